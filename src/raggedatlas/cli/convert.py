@@ -72,7 +72,7 @@ class GeometryOptions:
     ] = "none"
 
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
-        """Give how to convert."""
+        """Return how to convert."""
         from raggedatlas.vectors.builder import ChunkingOptions
         from raggedatlas.vectors.converters.convert import Conversion
 
@@ -115,7 +115,7 @@ def _value(text: str) -> object:
 
 
 def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
-    """Tell whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
+    """Return whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
     if (
         geometry.format_in
         or geometry.format_out

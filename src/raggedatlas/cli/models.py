@@ -470,7 +470,7 @@ class Among:
     at: AtSnapshot = None
 
     def query(self) -> "Query | None":
-        """Ask the atlas, where one is named."""
+        """Return a query of the atlas, if one is named."""
         if self.atlas is None:
             if self.where or self.obs:
                 raise typer.BadParameter("cell columns need --atlas", param_hint="--where, --obs")

@@ -512,7 +512,7 @@ class CxgOptions:
         ----------
         target : str
             Output path; options of a CXG are refused for any other format.
-        told : callable
+        on_losses : callable
             Called with what the CXG loses or changes.
         """
         given = {

@@ -349,7 +349,7 @@ def _mgi_list(text: _Text, rows: Iterator[list[str]]) -> _Found:
 def _follow_withdrawn(
     text: _Text, found: _Found, withdrawn: dict[str, list[tuple[str, str]]], owner: dict[str, str]
 ) -> None:
-    """Make withdrawn symbols the previous ones of the genes that they became."""
+    """Record withdrawn symbols as previous symbols of the genes that replaced them."""
     for symbol, currents in withdrawn.items():
         for first in currents:
             seen, (end, current) = [symbol], first
@@ -470,7 +470,7 @@ def _symbol(symbol: str, accession: str) -> str | None:
 def _table(
     file: str, found: _Found, sha256: str, organism: str | None, *, release: str | None, shown: str | None
 ) -> GeneTable:
-    """Make the table of a file that was read, and refuse one of another organism."""
+    """Create the table of a file that was read, and refuse one of another organism."""
     rows = _ortholog_rows(found) if found.pairs else _gene_rows(found, organism)
     kind = ORTHOLOGS if found.pairs else GENES
     organisms = tuple(

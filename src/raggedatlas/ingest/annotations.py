@@ -510,7 +510,7 @@ def _joined_facts(was: ColumnFacts, new: _NewColumn) -> ColumnFacts:
 
 
 def _is_restyled(there: pa.Field, facts: ColumnFacts, new: _NewColumn) -> bool:
-    """Tell whether categories, their order or their colors change although no value does."""
+    """Return whether categories, their order or their colors change although no value does."""
     record = annotation_of(there)
     colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
     return facts != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)

@@ -154,7 +154,7 @@ def _family(arrow: pa.DataType) -> str:
 
 
 def column_values(plan: ColumnPlan, cells: pa.Table) -> pa.ChunkedArray:
-    """Take a planned column out of the source's cells, in its stored type.
+    """Return a planned column of the source's cells, in its stored type.
 
     Raises
     ------

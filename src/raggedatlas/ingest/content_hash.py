@@ -33,7 +33,7 @@ def block_rows(info: MatrixInfo) -> int:
 
 
 def iterate_blocks(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
-    """Walk down one matrix: first row and block of each step."""
+    """Iterate over one matrix: first row and block of each step."""
     row = 0
     for (block,) in source.blocks((info.key,), block_rows(info)):
         yield row, block
@@ -56,12 +56,12 @@ class StreamingHash:
         self._state[HASH_LANES] = 0
 
     def update(self, values: NDArray[Any]) -> None:
-        """Take in the bits of some numbers of at most eight bytes each."""
+        """Update the hash with the bits of numbers of at most eight bytes each."""
         bits = as_bits(values)
         library().ra_mix(bits, bits.size, bits.itemsize, self._state)
 
     def digest(self) -> bytes:
-        """Give the hash of everything so far, 16 bytes."""
+        """Return the hash of everything so far, 16 bytes."""
         return hashlib.sha256(self._state.tobytes()).digest()[:16]
 
 
@@ -111,7 +111,7 @@ class ContentHash:
         self._values.update(block.layers["values"])
 
     def hexdigest(self) -> str:
-        """Give the hash of everything so far, 32 hex digits."""
+        """Return the hash of everything so far, 32 hex digits."""
         digest = self._names.result().copy()
         for stream in (self._lengths, self._columns, self._values):
             digest.update(stream.digest())

@@ -213,7 +213,7 @@ class _Matrix:
         return bounds
 
     def entries(self) -> Iterator[Entries]:
-        """Walk down all entries, at most `STEP_ENTRIES` a step."""
+        """Yield all entries, at most `STEP_ENTRIES` at a time."""
         readers = [None if path is None else self._reader(path) for path in self.sources]
         indices, pointers = self._reader("csr/indices"), self._reader("csr/indptr")
         n = indices.spec.n_rows
@@ -248,7 +248,7 @@ def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
 
 
 def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Iterator[Entries]]]:
-    """Give each band its entries, in the order of the rows; those of several bands wait in temporary files."""
+    """Return each band its entries, in the order of the rows; those of several bands wait in temporary files."""
     if len(bands) < 2:
         for band in bands:
             with contextlib.closing(prefetch(matrix.entries())) as entries:

@@ -115,7 +115,7 @@ def _counts(source: Source, group: GroupPlan, groups: Sequence[GroupPlan]) -> ND
 
 
 def rank_columns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give every column its place by falling count; equal counts keep their order.
+    """Return every column its place by falling count; equal counts keep their order.
 
     Parameters
     ----------

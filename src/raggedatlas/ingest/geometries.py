@@ -1,4 +1,4 @@
-"""Geometry into the atlas: the store first, unseen; then the pointers of the cells; its row of the registry last (seed 002)."""
+"""Add geometry: the store first, not yet visible; then the pointers of the cells; its row of the registry last (seed 002)."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

@@ -59,7 +59,7 @@ class NewCells:
         return [plan.column for plan in self.plans]
 
     def named(self, record: GeometryRecord) -> GeometryRecord:
-        """Give the row of the registry with their dataset."""
+        """Return the row of the registry with their dataset."""
         if not self.n:
             return record
         return record.model_copy(update={"datasets": json.dumps({**record.cells_of, record.uid: self.n})})

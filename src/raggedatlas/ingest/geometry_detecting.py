@@ -11,7 +11,7 @@ from raggedatlas.store.location import REMOTE_SCHEMES, Location
 
 
 def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Tell whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI."""
+    """Return whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI."""
     if not isinstance(source, str | os.PathLike):
         return _is_in_memory(source)
     text = os.fspath(source)
@@ -25,7 +25,7 @@ def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be add
 
 
 def _is_in_memory(source: Any) -> bool:  # noqa: ANN401
-    """Tell whether something is shapes; there are none before their module was imported."""
+    """Return whether something is shapes; there are none before their module was imported."""
     if "raggedatlas.vectors.shapes" not in sys.modules:
         return False
     from raggedatlas.vectors.geometry import Geometry

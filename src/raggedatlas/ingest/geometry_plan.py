@@ -1,4 +1,4 @@
-"""Which cells get which shapes, decided before the first write; every refusal of adding geometry is made here."""
+"""Plan of adding geometry: which cells get which shapes. Every refusal is raised here, before the first write."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ class GeometryOptions(AddOptions):
 
 @dataclass(frozen=True)
 class GeometryPlan:
-    """What adding geometry will write.
+    """Plan of what adding geometry will write.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
 
 
 def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401  (whatever a caller passed)
-    """Give the cell column and the object attribute (empty: the ids) of a link."""
+    """Return the cell column and the object attribute (empty: the ids) of a link."""
     attributes = source.shapes.object_attributes
     if isinstance(link, str):
         return link, link if link in attributes and attributes[link].n_channels == 1 else ""
@@ -307,7 +307,7 @@ def _cells(catalog: Catalog, stored: str, dataset: str | None) -> pa.Table:
 
 
 def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
-    """Give ids of objects and values of cells in one type: whole numbers as such, all else as text.
+    """Return ids of objects and values of cells in one type: integers unchanged, anything else as text.
 
     Raises
     ------
@@ -366,7 +366,7 @@ def _refuse_shared(
 def _lacking(
     cells: pa.Table, counts: Mapping[str, int], at: pa.Array, names: Mapping[str, str], options: GeometryOptions
 ) -> Sequence[str]:
-    """Refuse, or tell, that cells of the datasets concerned have no shape."""
+    """Refuse or report cells of these datasets that have no shape."""
     touched = pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(counts), pa.string()))
     without = cells.filter(pc.and_(touched, at.is_null()))
     if not without.num_rows:
@@ -390,7 +390,7 @@ def _extent(source: GeometrySource) -> str:
 
 
 def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOptions) -> str:
-    """Tell the same store, linked with the same cells in the same way."""
+    """Return a hash that is equal for the same store, linked with the same cells in the same way."""
     pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
     facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
     return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
@@ -399,7 +399,7 @@ def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOpt
 def check_duplicates(
     plan: GeometryPlan, record: GeometryRecord, old: Sequence[GeometryRecord], options: GeometryOptions
 ) -> GeometryPlan:
-    """Decide what becomes of geometry that is there already: what the plan replaces, or that it is skipped.
+    """Decide about existing geometry: what the plan replaces, or that it is skipped.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
 
 
 def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tuple[NDArray[np.int64], Any]:  # noqa: ANN401
-    """Give the cell of every point as a number, -1 for none; and the names of the numbers, where they are categories."""
+    """Return the cell of every point as a number, -1 for none; and the names of the numbers, where they are categories."""
     values = attribute.values
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
@@ -180,7 +180,7 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
 
 
 def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give the least and the greatest corner of every object, (B, D) each; NaN where it has no vertex.
+    """Return the least and the greatest corner of every object, (B, D) each; NaN where it has no vertex.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def object_centroids(shapes: Shapes) -> NDArray[np.float64]:
-    """Give the mean of every object's vertices, (B, D); NaN where it has none."""
+    """Return the mean of every object's vertices, (B, D); NaN where it has none."""
     counts = np.diff(shapes.offsets)
     sums = _per_object(shapes, np.add)
     return sums / np.maximum(counts, 1)[:, None]

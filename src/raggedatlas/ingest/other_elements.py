@@ -50,7 +50,7 @@ class OtherElements:
         return (*(info.key for info in self.arrays), *self.elements)
 
     def reports(self) -> list[ColumnReport]:
-        """Give a line for each."""
+        """Return a line for each."""
         return [ColumnReport(key, "kept", "the dataset") for key in self.keys]
 
 
@@ -177,7 +177,7 @@ def write_other_elements(
 
 
 def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
-    """Say in which form a matrix is to come back: the fields of `MatrixFacts`."""
+    """Return the form in which a matrix is read back: the fields of `MatrixFacts`."""
     return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
 
 

@@ -179,7 +179,7 @@ class CellsOnly:
     def blocks(
         self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
     ) -> Iterator[tuple[Block, ...]]:
-        """Walk down the rows of matrices."""
+        """Iterate over the rows of matrices."""
         return iter(()) if keys == (NO_MATRIX,) else self._source.blocks(keys, n_rows, rows)
 
     def present(self, key: str) -> NDArray[np.int64] | None:
@@ -319,7 +319,7 @@ def _where(schema: SourceSchema) -> str:
 
 
 def _lacking(schema: SourceSchema) -> list[str]:
-    """Note what a source lacks that others have."""
+    """Return notes about what the source does not have."""
     notes = []
     if schema.n_cells == 0:
         notes.append("there are no cells; the dataset is kept with its features, tables and elements")
@@ -533,7 +533,7 @@ def free_name(schema: SourceSchema, taken: AbstractSet[str]) -> str:
 
 
 def rename_notes(schema: SourceSchema, name: str) -> list[str]:
-    """Say that the name of the source was taken, if it was."""
+    """Return a note if the name of the source was taken."""
     base = _base_name(schema)
     return [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []
 

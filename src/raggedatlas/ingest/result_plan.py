@@ -1,4 +1,4 @@
-"""What adding a model's result will write, decided before the first write; every refusal is made here (seed 003)."""
+"""Plan of adding a model's result. Every refusal is raised here, before the first write (seed 003)."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class ResultOptions(AddOptions):
 
 @dataclass(frozen=True, eq=False)
 class ResultPlan:
-    """Everything that is decided before the first write.
+    """Plan of what adding a result will write.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A model's result into the atlas: values first, unseen; one commit of cells; its row of the registry last (seed 003)."""
+"""Add a model's result: values first, not yet visible; one commit of cells; its row of the registry last (seed 003)."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def add_results(
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
 ) -> ResultReport:
-    """Add a model's result to the cells that are there already, joined by uid.
+    """Add a model's result to existing cells, joined by uid.
 
     Nothing of it is visible before its row in ``_results``, which is the last write. A process killed on the way leaves
     nothing visible; the call can be run again, and `repair` and `gc` free what was left.
@@ -163,7 +163,7 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
 
 
 def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> list[str] | None:
-    """Make the result visible; return the columns of what it replaced, or None where it is skipped.
+    """Create the result visible; return the columns of what it replaced, or None where it is skipped.
 
     Raises
     ------

@@ -43,7 +43,7 @@ GENE, CELL = "gene", "cell_id"
 def make_transcripts(
     positions: ArrayLike, genes: Sequence[str], cells: Sequence[Any], *, attributes: dict[str, ArrayLike] | None = None
 ) -> Shapes:
-    """Make shapes of a table of transcripts, ready to be added to an atlas or written as a store.
+    """Return a table of transcripts as shapes, ready to be added to an atlas or written as a store.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def make_transcripts(
 
 
 def _column(values: Sequence[Any]) -> Attribute:
-    """Keep whole numbers, and make categories of text."""
+    """Return integers unchanged, and text as categories."""
     column = np.asarray(values)
     if column.dtype.kind in "iu":
         return Attribute(column)
@@ -179,7 +179,7 @@ def count(
 def gene_codes(
     shapes: Shapes, genes: str, gene_names: Sequence[str] | None = None
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Give the gene of every transcript as a number, and the names of the numbers.
+    """Return the gene of every transcript as a number, and the names of the numbers.
 
     Raises
     ------

@@ -83,7 +83,7 @@ class LayerFit:
         return next(t for t, info in bounds if info.min <= self.low and self.high <= info.max)
 
     def observe(self, block: Block, first_row: int) -> None:
-        """Take note of a block's values.
+        """Record the values of a block.
 
         Parameters
         ----------

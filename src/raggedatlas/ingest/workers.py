@@ -117,7 +117,7 @@ class WorkerStaging:
         self._run: dict[str, Any] = {"place": catalog.location, "lost": lost}
 
     def __enter__(self) -> "WorkerStaging":
-        """Begin with nothing staged."""
+        """Start with nothing staged."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -129,7 +129,7 @@ class WorkerStaging:
                     self._catalog.arrays.child(uid).delete_prefix()
 
     def outcomes(self) -> Generator[StagedDataset | IngestReport | AtlasError, None, None]:
-        """Walk over what became of the sources, in their order."""
+        """Yield the outcome of each source, in order."""
         return in_order(run_tasks(self._tasks(), self._executor, **self._run))
 
     def _tasks(self) -> Iterator[_StageSource]:
@@ -178,7 +178,7 @@ class WorkerStaging:
 
 
 def _planned(done: StagedDataset, plan: IngestPlan) -> StagedDataset:
-    """Give a staged source the name and columns of a plan."""
+    """Return a staged source the name and columns of a plan."""
     before = {column.column.stored: column.source for column in done.plan.columns}
     now = {column.source: column.column.stored for column in plan.columns}
     colors = {now[before[stored]]: values for stored, values in done.colors.items()}

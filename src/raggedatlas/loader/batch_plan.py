@@ -262,7 +262,7 @@ def plan_part(
 
 
 def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
-    """Keep some cells of a plan."""
+    """Return the plan of some of its cells."""
     key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
     columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
     spaces = {name: space.take(rows) for name, space in plan.spaces.items()}

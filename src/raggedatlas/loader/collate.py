@@ -113,7 +113,7 @@ Formed = CsrBlock | DenseBlock | TensorBlock
 
 
 def slice_rows(block: Block, start: int, stop: int) -> Block:
-    """Keep neighbouring rows; values and columns are views of the block's."""
+    """Return consecutive rows; values and columns are views of the block's."""
     if isinstance(block, DenseBlock):
         return DenseBlock({layer: values[start:stop] for layer, values in block.layers.items()})
     if start == 0 and stop == block.n_rows:
@@ -124,7 +124,7 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 
 
 def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> dict[str, NDArray[Any]]:
-    """Make every layer a dense array.
+    """Return every layer as a dense array.
 
     Returns
     -------

@@ -324,7 +324,7 @@ class AtlasDataModule:
     trainer: Any = None
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Make an instance that is a LightningDataModule too."""
+        """Create an instance that is a LightningDataModule too."""
         plain: type = cls
         made: Self = object.__new__(with_lightning(plain))
         return made
@@ -456,7 +456,7 @@ class AtlasDataModule:
 
 @cache
 def with_lightning(cls: type) -> type:
-    """Make a class a LightningDataModule too.
+    """Create a class a LightningDataModule too.
 
     Raises
     ------

@@ -247,7 +247,7 @@ class Loader:
         return CellDataset.of_plan(self._plan)
 
     def part(self, rows: NDArray[np.int64], *, drawn: bool = True, share: Share | None = None) -> "Loader":
-        """Make a loader of some of the cells, with the same features, codes and options.
+        """Create a loader of some of the cells, with the same features, codes and options.
 
         Parameters
         ----------
@@ -373,7 +373,7 @@ class Loader:
         return {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in another process."""
+        """Restore in another process."""
         self.__dict__.update(state)
         self._settle()
 

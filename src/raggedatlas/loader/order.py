@@ -120,12 +120,12 @@ class Batches:
         return len(self.bounds) - 1
 
     def span(self, first: int, last: int) -> "Batches":
-        """Keep the batches from `first` to before `last`."""
+        """Return the batches from `first` up to, but not including, `last`."""
         bounds = self.bounds[first : last + 1]
         return Batches(self.rows[bounds[0] : bounds[-1]], bounds - bounds[0])
 
     def take(self, numbers: NDArray[np.int64]) -> "Batches":
-        """Keep some batches, in the order given."""
+        """Return some batches, in the given order."""
         first, last = self.bounds[numbers], self.bounds[numbers + 1]
         bounds = np.zeros(len(numbers) + 1, np.int64)
         np.cumsum(last - first, out=bounds[1:])
@@ -286,7 +286,7 @@ def _draw_balanced(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.i
 
 
 def _grouped(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Make batches of one group each, every cell once, and shuffle the batches."""
+    """Create batches of one group each, every cell once, and shuffle the batches."""
     assert order.strategy.values is not None
     codes = order.strategy.values
     cells = rng.permutation(order.n_cells) if order.shuffle else np.arange(order.n_cells)

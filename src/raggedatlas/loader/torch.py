@@ -91,7 +91,7 @@ def as_tensor(values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
 
 
 def sparse_tensor(block: CsrBlock, values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
-    """Make one layer of sorted sparse rows a sparse CSR tensor; columns and values share the block's memory."""
+    """Return one layer of sorted sparse rows as a sparse CSR tensor; columns and values share the block's memory."""
     torch = require_torch()
     indptr = block.indptr.astype(block.indices.dtype, copy=False)
     if block.indices.dtype == np.int32 and block.indptr[-1] > np.iinfo(np.int32).max:
@@ -134,7 +134,7 @@ def move_ahead(batches: Iterator[B], device: str) -> Iterator[B]:
 
 
 def _arrived(batch: B, copied: Any, stream: Any) -> B:  # noqa: ANN401  (torch's own types)
-    """Make the consumer's stream wait for the copy, and keep its memory while that stream uses it."""
+    """Create the consumer's stream wait for the copy, and keep its memory while that stream uses it."""
     stream.wait_event(copied)
     for tensor in batch.tensors():
         each_part(tensor, lambda part: part.record_stream(stream) or part)

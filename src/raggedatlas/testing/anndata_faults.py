@@ -129,7 +129,7 @@ def write_elem(root: Any, path: str, value: Any) -> None:  # noqa: ANN401
 
 
 def texts(*values: str) -> Any:  # noqa: ANN401
-    """Make an array of text that is written with a length of its own for each."""
+    """Create an array of text that is written with a length of its own for each."""
     return np.array(values, dtype=object)
 
 

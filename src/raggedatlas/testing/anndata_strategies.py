@@ -32,7 +32,7 @@ NAMES = (
 
 
 def make_values(kind: str, dtype: str, shape: tuple[int, int], rng: np.random.Generator) -> NDArray[Any]:
-    """Make a matrix of one kind of values: as far as its dtype can hold them.
+    """Create a matrix of one kind of values: as far as its dtype can hold them.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def make_values(kind: str, dtype: str, shape: tuple[int, int], rng: np.random.Ge
 
 
 def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:  # noqa: ANN401  (an array or a sparse matrix)
-    """Give a matrix the form that some file has it in: one of `FORMS`."""
+    """Return a matrix the form that some file has it in: one of `FORMS`."""
     if form == "dense" or values.dtype == np.float16:
         return values
     if form == "csc":
@@ -88,7 +88,7 @@ def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:  
 
 
 def make_obs(n: int, rng: np.random.Generator, names: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Make a frame of cells with one column of every kind, and columns of some given names."""
+    """Create a frame of cells with one column of every kind, and columns of some given names."""
     gap = rng.random(n) < 0.3
 
     def holed(values: list[Any]) -> list[Any]:

@@ -34,7 +34,7 @@ GENES = tuple(f"GENE{number}" for number in range(30))
 def small_anndata(
     seed: int, n_cells: int = 10, genes: Sequence[str] = GENES[:12], extra: str | None = None
 ) -> "ad.AnnData":
-    """Make a small dataset; equal arguments make equal ones, and another seed makes other counts.
+    """Create a small dataset; equal arguments make equal ones, and another seed makes other counts.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class Modelled:
         return Modelled(folder, self.uids, self.known, self.values)
 
     def expected(self, values: NDArray[Any] | None = None) -> "pd.DataFrame":
-        """Give the results of all cells in table order, NaN where there is none."""
+        """Return the results of all cells in table order, NaN where there is none."""
         import pandas as pd
 
         return pd.DataFrame(self.values if values is None else values, index=self.uids[self.known]).reindex(self.uids)
@@ -282,7 +282,7 @@ def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:  
 
 
 def make_modelled(folder: Path, n_cells: tuple[int, int] = (14, 11), width: int = 5) -> Modelled:
-    """Make the atlas with one snapshot, and results for four of five of its cells, in an order by chance.
+    """Create the atlas with one snapshot, and results for four of five of its cells, in an order by chance.
 
     Examples
     --------

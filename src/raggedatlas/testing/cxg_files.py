@@ -132,7 +132,7 @@ def write_cxg(path: str | Path, form: Form = "split") -> Path:
 
 
 def group_metadata(form: Form) -> dict[str, str]:
-    """Give the metadata of the whole, as each version has them."""
+    """Return the metadata of the whole, as each version has them."""
     found = {
         "cxg_version": str(VERSIONS[form]),
         "cxg_properties": json.dumps({"title": "Small", "about": "https://example.org/small"}),
@@ -162,7 +162,7 @@ def write_matrix(path: Path, form: Form) -> None:
 
 
 def make_group(path: Path) -> None:
-    """Make a TileDB group."""
+    """Create a TileDB group."""
     import_tiledb().group_create(str(path), ctx=context())
 
 
@@ -226,7 +226,7 @@ def write_sparse(path: Path, entries: tuple[NDArray[Any], ...]) -> None:
 
 
 def create(path: Path, axes: Sequence[Any], attributes: Sequence[Any], **options: Any) -> None:  # noqa: ANN401
-    """Make an array in the place of whatever is there."""
+    """Create an array in the place of whatever is there."""
     tiledb = import_tiledb()
     shutil.rmtree(path, ignore_errors=True)
     schema = tiledb.ArraySchema(tiledb.Domain(*axes, ctx=context()), attrs=list(attributes), ctx=context(), **options)

@@ -85,7 +85,7 @@ class FaultyProxy:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        """Take a free port; requests are answered from `start` on."""
+        """Bind a free port; requests are answered from `start` on."""
         proxy = self
 
         class Handler(_Handler):
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing; the log is kept by the proxy."""
+        """Log nothing here; the proxy keeps the log."""
 
 
 _LOGIN = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
@@ -257,7 +257,7 @@ class Remote:
 
     @classmethod
     def make(cls, proxy: FaultyProxy) -> "Remote":
-        """Make an empty bucket; the proxy forgets what it has seen."""
+        """Create an empty bucket; the proxy forgets what it has seen."""
         bucket = f"walk-{uuid4().hex[:12]}"
         request = urllib.request.Request(f"{proxy.upstream}/{bucket}", method="PUT")
         with urllib.request.urlopen(request):

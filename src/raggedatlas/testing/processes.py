@@ -75,7 +75,7 @@ POOLS: dict[str, Callable[[], AbstractContextManager[Executor]]] = {"processes":
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have processes heed Ctrl-C that are started within, also by a run in the background, which ignores it and hands that on."""
+    """Make Ctrl-C reach processes that are started within; a run in the background ignores it, and its children inherit that."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return

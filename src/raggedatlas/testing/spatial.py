@@ -161,7 +161,7 @@ class Slide:
 
 
 def make_slide(n_cells: int = 60, *, width: float = 100.0, seed: int = 0, n_loose: int = 40, first: int = 100) -> Slide:
-    """Make a slide: cells on a jittered grid, some tens of transcripts in each, some between them; nothing of it is measured.
+    """Create a slide: cells on a jittered grid, some tens of transcripts in each, some between them; nothing of it is measured.
 
     Parameters
     ----------

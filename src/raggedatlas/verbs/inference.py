@@ -52,7 +52,7 @@ def check_parts(n_parts: Any) -> int:  # noqa: ANN401  (checked here)
 
 
 def select_part(run: InferenceRun, number: int, n_parts: int) -> InferenceRun | None:
-    """Take a part of a run: neighbouring cells, whole batches where there are enough; None where no cell is left for it."""
+    """Return a part of a run: consecutive cells, full batches where there are enough; None if no cell is left."""
     n, size = run.loader.n_cells, run.batch_size
     per_part = -(-n // n_parts)
     if n >= n_parts * size:
@@ -145,7 +145,7 @@ def run_parts(
     place: Location,
     progress: Progress,
 ) -> None:
-    """Let workers write the parts; the first error ends the run."""
+    """Write the parts by workers; the first error ends the run."""
     shares = []
     done, total = 0, run.loader.n_cells
     for part in parts:

@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore a step."""
 
 
 class ReadingOptions(TypedDict, total=False):
@@ -111,7 +111,7 @@ class InferenceRun:
     known: ResultDataset | None = None
 
     def part(self, rows: NDArray[np.int64], first: int | None = None) -> "InferenceRun":
-        """Take some of the cells, in the order given."""
+        """Return a run of some of the cells, in the given order."""
         loader = self.loader.part(rows, drawn=False)
         return replace(self, loader=loader, first=self.first if first is None else first)
 
@@ -173,7 +173,7 @@ class InferenceRun:
             first += batch.num_rows
 
     def _updated(self) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
-        """Walk over the cells in their order: known results as they are, those of other cells computed in full batches."""
+        """Iterate over the cells in order: known results are copied, those of other cells computed in full batches."""
         known: Any = self.known
         uids = self.loader.plan.uids
         texts = pa.array(uids.astype(str).tolist(), pa.string())
@@ -227,7 +227,7 @@ class _ComputedRows:
 
 @contextmanager
 def annotate_errors(number: int, first: int, n: int) -> Iterator[None]:
-    """Say of an error which cells it is about."""
+    """Add the cells to the message of an error."""
     try:
         yield
     except SourceError as error:
@@ -240,7 +240,7 @@ def annotate_errors(number: int, first: int, n: int) -> Iterator[None]:
 
 
 def check_outputs(given: Any, number: int, n: int) -> dict[str, NDArray[Any]]:  # noqa: ANN401  (what any model gives)
-    """Give what a model computed as arrays, one row for each cell.
+    """Return what a model computed as arrays, one row for each cell.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def split_options(
     weights: str | os.PathLike[str] | None,
     choices: Mapping[str, Any],
 ) -> tuple[ModelSource, dict[str, Any], bool]:
-    """Tell what is about the model from what is about reading, and whether old results may be replaced."""
+    """Return what is about the model from what is about reading, and whether old results may be replaced."""
     known = {*ModelOptions.__annotations__}
     unknown = sorted(set(choices) - known)
     if unknown:
@@ -291,7 +291,7 @@ def split_options(
 
 
 def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[str, Any]) -> InferenceRun:
-    """Make a loader that fits a model, and every refusal that needs no values."""
+    """Create a loader that fits a model, and every refusal that needs no values."""
     chosen = {name: value for name, value in reading.items() if value is not None}
     if model.form not in {"torch", "torch-dense"}:
         chosen.pop("device", None)
@@ -305,7 +305,7 @@ def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[st
 
 
 def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
-    """Say where results come from, for the metadata of their table."""
+    """Return where results come from, for the metadata of their table."""
     source = provenance(query.spec, query.catalog)
     return {
         "result:verb": verb,

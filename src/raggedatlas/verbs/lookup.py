@@ -193,7 +193,7 @@ def _query_vectors(
     of: Any,  # noqa: ANN401
     column: str,
 ) -> tuple[list[Any], NDArray[np.float64], NDArray[np.int64]]:
-    """Give what each query is called, its vector, and its own row."""
+    """Return what each query is called, its vector, and its own row."""
     get = output_getter(dataset, column)
     first = np.asarray(get(np.arange(min(1, len(dataset)))))
     if not len(dataset) or first.dtype.kind not in "fiu":
@@ -224,7 +224,7 @@ def _query_vectors(
 def _search_index(
     dataset: ResultDataset, vectors: NDArray[np.float64], how: tuple[str, str, int], without: NDArray[np.int64]
 ) -> Neighbors | None:
-    """Ask the index, where there is one of the newest version for this distance."""
+    """Search the index, if the newest version has one for this distance."""
     column, metric, k = how
     place = dataset.location
     with lance_errors(place.uri):
@@ -238,7 +238,7 @@ def _search_index(
 
 
 def _obs_columns(among: Query | None, cells: pa.Table | None) -> pa.Table | None:
-    """Keep the columns of the cells that were named."""
+    """Return the columns of the named cells."""
     if among is None or not among.spec.obs or cells is None:
         return None
     return cells.select(list(dict.fromkeys(["uid", *among.spec.obs])))

@@ -86,7 +86,7 @@ class ModelSource:
     device: str | None = None
 
     def open(self) -> Model:
-        """Make the model.
+        """Create the model.
 
         Returns
         -------
@@ -161,7 +161,7 @@ def name_outputs(given: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  (wha
 
 
 def is_torch(value: object) -> bool:
-    """Tell whether something is a PyTorch module or a class of them; nothing is imported to find out."""
+    """Return whether something is a PyTorch module or a class of them; nothing is imported to find out."""
     torch = sys.modules.get("torch")
     module = getattr(getattr(torch, "nn", None), "Module", None)
     if module is None:

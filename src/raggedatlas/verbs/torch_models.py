@@ -35,7 +35,7 @@ def open_module(
     options: Mapping[str, Any],
     device: str | None,
 ) -> OpenModule:
-    """Make a module ready: built, weights in, on its device, in evaluation mode.
+    """Create a module ready: built, weights in, on its device, in evaluation mode.
 
     Parameters
     ----------

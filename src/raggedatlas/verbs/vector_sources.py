@@ -33,7 +33,7 @@ class Vectors(Protocol):
         ...
 
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
-        """Walk over ids and rows, in row order."""
+        """Iterate over ids and rows, in row order."""
         ...
 
 
@@ -69,7 +69,7 @@ class ResultVectors:
         return np.asarray(self._get(rows)).reshape(len(rows), self.width)
 
     def batches(self, size: int) -> Iterator[tuple[Any, NDArray[Any]]]:
-        """Walk over ids and rows, in row order."""
+        """Iterate over ids and rows, in row order."""
         ids = self.dataset.ids()
         for start in range(0, self.n, size):
             rows = np.arange(start, min(start + size, self.n))
@@ -115,7 +115,7 @@ class QueryVectors:
         return found.reshape(len(found), -1)
 
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
-        """Walk over ids and rows, in row order."""
+        """Iterate over ids and rows, in row order."""
         for batch in Loader(self._query, size, shuffle=None, obs=[]):
             yield batch.uids, batch.X if hasattr(batch.X, "indptr") else batch.X.reshape(len(batch), -1)
 
@@ -158,7 +158,7 @@ def open_results(results: Any) -> Any:  # noqa: ANN401  (a ResultDataset, or old
 
 
 def output_getter(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
-    """Give the method that reads an output.
+    """Return the method that reads an output.
 
     Raises
     ------

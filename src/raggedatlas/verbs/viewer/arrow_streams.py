@@ -20,7 +20,7 @@ _HEX_BYTES = 8
 
 
 def bounds_of(scene: Scene) -> list[float]:
-    """Give the edges of the map: left, right, bottom, top."""
+    """Return the edges of the map: left, right, bottom, top."""
     if scene.n == 0:
         return [0.0, 1.0, 0.0, 1.0]
     low, high = scene.coordinates.min(axis=0), scene.coordinates.max(axis=0)
@@ -50,7 +50,7 @@ def ids_part(scene: Scene) -> bytes:
 
 
 def is_hex(ids: pa.Array) -> bool:
-    """Tell whether all ids are those of cells: 16 hexadecimal digits in lower case."""
+    """Return whether all ids are those of cells: 16 hexadecimal digits in lower case."""
     return len(ids) > 0 and bool(pc.all(pc.match_substring_regex(ids, _HEX)).as_py())
 
 

@@ -45,7 +45,7 @@ class Column:
     colors: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, rows: Any) -> "Column":  # noqa: ANN401  (row numbers)
-        """Keep some rows, in the order given."""
+        """Return some rows, in the given order."""
         return Column(self.name, self.kind, self.values.take(rows), self.colors)
 
 
@@ -123,7 +123,7 @@ def _category(name: str, texts: pa.Array, order: list[str], colors: Mapping[str,
 
 
 def _floats(array: pa.Array) -> pa.Array:
-    """Give floats, in single precision where that is exact enough for a screen."""
+    """Return floats, in single precision where that is exact enough for a screen."""
     values = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
     whole = np.abs(values[np.isfinite(values)])
     wide = len(whole) > 0 and whole.max() >= _EXACT
@@ -131,7 +131,7 @@ def _floats(array: pa.Array) -> pa.Array:
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
-    """Give a key that sorts numbers within texts by their size.
+    """Return a key that sorts numbers within texts by their size.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def as_table(obs: "pa.Table | pd.DataFrame", id_column: str) -> pa.Table:
-    """Give a frame as a table with its ids in `id_column`; of a pandas frame the index holds them.
+    """Return a frame as a table with its ids in `id_column`; of a pandas frame the index holds them.
 
     Raises
     ------

@@ -30,7 +30,7 @@ class Genes(Protocol):
         """Find genes by part of a name: return at most this many pairs of a name and a note."""
 
     def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Give a gene's values with the ids that they belong to; ids that are not there were not measured.
+        """Return a gene's values with the ids that they belong to; ids that are not there were not measured.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class GivenGenes:
         return [(name, "") for name in self.table if text.lower() in name.lower()][:most]
 
     def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Give a gene's values."""
+        """Return a gene's values."""
         if name not in self.table:
             raise FeatureError(f"There are no values of {name!r}; there are those of {list(self.table)[:20]}.")
         return self.ids, np.asarray(self.table[name])
@@ -175,7 +175,7 @@ class Scene:
         return found
 
     def colored_by(self) -> str | None:
-        """Give the column or gene that comes first."""
+        """Return the column or gene that comes first."""
         if self.look.color is not None:
             return self.look.color
         several = [c.name for c in self.columns if c.kind == "category" and len(c.values.dictionary) > 1]
@@ -275,7 +275,7 @@ def match_ids(wanted: pa.Array, among: pa.Array) -> NDArray[np.int64]:
 
 
 def project(coordinates: Any, axes: tuple[int, int] | None = None) -> NDArray[np.float32]:  # noqa: ANN401
-    """Give coordinates in the plane.
+    """Return coordinates in the plane.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class KnownCells(Protocol):
 
 
 def open_cells(cells: Cells) -> KnownCells:
-    """Find out what cells were named by.
+    """Open the cells of an atlas, a file or an object in memory.
 
     Parameters
     ----------
@@ -427,7 +427,7 @@ class FileGenes:
 
 
 def _column(block: Block, column: int) -> NDArray[Any]:
-    """Take one column of a block as it is; entries of a cell that are there twice are added up."""
+    """Return one column of a block; duplicate entries of a cell are summed."""
     values = block.layers["values"]
     if isinstance(block, DenseBlock):
         return np.asarray(values[:, column], np.float64)

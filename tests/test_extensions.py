@@ -78,3 +78,18 @@ def test_without_the_extension_its_names_are_unknown(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"has the ending '\.guides'"):
         ra.open_sink(tmp_path / "other.guides")
     assert "guide_counts" not in spaces.known_spaces()
+
+
+def test_a_broken_command_and_a_taken_name_change_nothing(site: Path) -> None:
+    """A command of another package that cannot be imported is named in a warning; the name of a built-in command stays ours."""
+    points = site / "raggedatlas_myformat-0.1.dist-info" / "entry_points.txt"
+    points.write_text(
+        "[raggedatlas.commands]\nbroken = no_such_module:run\nls = raggedatlas_myformat.command:top_guides\n"
+    )
+    run = subprocess.run(
+        [Path(sys.executable).parent / "raggedatlas", "--help"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "'broken' of another package cannot be loaded" in run.stderr
+    assert "guides" not in run.stdout

@@ -1,5 +1,9 @@
 """The application with all commands. The order of the imports is the order of the commands within a panel of the help."""
 
+import warnings
+
+import typer
+
 from raggedatlas.cli import add, assets, browse, convert, genes, maintenance, models, query, validate, viewers
 from raggedatlas.cli.app import app
 from raggedatlas.model.plugins import COMMANDS, plugins
@@ -18,5 +22,14 @@ __all__ = [
     "viewers",
 ]
 
+BUILT_IN = set(typer.main.get_group(app).commands)
+
 for entry in plugins(COMMANDS).values():
-    app.command(entry.name, rich_help_panel="Extensions")(entry.load())
+    if entry.name in BUILT_IN:
+        continue
+    try:
+        function = entry.load()
+    except Exception as error:  # noqa: BLE001  (another package's import: it must not end the commands of this one)
+        warnings.warn(f"The command {entry.name!r} of another package cannot be loaded: {error!r}", stacklevel=1)
+        continue
+    app.command(entry.name, rich_help_panel="Extensions")(function)

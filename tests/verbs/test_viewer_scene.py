@@ -84,7 +84,7 @@ def test_space_is_projected_onto_its_plane_of_most_variance() -> None:
 
 
 REFUSED = [
-    ("stands 2 times", {"ids": ["a", "a"], "coordinates": [[0, 0], [1, 1]]}, QueryError),
+    ("occurs 2 times", {"ids": ["a", "a"], "coordinates": [[0, 0], [1, 1]]}, QueryError),
     ("ids of the points are missing", {"ids": ["a", None], "coordinates": [[0, 0], [1, 1]]}, QueryError),
     ("1 ids and 2 points", {"ids": ["a"], "coordinates": [[0, 0], [1, 1]]}, QueryError),
     ("shape \\(2,\\)", {"ids": ["a", "b"], "coordinates": [0, 1]}, QueryError),

@@ -340,7 +340,7 @@ def _read_ids(ids: Any, whose: str) -> pa.Array:  # noqa: ANN401
         twice = counts.filter(pc.greater(counts.field("counts"), 1))
         raise QueryError(
             f"The id {twice[0]['values'].as_py()!r} occurs {twice[0]['counts'].as_py()} times among {whose}, and "
-            f"{len(twice):,} ids more than once; each may stand once, so keep one row of each."
+            f"{len(twice):,} ids more than once; each must occur once, so keep one row of each."
         )
     return array
 

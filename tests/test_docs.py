@@ -43,6 +43,8 @@ BLOCK = re.compile(
 )
 CELL_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(:[\w-]+:[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 """Options of a notebook's cell, in either of MyST's two forms."""
+LONG = {"features", "models", "out-of-core", "serve", "train", "workers"}
+"""Pages of which each takes longer than the README; they run nightly."""
 SHELLS = {"console", "bash", "shell", "sh"}
 
 
@@ -100,7 +102,10 @@ def run_command(command: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.nightly] if page.parent.name == "tutorial" else []) for page in PAGES],
+    [
+        pytest.param(page, marks=[pytest.mark.nightly] if page.parent.name == "tutorial" or page.stem in LONG else [])
+        for page in PAGES
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ ROW = st.tuples(
 ROWS = st.lists(ROW, min_size=1, max_size=4, unique_by=lambda row: row[0])
 
 
+@pytest.mark.nightly
 @given(
     data=st.data(), first=ROWS, second=ROWS,
     features=st.lists(st.tuples(st.sampled_from([SELENOP, SEPTIN7, CD79A, "HGNC:1", "A", "B", "C", "D"]), st.none() | NAME), min_size=1, max_size=7, unique_by=lambda one: one[0]),
@@ -206,6 +207,7 @@ def columns(atlas: ra.RaggedAtlas, label: str) -> dict[str, int]:
     return dict(zip(adata.var["symbol"], adata.varm["measured"].sum(axis=1), strict=True))
 
 
+@pytest.mark.nightly
 def test_a_loaded_table_joins_from_the_next_snapshot_and_can_be_taken_away(atlas: ra.RaggedAtlas) -> None:
     """Columns join, symbols are the table's, older snapshots answer as before, and removal and `restore` give the state before."""
     features, before = atlas.features(), columns(atlas, "before")
@@ -345,6 +347,7 @@ def edit(atlas: ra.RaggedAtlas, what: str, feature: str, target: str) -> bool:
 FILES = {"old": ["SEPT7", "CDC10", "GFP"], "new": ["SEPTIN7", "SELENOP"], "more": ["SEPP1", "GFP", "GFP"]}
 
 
+@pytest.mark.nightly
 @given(
     edits=st.lists(STATE, max_size=5),
     order=st.permutations([*FILES]),
@@ -393,6 +396,7 @@ def test_edits_snapshots_and_files_in_any_order_give_one_identity(
     assert state(first) == start
 
 
+@pytest.mark.nightly
 @given(edits=st.lists(STATE.filter(lambda one: one[0] in ("link", "load")), min_size=1, max_size=3))
 @examples(4)
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")

@@ -325,6 +325,7 @@ def test_identity_is_a_function_of_what_is_registered(data: st.DataObject, rows:
     )
 
 
+@pytest.mark.nightly
 @examples(6)
 @given(order=st.permutations(["ids", "names", "mixed", "versioned"]), snapshots=st.sets(st.integers(0, 2)))
 def test_the_order_of_files_and_snapshots_does_not_matter(

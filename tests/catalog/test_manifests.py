@@ -53,6 +53,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     assert found(catalog) == []
 
 
+@pytest.mark.nightly
 def test_a_flipped_bit_in_the_list_of_snapshots_is_found(two: Two) -> None:
     """No manifest can name the hash of the list that names it, so the head does; whatever the bit does, validation reports."""
     catalog = two[0]
@@ -114,6 +115,7 @@ def test_a_snapshot_whose_process_dies_leaves_files_that_agree(
     assert validate(catalog, "deep") == []
 
 
+@pytest.mark.nightly
 def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
     """After forgetting, purging, restoring, clean-up and repair every remaining snapshot agrees with its files, and none is unverified."""
     catalog, first, second = two

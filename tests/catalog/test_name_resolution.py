@@ -69,8 +69,9 @@ def mapping(registry: pa.Table, links: dict[str, str | None], tables: Genes | No
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 @given(data=st.data(), features=FEATURES, rows=TABLE)
-@examples(300)
+@examples(60)
 def test_features_that_are_not_connected_bear_on_nothing(data: st.DataObject, features: list, rows: list) -> None:  # type: ignore[type-arg]
     """What is derived of the connected rows alone is what is derived of all, and all others are as they were without the touched ones."""
     registry = given_rows(features)

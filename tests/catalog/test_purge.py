@@ -48,6 +48,7 @@ def make_history(catalog: Catalog, first: str) -> str:
     return third
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("versions_exist", [False, True])
 def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> None:
     """No cell uid of it is in any file; snapshots keep number, label and their other content; the log names it."""
@@ -84,6 +85,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
         maintenance.purge(catalog, first)
 
 
+@pytest.mark.nightly
 def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> None:
     """Wherever a purge dies, the tip reads as before or without the dataset, and `repair` or the same call finishes it."""
     first = two[1]
@@ -158,6 +160,7 @@ def half_purged(catalog: Catalog, uid: str, dying: Dying) -> RaggedAtlas:
     return atlas
 
 
+@pytest.mark.nightly
 def test_nothing_is_written_while_a_purge_is_unfinished(two: Two, dying: Dying, tmp_path: Path) -> None:
     """Every writing call on an open handle is refused by the name of the purge, and the tip reads as it was."""
     catalog, first, _ = two

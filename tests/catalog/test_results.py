@@ -117,6 +117,7 @@ def test_the_bytes_of_a_dropped_column_go(own: Modelled) -> None:
     assert not holds()
 
 
+@pytest.mark.nightly
 def test_restore_brings_results_back_and_takes_later_ones(own: Modelled) -> None:
     """After restore the newest state has exactly the results of the snapshot."""
     atlas = own.open()

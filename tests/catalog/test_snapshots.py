@@ -139,6 +139,7 @@ def test_what_is_not_sound_is_not_recorded(two: Two) -> None:
     assert not catalog.tables.tags(CELLS)
 
 
+@pytest.mark.nightly
 def test_death_before_any_write_leaves_a_sound_atlas(two: Two, dying: Dying) -> None:
     """Wherever a snapshot dies, what is recorded is tagged, the rest leaves no trace after gc, and the next one works."""
     catalog = two[0]

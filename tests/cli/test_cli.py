@@ -522,6 +522,7 @@ def test_a_wrong_word_is_a_wrong_use(made: Path, files: tuple[str, str], verb: t
     assert verb[1] in refused(verb[0], made, *sources, *verb[1:], code=2)
 
 
+@pytest.mark.nightly
 def test_lancedb_reads_the_tables_without_a_warning(made: Path) -> None:
     """Through `atlas.db` a filter finds the rows that are there, and nothing is printed about indexes."""
     script = (

@@ -78,6 +78,7 @@ def test_compression_and_overwriting_are_chosen(given: Path, tmp_path: Path) -> 
     assert "overwrite" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_modalities_are_kept_or_chosen(tmp_path: Path) -> None:
     """A MuData becomes a MuData folder, one modality of it an h5ad, and without a choice it is refused in one line."""
     source = DATA / "wu2020.h5mu"

@@ -38,6 +38,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Modelled:
     return make_modelled(tmp_path_factory.mktemp("cli"))
 
 
+@pytest.mark.nightly
 def test_results_from_the_command_line(own: Modelled, tmp_path: Path) -> None:
     """Each verb does what its function does, and says it in JSON or in lines."""
     atlas, folder = own.folder / "atlas", own.folder / "z"

@@ -35,6 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_shapes_from_the_shell(place: Path) -> None:
     """add --link, query --within and export --within give what the library gives."""
     added = ask(
@@ -70,6 +71,7 @@ def test_shapes_from_the_shell(place: Path) -> None:
     assert twice.exit_code == 2
 
 
+@pytest.mark.nightly
 def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     """`info` and `geometries` tell what shapes cells have; `drop-geometry` takes them out of the newest state, and snapshots keep them."""
     atlas = tmp_path / "atlas"

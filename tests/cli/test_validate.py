@@ -29,6 +29,7 @@ def bad(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
     """Problems come a line each, or as JSON; the exit code is 1 for a broken must and 0 without, at the level asked for."""
     said = ask("validate", bad, "--level", "full")
@@ -44,6 +45,7 @@ def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
     assert (good.exit_code, good.stdout) == (0, "Nothing is wrong (metadata).\n")
 
 
+@pytest.mark.nightly
 def test_fix_writes_a_copy_and_says_what_is_left(bad: Path, tmp_path: Path) -> None:
     """What was mended and what could not be is told; exit code 1 while a must is broken in the copy; never in place."""
     before = bad.read_bytes()

@@ -79,6 +79,7 @@ def test_infer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list((tmp_path / "results").iterdir())) == 1
 
 
+@pytest.mark.nightly
 def test_test(place: Path, tmp_path: Path) -> None:
     """`test` prints the scores, and the confusion as a table."""
     words = ("test", place / "atlas", f"{place}/model.py:Columns", "kind", "--category", "T", "--category", "B")

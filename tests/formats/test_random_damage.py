@@ -153,6 +153,7 @@ def test_an_element_that_has_no_writer_is_left_by_repair(tmp_path: Path) -> None
     assert "A03" in {problem.rule for problem in done.left}
 
 
+@pytest.mark.nightly
 def test_limits_of_a_check(tmp_path: Path) -> None:
     """With limits a file is checked in a process of its own: the same answers and refusals, and A00 where time or memory runs out."""
     path = write_good(tmp_path / "x.h5ad", "hdf5", awkward=True)

@@ -106,6 +106,7 @@ def break_much(root: Any) -> None:
     root["obs"].attrs["column-order"] = [*names, names[0]]
 
 
+@pytest.mark.nightly
 @given(st.data())
 @examples(25)
 def test_entries_are_sorted_and_summed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

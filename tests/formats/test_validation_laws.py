@@ -63,6 +63,7 @@ def everything() -> ad.AnnData:
     return adata
 
 
+@pytest.mark.nightly
 @examples(5)
 @given(anndatas())
 def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:

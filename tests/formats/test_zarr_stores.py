@@ -104,6 +104,7 @@ def test_open_groups_are_sources(tmp_path: Path) -> None:
         read(file)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_metadata_of_a_store_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int) -> None:
     """Opening a store with consolidated metadata takes as many reads whether it holds ten arrays or a hundred."""

@@ -346,6 +346,7 @@ def test_four_annotators_at_once(atlas: RaggedAtlas) -> None:
     assert after["shared"].nunique() == 1
 
 
+@pytest.mark.nightly
 def test_annotators_next_to_running_adds(atlas: RaggedAtlas) -> None:
     """Adds and annotations that run at once all succeed, and each value is at its cell."""
     index = obs_of(atlas).index

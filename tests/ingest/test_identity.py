@@ -268,6 +268,7 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.nightly
 @examples(5)
 @given(first=NAMES, second=NAMES, seed=st.integers(0, 9))
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")

@@ -109,6 +109,7 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(group_writer, "_close", full)
 
 
+@pytest.mark.nightly
 @examples(8)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),

@@ -53,6 +53,7 @@ def test_what_is_added_comes_back(given, rows) -> None:  # noqa: ANN001
         assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
 
 
+@pytest.mark.nightly
 @given(
     dtype=st.sampled_from(DTYPES), high=st.integers(0, 2**70), rows=st.sampled_from([1, 2, 50]), seed=st.integers(0, 99)
 )

@@ -160,6 +160,7 @@ def test_a_table_goes_back_into_the_atlas(own: Any) -> None:
     assert again.column("sum").to_pylist() == table.column("sum").to_pylist()
 
 
+@pytest.mark.nightly
 def test_validation_is_the_same(executor: Executor, own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems are those that are found without workers, in the same order; a lost worker is no problem of the atlas."""
     catalog, freeze = own
@@ -176,6 +177,7 @@ def test_validation_is_the_same(executor: Executor, own: Any, monkeypatch: pytes
         atlas.validate("deep", executor=pool)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fine")
 def test_workers_that_die_or_hang_are_reported(query: Query) -> None:
     """One clear line, whether the worker was killed or does not come to an end."""

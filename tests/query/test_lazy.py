@@ -164,6 +164,7 @@ def test_workers_of_a_cluster_compute_it(real: Query) -> None:
     _equal_analyses(found, expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ending", [".zarr", ".h5ad"])
 def test_what_it_exports_is_read_lazily_by_anndata(real: Query, tmp_path: Path, ending: str) -> None:
     from anndata.experimental import read_lazy

@@ -139,6 +139,7 @@ def test_sums_equal_pandas_on_every_road(
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 @given(
     names=st.dictionaries(
         st.sampled_from(["A", "B", "C", "D", "T", "U"]), st.sampled_from(["A", "D", "U"]), max_size=5

@@ -91,6 +91,7 @@ def atlas_of(folder: Path, obs: pd.DataFrame, name: str = "one") -> Query:
     return Query(open_snapshot(catalog, snapshot(catalog)))
 
 
+@pytest.mark.nightly
 @examples(5)
 @pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 @given(frames(), st.data())

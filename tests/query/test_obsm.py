@@ -60,6 +60,7 @@ def given(atlas: RaggedAtlas, obs: pd.DataFrame, key: str) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.nightly
 def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) -> None:
     """In any order of cells each has its own row, NaN where its dataset has none; other widths and kinds stay; files say the same."""
     query = atlas.checkout(atlas.snapshot()).query().sample(11, seed=1).order_by("kind")

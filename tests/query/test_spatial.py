@@ -143,6 +143,7 @@ def test_centroids_come_along(view: AtlasView, slides: tuple[Slide, Slide], tmp_
     assert "X_cells" in view.query().with_centroids(BOUNDARY, key="X_cells").to_anndata().obsm
 
 
+@pytest.mark.nightly
 def test_a_feature_space_is_asked_over_stores_of_several_names(slides: tuple[Slide, Slide], tmp_path: Path) -> None:
     """Stores of one feature space under different names answer together, one geometry a cell; only a cell with two is refused."""
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))

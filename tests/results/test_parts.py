@@ -46,6 +46,7 @@ def filled(part: ResultPart, *ids: str, dtype: str = "float64") -> None:
         writer.write_batch(ids, np.ones((len(ids), 2), dtype))
 
 
+@pytest.mark.nightly
 def test_processes_write_one_table(tmp_path: Path) -> None:
     """Three processes write every third row; one commit has each row once, in the order of the parts, and no trace else."""
     with ResultDatasetWriter(tmp_path) as writer:

@@ -46,6 +46,7 @@ def write_parts(writer: ArrayWriter, values: np.ndarray, cuts: list[int]) -> Non
         writer.append(values[start:stop])
 
 
+@pytest.mark.nightly
 @examples(60)
 @given(
     dtype=st.sampled_from(DTYPES),

@@ -383,6 +383,7 @@ def bucket() -> Iterator[Location]:
     server.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.s3
 @pytest.mark.parametrize("layout", ["0.9", "0.7"])
 def test_object_stores(tmp_path: Path, bucket: Location, layout: str) -> None:

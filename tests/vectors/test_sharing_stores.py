@@ -57,6 +57,7 @@ def answer(store: VectorStore, number: int) -> tuple[bytes, ...]:
     return print_of(ASKED[number](store))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_threads_read_at_once(layout: str, tmp_path: Path) -> None:
     """Eight threads that begin on a store nobody has read from, each in its own order, get what one thread gets."""
@@ -91,6 +92,7 @@ def test_a_pickled_store_is_opened_again(layout: str, tmp_path: Path) -> None:
         pickle.loads(packed)
 
 
+@pytest.mark.nightly
 def test_another_process_reads_a_store_it_was_given(tmp_path: Path) -> None:
     """A spawned process gets the store by pickle and reads the same."""
     store = open_vectors(stored(tmp_path, "0.9"))

@@ -439,6 +439,7 @@ def test_problems_have_their_place(written: Callable[[str, str], Path], tmp_path
     assert "V067 must: 0/object_index, object 3: it refers to chunk 99." in str(lost)
 
 
+@pytest.mark.nightly
 @settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["spots", "mesh", "streamline", "pyramid"]),

@@ -97,6 +97,7 @@ def test_a_missing_part_is_not_committed(small: Any, tmp_path: Path) -> None:
     assert list(ResultDataset({}, tmp_path / "r").ids()) == small.uids
 
 
+@pytest.mark.nightly
 def test_options_inputs_and_names(small: Any, tmp_path: Path) -> None:
     """A class is made with its options, gets what `inputs` chooses, and a tuple of outputs takes the given names."""
     scaled = infer(f"{HERE}:Scaled", small.query, tmp_path / "a", options={"by": 3.0})
@@ -212,6 +213,7 @@ infer(sys.argv[3], query, sys.argv[2], batch_size=1, overwrite=True)
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
     """C25: a run that is killed between batches leaves the results of before; run again, it replaces them and its rubbish."""
     folder = tmp_path / "r"
@@ -231,6 +233,7 @@ def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
     assert set(data.iterdir()) & before == before
 
 
+@pytest.mark.nightly
 def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
     """C25: a process of a shared run that dies is told in one sentence, and the results of before stay."""
     folder = tmp_path / "r"

@@ -235,6 +235,7 @@ def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.Monk
     assert save_to_database(found, least_rows=10).recall == 0
 
 
+@pytest.mark.nightly
 def test_an_index_answers_only_its_own_question(write: Write) -> None:
     """Another metric, a filter or a newer table is compared exactly, and an index is made again or dropped by a second call."""
     values = clustered(600, 5).astype("f4")

@@ -231,6 +231,7 @@ def test_search_finds_columns_genes_values_and_cells(page: Browser, scene: Scene
     page.run("viewer.clear()")
 
 
+@pytest.mark.nightly
 def test_light_and_dark_are_pictures_of_the_same(page: Browser, tmp_path: Path) -> None:
     """Both looks draw the plot and the panel: many colours, on a light or a dark ground."""
     image = pytest.importorskip("PIL.Image")
@@ -323,6 +324,7 @@ def test_fewer_points_are_drawn_while_the_picture_moves(crowd: tuple[Browser, An
     assert page.run("viewer.app.plot.image().then(() => viewer.app.plot.detail.sampled)") is False
 
 
+@pytest.mark.nightly
 def test_the_pointer_finds_the_nearest_cell_and_draws_nothing(crowd: tuple[Browser, Any]) -> None:
     """Wherever the map was moved, the cell found is the nearest within reach, and passing over cells draws no frame."""
     page, places = crowd
@@ -381,6 +383,7 @@ def test_colours_of_the_data_can_be_switched_off(browser: Browser, tmp_path: Pat
     )
 
 
+@pytest.mark.nightly
 def test_a_selection_keeps_the_colours_of_a_scale(browser: Browser, tmp_path: Path) -> None:
     """With a gene as colour, cells outside of a selection keep their colour: a light one would look like a low value."""
     xs = np.linspace(-1, 1, 40)

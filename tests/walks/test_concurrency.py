@@ -74,6 +74,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaggedAtlas, list[
     return RaggedAtlas.open(atlas.uri), [int(line) for line in told[-1][0].split()]
 
 
+@pytest.mark.nightly
 def test_nothing_is_lost(walked) -> None:  # noqa: ANN001
     """Every dataset is there once and equal to what was added, with exactly its cells and its group."""
     atlas, _ = walked
@@ -86,6 +87,7 @@ def test_nothing_is_lost(walked) -> None:  # noqa: ANN001
     assert {n for n in atlas._catalog.arrays.list_children() if n != "zarr.json"} == set(atlas.list_datasets().index)
 
 
+@pytest.mark.nightly
 def test_features_are_there_once_and_indices_are_dense(walked) -> None:  # noqa: ANN001
     """No feature is registered twice, and global_index is 0, 1, ..., n - 1."""
     atlas, _ = walked
@@ -97,6 +99,7 @@ def test_features_are_there_once_and_indices_are_dense(walked) -> None:  # noqa:
     assert sorted(features["global_index"]) == list(range(len(wanted)))
 
 
+@pytest.mark.nightly
 def test_every_snapshot_is_whole(walked) -> None:  # noqa: ANN001
     """Numbers are distinct, every snapshot validates, and none loses what an earlier one had."""
     atlas, numbers = walked
@@ -114,6 +117,7 @@ def test_every_snapshot_is_whole(walked) -> None:  # noqa: ANN001
     assert counts[-1] == len(FILES)
 
 
+@pytest.mark.nightly
 def test_a_folder_can_be_added_from_a_path_object(walked) -> None:  # noqa: ANN001
     """Adding the same folder again changes nothing: every file in it is recognised."""
     atlas, _ = walked

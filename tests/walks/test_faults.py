@@ -92,7 +92,11 @@ def assert_one_copy(remote: Remote, folder: Path) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        pytest.param(pattern, id=name, marks=[] if "commit" in name or name == "shard" else [pytest.mark.nightly])
+        pytest.param(
+            pattern,
+            id=name,
+            marks=[] if name in ("shard", "commit of cells", "commit of records") else [pytest.mark.nightly],
+        )
         for name, pattern in LOST_IN_ADD.items()
     ],
 )

@@ -125,6 +125,7 @@ def test_what_the_dead_left_is_freed(killed: Any, tmp_path: Path, point: tuple[s
     check(atlas, own, list(results.index))
 
 
+@pytest.mark.nightly
 def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     """Two processes that add results, one name of them the same, while datasets come and go: each name is there once, and whole."""
     own = make_modelled(tmp_path / "own")

@@ -18,6 +18,7 @@ CITE = ("pbmc_10k_protein_v3", "pbmc_5k_protein_v3")
 PROTEINS = {"obsm/protein_expression": "protein_abundance"}
 
 
+@pytest.mark.nightly
 def test_real_files_become_one_mudata_and_come_back_equal(data_dir: Path, tmp_path: Path) -> None:
     """Two CITE-seq sets with other genes and a 10x run: a joined query holds their proteins, mudata reads it, nothing is lost."""
     mudata = pytest.importorskip("mudata")
@@ -76,6 +77,7 @@ def told(adata: ad.AnnData) -> ad.AnnData:
     return adata
 
 
+@pytest.mark.nightly
 def test_a_dataset_outlives_what_happens_around_it(data_dir: Path, tmp_path: Path) -> None:
     """Others joining with other columns, snapshots, optimize, dropped neighbours, clean-up and purge: still equal, and valid."""
     given = told(ad.read_h5ad(data_dir / "pbmc68k_reduced.h5ad"))

@@ -103,6 +103,7 @@ def test_a_query_makes_few_requests(remote: Remote, three: Path) -> None:
     assert cost(remote.proxy, lambda: query.count("dataset")) <= 2
 
 
+@pytest.mark.nightly
 def test_writes_make_few_requests(remote: Remote, three: Path) -> None:
     """Making, adding, dropping and pinning make at most the requests that the reference page says."""
     opened = {"storage_options": remote.options}
@@ -116,6 +117,7 @@ def test_writes_make_few_requests(remote: Remote, three: Path) -> None:
     assert cost(remote.proxy, atlas.snapshot) <= 325
 
 
+@pytest.mark.nightly
 def test_groups_are_read_side_by_side(remote: Remote, three: Path) -> None:
     """The latency of an object store is not paid once for each group: several requests are under way at once."""
     remote.upload(three)

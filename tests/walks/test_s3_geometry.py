@@ -115,6 +115,7 @@ def test_many_objects_are_put_at_once_or_none_stays(remote: Remote) -> None:
     assert root.child("whole").exists()
 
 
+@pytest.mark.nightly
 def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> None:
     """`validate` and `inspect` take the address of a geometry store; one that is broken ends with exit code 1."""
     root = Location(remote.uri, remote.options)

@@ -63,6 +63,7 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
         np.testing.assert_array_equal(one.labels("cell_type"), other.labels("cell_type"))
 
 
+@pytest.mark.nightly
 def test_batches_are_those_of_a_folder(place: Place) -> None:
     """An epoch gives the same batches; each read of 1,024 cells costs one request for each array of each dataset it touches."""
     for shuffle, size in (("full", 512), ("full", 64), ("blocks", 100), (None, 100)):
@@ -87,6 +88,7 @@ def test_a_map_style_batch_is_that_of_a_folder(place: Place) -> None:
         same([batch], [theirs[rows]])
 
 
+@pytest.mark.nightly
 def test_spawned_workers_share_a_cache(place: Place, tmp_path: Path) -> None:
     """Ranks in processes of their own give the batches of a folder, and what one has read costs no other a request."""
     options = {**place.remote.options, "cache_dir": str(tmp_path)}

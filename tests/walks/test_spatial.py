@@ -91,6 +91,7 @@ def test_neurons_with_levels_of_detail(tmp_path: Path) -> None:
     assert query.geometry(budget=coarse.n_vertices * 3).n_vertices == coarse.n_vertices
 
 
+@pytest.mark.nightly
 def test_a_killed_add_of_geometry(folder: Path, tmp_path: Path) -> None:
     """A process killed before the last commit leaves nothing visible; repair clears it, and the same call succeeds."""
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))

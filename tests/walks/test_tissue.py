@@ -121,6 +121,7 @@ def test_genes_find_their_cells(view: AtlasView) -> None:
     assert np.array_equal(alone.positions, _part(query.geometry("cells"), most))
 
 
+@pytest.mark.nightly
 def test_the_example_draws(tmp_path: Path) -> None:
     """The script that the docs name makes its picture."""
     runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "tissue.png"))

@@ -48,14 +48,14 @@ def law_of_one_file(folder: Path, adata: ad.AnnData) -> None:
 
 
 @given(adata=wholes())
-@settings(examples(4), phases=NO_SHRINKING)
+@settings(examples(2), phases=NO_SHRINKING)
 def test_any_file_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
     """Elements of every kind, in every group, nested and empty, with odd names, come back from an atlas as they were."""
     law_of_one_file(tmp_path_factory.mktemp("x"), adata)
 
 
 @given(adata=wholes())
-@settings(examples(4), phases=NO_SHRINKING)
+@settings(examples(2), phases=NO_SHRINKING)
 def test_any_object_comes_back_identical(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
     """What was added from memory comes back with the same classes, types, order of keys and bits."""
     atlas = RaggedAtlas.create(str(tmp_path_factory.mktemp("x") / "atlas"))

@@ -143,6 +143,7 @@ def test_the_command_tells_in_json(given: Path, tmp_path: Path) -> None:
     assert {"key": "obs/n_genes", "fate": "converted", "what": "int64 is written as int32"} in told["losses"]
 
 
+@pytest.mark.nightly
 def test_the_command_computes_an_embedding(tmp_path: Path, data_dir: Path) -> None:
     """A 10x file has no embedding: refused with the way out, and written with one."""
     run = data_dir / "lung_C144.h5"

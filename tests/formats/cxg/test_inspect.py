@@ -89,6 +89,7 @@ def test_what_cannot_be_opened_is_in_the_tree(tmp_path: Path) -> None:
         inspect(tmp_path / "absent.cxg")
 
 
+@pytest.mark.nightly
 def test_the_command_draws_it(tmp_path: Path) -> None:
     """`raggedatlas inspect` draws the tree, to a depth, or prints the document."""
     path = write_cxg(tmp_path / "x.cxg")

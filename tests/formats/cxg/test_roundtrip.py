@@ -103,6 +103,7 @@ def as_read(column: "pd.Series[Any]") -> Any:
     return column.tolist()
 
 
+@pytest.mark.nightly
 @given(holdable(), st.sampled_from(["0.3.0", "0.2.0"]), st.sampled_from(["sparse", "dense", "auto"]))
 @examples(8)
 def test_what_a_cxg_holds_comes_back(given: ad.AnnData, profile: str, layout: str) -> None:

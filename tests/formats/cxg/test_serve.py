@@ -180,6 +180,7 @@ def test_what_can_be_served_is_taken_as_it_is(tmp_path: Path) -> None:
         assert [str(p) for p in validate(made.path, "full") if p.level == "must"] == []
 
 
+@pytest.mark.nightly
 def test_a_file_and_a_query_are_prepared(tmp_path: Path) -> None:
     """An h5ad and the cells of an atlas become CXGs; a bad name, a taken one, and cells without an embedding are refused."""
     made = prepare(REAL, tmp_path / "file.cxg", title="Blood")
@@ -247,6 +248,7 @@ def until(running: "subprocess.Popen[str]", last_line: str) -> str:
     raise AssertionError(running.stderr.read())
 
 
+@pytest.mark.nightly
 def test_a_command_that_is_ended_early_leaves_no_server(program: Path, tmp_path: Path) -> None:
     """Asked to end while it still waits for the page to answer, the command ends the server too."""
     path = write_cxg(tmp_path / "slow.cxg", "old")

@@ -108,6 +108,7 @@ def test_a_long_table_is_written_as_a_short_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.cxg", "whole.cxg"]
 
 
+@pytest.mark.nightly
 def test_chosen_cells_and_those_of_an_atlas(tmp_path: Path, stored: Path, request: pytest.FixtureRequest) -> None:
     """Some cells of a file, and those of a query, are what they are where the table is short."""
     chosen = np.arange(3, N, 2)

@@ -149,6 +149,7 @@ def test_memory_does_not_grow_with_values(tmp_path: Path) -> None:
     assert peaks[1] < 1.3 * peaks[0] + 1e6
 
 
+@pytest.mark.nightly
 def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) -> None:
     """The command takes a CXG as it takes files: exit code 1 for a broken must, JSON on request, and no mended copy."""
 
@@ -168,6 +169,7 @@ def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) ->
     assert "a CXG cannot be repaired" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A feature with more values than a block holds is read to its end, in several fragments too; a read that stands still is given up."""
     n = 300_000

@@ -124,7 +124,7 @@ TARGETS = [
     Target("writing a query to h5ad, times as fast as anndata's gzip from memory", *(_find("write, gzip", s) for s in (OURS, THEIRS)), 2.0),
     Target("the same without compression on both sides", *(_find("write, uncompressed", s) for s in (OURS, THEIRS)), 2.0),
     Target("the same, both until the bytes are on the disk", _find("write, uncompressed", OURS), _find("write, uncompressed, synced", THEIRS), 0.0),
-    Target("ours with gzip beside anndata without", _find("write, gzip", OURS), _find("write, uncompressed", THEIRS), 0.0),
+    Target("ours with gzip against anndata without", _find("write, gzip", OURS), _find("write, uncompressed", THEIRS), 0.0),
     Target("concatenating two files, inner, times as fast as `concat_on_disk`", *(_find("concat two, inner, uncompressed", s) for s in (OURS, THEIRS)), 0.0),
     Target("the same, outer", *(_find("concat two, outer, uncompressed", s) for s in (OURS, THEIRS)), 0.0),
     Target("validating gzip in full, times as fast as reading its rows with anndata", _find("validate in full, gzip", OURS), _find("read rows, gzip", THEIRS), 1.0),
@@ -267,7 +267,7 @@ def page(sitting: Sitting, rounds: int, repeats: int) -> str:
         "",
         f"{machine}; other processes used {sitting.other_cores:.1f} cores meanwhile. {versions(Path(sys.executable), PACKAGES)}.",
         f"{rounds} rounds at {MAIN:g} GB of values and indices, {repeats} writes or {2 * repeats} reads a process, of which the best counts, page cache warm. Steps of 2,000 rows.",
-        'Peak memory is the process\'s own (`RssAnon`). anndata writes what is in its memory already and is told `compression="gzip"`;',
+        'Peak memory is the process\'s own (`RssAnon`). anndata writes what is in its memory already and gets `compression="gzip"`;',
         "without that it writes uncompressed. Ours reads the query from the atlas, whose counts are of a smaller type, writes it, and waits",
         'until it is on the disk; "synced" is anndata followed by the same wait. Both have loaded their libraries before; "first" has not.',
     ]

@@ -3,7 +3,7 @@
 Every system is timed by the same three functions, so that warming up, cutting and counting are the
 same for all: complete epochs of an iterator, rows fetched by one or more calling threads, and single
 rows. A measurement is a number of complete epochs that together last ``least`` seconds, or what was
-delivered when ``seconds`` were over. Needs NumPy and nothing else.
+delivered when ``seconds`` were over. Needs only NumPy.
 """
 
 from __future__ import annotations

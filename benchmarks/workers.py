@@ -74,7 +74,7 @@ class _Here(Executor):
 
 
 def measure_tasks(folder: Path, paths: Sequence[Path]) -> tuple[list[float], list[float], float]:
-    """Measure the tasks one after the other, and what the caller does besides."""
+    """Measure the tasks one after the other, and the work of the caller."""
     here = _Here()
     total = timed_add(folder, paths, here)
     surveys, stages = [*here.seconds["_Survey"], *here.seconds["_Order"]], here.seconds["_Stage"]

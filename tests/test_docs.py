@@ -100,6 +100,7 @@ def run_command(command: str) -> None:
     assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "page",
     [

@@ -294,6 +294,7 @@ def test_an_undescribed_array_is_found(two: Two) -> None:
     assert rules(catalog, "quick") == {"array-spec"}
 
 
+@pytest.mark.long
 @given(n_cells=st.integers(1, 12), n_genes=st.integers(1, 6), seed=st.integers(0, 99))
 def test_whatever_is_added_validates(
     tmp_path_factory: pytest.TempPathFactory, n_cells: int, n_genes: int, seed: int

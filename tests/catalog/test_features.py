@@ -87,6 +87,7 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
         features.read_registry(catalog, "embedding")
 
 
+@pytest.mark.long
 @given(rounds=st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True), min_size=1, max_size=5))
 def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, rounds: list[list[str]]) -> None:
     """However features arrive, indices are 0..N-1 and never change."""
@@ -114,6 +115,7 @@ TABLES = st.lists(
 )
 
 
+@pytest.mark.long
 @given(tables=TABLES)
 def test_tables_registered_together_or_in_turn_come_to_the_same(
     tmp_path_factory: pytest.TempPathFactory, tables: list[dict[str, tuple[str | None, str | None]]]

@@ -241,6 +241,7 @@ def test_a_loaded_table_joins_from_the_next_snapshot_and_can_be_taken_away(atlas
         atlas.identity.remove("HGNC human")
 
 
+@pytest.mark.long
 def test_names_that_people_type_resolve_by_a_stated_precedence(atlas: ra.RaggedAtlas) -> None:
     """Uid, id with or without version, symbol, previous symbol, alias; what is refused names candidates and near names."""
     atlas.identity.load(HGNC)

@@ -59,6 +59,7 @@ def var_of(atlas: ra.RaggedAtlas, *names: str) -> pd.DataFrame:
     return (query.features(list(names)) if names else query).to_anndata().varm["measured"].astype(int)
 
 
+@pytest.mark.long
 def test_ids_in_a_file_of_mostly_symbols_join(tmp_path: Path) -> None:
     """An Ensembl id is that gene also where most features of its file are symbols."""
     atlas = build(
@@ -88,6 +89,7 @@ def test_an_assembly_before_names_says_the_organism(tmp_path: Path) -> None:
     assert var_of(atlas, f"GRCh38_{CD79A}").to_numpy().tolist() == [[1, 1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", list(itertools.permutations(["named", "bare", "other"])))
 def test_a_poorer_source_never_overwrites_a_better_one(tmp_path: Path, order: tuple[str, ...]) -> None:
     """Bare ids leave symbols alone; of two symbols one is chosen whatever the order, and both stay names of the gene."""
@@ -110,6 +112,7 @@ def test_a_symbol_given_by_hand_wins(tmp_path: Path) -> None:
     assert (row["symbol"], row["symbol_source"], list(row["aliases"])) == ("MB-1", "by hand", ["AAA", "CD79A"])
 
 
+@pytest.mark.long
 def test_a_symbol_of_two_ids_is_withdrawn_whenever_the_second_comes(tmp_path: Path) -> None:
     """A symbol joins the only gene of its name; when another gene gets the name it stands alone, and `diff` says so."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
@@ -135,6 +138,7 @@ def test_a_symbol_of_two_ids_is_withdrawn_whenever_the_second_comes(tmp_path: Pa
     assert status.loc["plain", ["alone", "ambiguous"]].tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_a_snapshot_derives_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of known features, and snapshots after them, do not derive the mapping; a new feature and a link do."""
     from raggedatlas.catalog import identity
@@ -160,6 +164,7 @@ def test_a_snapshot_derives_only_what_is_new(tmp_path: Path, monkeypatch: pytest
     assert derived == [SPACE] * 2
 
 
+@pytest.mark.long
 def test_an_alias_joins_the_columns(tmp_path: Path) -> None:
     """A previous symbol given as an alias joins datasets that have it as their name, not only the name that is asked for."""
     atlas = build(tmp_path / "a", {"new": cells(["SEPTIN7"]), "old": cells(["SEPT7"], 1)}, organism="human")
@@ -172,6 +177,7 @@ def test_an_alias_joins_the_columns(tmp_path: Path) -> None:
     assert atlas.identity.explain("SEPT7").query("feature_id == 'SEPT7'")["evidence"].tolist() == ["alias SEPT7"]
 
 
+@pytest.mark.long
 def test_a_link_is_repointed_revoked_and_restored(tmp_path: Path) -> None:
     """Pointing a feature elsewhere moves it alone; each change can be taken back; `restore` brings a snapshot's links back."""
     atlas = build(tmp_path / "a", {"a": cells(["A", "B", "C"]), "b": cells(["D"], 1)}, organism="human")
@@ -206,6 +212,7 @@ def test_a_link_is_repointed_revoked_and_restored(tmp_path: Path) -> None:
     assert mapping() == {"D": "A"}
 
 
+@pytest.mark.long
 def test_a_joined_feature_can_be_kept_apart(tmp_path: Path) -> None:
     """Taking back what a rule joined lasts over snapshots, until it is taken back itself."""
     atlas = build(tmp_path / "a", {"ids": cells(["CD79A"], gene_ids=[CD79A]), "names": cells(["CD79A"], 1)})
@@ -221,6 +228,7 @@ def test_a_joined_feature_can_be_kept_apart(tmp_path: Path) -> None:
     assert len(var_of(atlas)) == 1
 
 
+@pytest.mark.long
 def test_links_are_changed_after_a_call_that_died_before_the_mapping(tmp_path: Path) -> None:
     """Where links changed and the mapping did not, `link` and `unlink` go by the links."""
     atlas = build(tmp_path / "a", {"d": cells(["A", "B"])})
@@ -246,6 +254,7 @@ def test_repair_brings_the_mapping_up_to_date(tmp_path: Path) -> None:
     assert atlas.repair().notes == ()
 
 
+@pytest.mark.long
 def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
     """Unknown features, circles and links across organisms are refused; a column `redirect` is not ignored."""
     both = cells(["CD79A", "Cd79a"], 1, gene_ids=[CD79A, CD79A_MOUSE])
@@ -296,6 +305,7 @@ def as_names(registry: pa.Table, target: np.ndarray) -> dict[str, str]:
     return {uid: uids[into] for uid, into in zip(uids, target.tolist(), strict=True)}
 
 
+@pytest.mark.long
 @given(data=st.data(), rows=ROWS)
 @examples(150)
 def test_identity_is_a_function_of_what_is_registered(data: st.DataObject, rows: list) -> None:  # type: ignore[type-arg]
@@ -378,6 +388,7 @@ def test_an_atlas_from_before_is_migrated_and_its_snapshots_stay(two: tuple[Cata
     assert read_registry(old, SPACE).redirects == {uid["A"]: uid["D"]}
 
 
+@pytest.mark.long
 def test_a_mapping_of_before_is_read_and_gets_its_columns(tmp_path: Path) -> None:
     """A mapping without source and time answers as it did, also once the newest has them, and validates."""
     atlas = build(tmp_path / "a", {"ids": cells([CD79A, MS4A1]), "names": cells(["CD79A", "MS4A1"], 1)})
@@ -403,6 +414,7 @@ def test_a_mapping_of_before_is_read_and_gets_its_columns(tmp_path: Path) -> Non
     assert catalog.tables.read(IDENTITY).equals(rows)
 
 
+@pytest.mark.long
 def test_a_row_says_its_source_and_when(tmp_path: Path) -> None:
     """A row by a gene table names it, with hash and time of loading; one by hand has the time of its link; one by files neither."""
     atlas = build(

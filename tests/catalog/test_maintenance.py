@@ -60,6 +60,7 @@ def test_optimize_twice_writes_nothing(two: Two) -> None:
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
 
 
+@pytest.mark.long
 def test_optimize_keeps_row_order(two: Two) -> None:
     """Compaction and indexes change no row and no order."""
     catalog = two[0]
@@ -150,6 +151,7 @@ def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
     assert not checks.validate(catalog, "deep")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", ["lease", "arrays", "features", "layout", "columns", "cells"])
 def test_what_a_killed_add_leaves_is_swept(two: Two, last: str) -> None:
     """While the writer lives nothing of it is touched; once it is dead, repair removes cells and arrays, gc arrays."""

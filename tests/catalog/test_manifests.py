@@ -32,6 +32,7 @@ def found(catalog: Catalog) -> list[AtlasProblem]:
     return [problem for problem in validate(catalog, "deep") if not is_note(problem)]
 
 
+@pytest.mark.long
 def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) -> None:
     """Data, deletion, index, transaction and manifest files of all tables, the list of snapshots, its tags, and the manifests."""
     catalog = two[0]
@@ -82,6 +83,7 @@ def test_a_missing_or_cut_file_is_named(two: Two) -> None:
     assert ("table-file", named) in {(p.rule, p.place) for p in found(catalog)}
 
 
+@pytest.mark.long
 def test_a_snapshot_hashes_only_files_that_no_earlier_one_reaches(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing changed no table file is read again."""
     catalog = two[0]
@@ -98,6 +100,7 @@ def test_a_snapshot_hashes_only_files_that_no_earlier_one_reaches(two: Two, monk
     assert any(path.startswith("cells.lance/data") for path in read)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", range(0, 24, 5))
 def test_a_snapshot_whose_process_dies_leaves_files_that_agree(
     two: Two, dying: Callable[[int], contextlib.AbstractContextManager[list[str]]], n: int
@@ -138,6 +141,7 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
         assert all(validate(catalog.at(record), "deep") == [] for record in list_versions(catalog))
 
 
+@pytest.mark.long
 def test_clean_up_removes_manifests_that_no_snapshot_names(two: Two) -> None:
     """What a forgotten or never recorded snapshot left goes; what is named stays, and so does what was written just now."""
     catalog = two[0]

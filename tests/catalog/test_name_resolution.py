@@ -97,6 +97,7 @@ def from_scratch(catalog: Catalog) -> tuple[pa.Table | None, pa.Table | None]:
     return read_identity(catalog, SPACE), read_facts(catalog, SPACE)
 
 
+@pytest.mark.long
 @given(data=st.data(), steps=STEPS, rows=TABLE)
 @examples(8)
 def test_a_mapping_of_many_steps_is_that_of_one(

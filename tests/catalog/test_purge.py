@@ -205,6 +205,7 @@ def test_an_add_under_way_and_a_purge_see_each_other(two: Two, step: str) -> Non
     assert not [p for p in atlas.validate("deep") if not checks.is_note(p)]
 
 
+@pytest.mark.long
 def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dying: Dying) -> None:
     """An add that began before a purge, and takes its lease after it, is refused and leaves no arrays."""
     catalog, first, _ = two
@@ -222,6 +223,7 @@ def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dyi
     assert {n for n in catalog.arrays.list_children() if n != "zarr.json"} == set(atlas.list_datasets().index)
 
 
+@pytest.mark.long
 def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
     """While the process that purges is alive, neither `repair` nor the same call of another one joins in."""
     catalog, first, _ = two
@@ -241,6 +243,7 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
+@pytest.mark.long
 def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
     """A purge that died under the first form of the mark is finished by name too."""
     catalog, first, _ = two
@@ -254,6 +257,7 @@ def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
+@pytest.mark.long
 def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     """Its rows are gone too where dropping only marked them as deleted, at the tip and in a snapshot that was taken since."""
     catalog = two[0]

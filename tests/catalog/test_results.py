@@ -158,6 +158,7 @@ def test_dropping_a_dataset_leaves_the_others_their_results(own: Modelled) -> No
     assert view.query().spaces("z").to_anndata().shape == (0, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_purge_takes_the_values_out_of_results(
     made: Modelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indexed: bool
@@ -186,6 +187,7 @@ def test_a_purge_takes_the_values_out_of_results(
         assert len(found) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 3, 5, 8, 11])
 def test_a_purge_that_dies_is_finished(
     own: Modelled, dying: Callable[[int], AbstractContextManager[list[str]]], n: int

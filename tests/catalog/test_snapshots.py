@@ -71,6 +71,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
         assert not checks.validate(view, "deep")
 
 
+@pytest.mark.long
 def test_numbers_rise_by_one_even_when_nothing_changed(two: Two) -> None:
     """Every snapshot is recorded, with the next number and its tag on every table."""
     catalog = two[0]
@@ -225,6 +226,7 @@ def test_restore_brings_back_and_keeps_the_rest(two: Two) -> None:
     assert snapshots.snapshot(catalog).n_cells == 23
 
 
+@pytest.mark.long
 def test_death_in_a_restore_leaves_a_complete_atlas(two: Two, dying: Dying) -> None:
     """Wherever a restore dies, no dataset is half there, and running it again finishes it."""
     catalog, first, second = two
@@ -254,6 +256,7 @@ def test_restore_waits_for_adds(two: Two) -> None:
         snapshots.restore(catalog, 1)
 
 
+@pytest.mark.long
 def test_a_forgotten_snapshot_is_gone_and_its_number_stays_taken(two: Two) -> None:
     """Forgetting the newest or an older snapshot removes row and tags; numbers are never given twice."""
     catalog = two[0]

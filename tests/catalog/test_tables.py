@@ -35,6 +35,7 @@ def tables(tmp_path: Path) -> Tables:
     return made
 
 
+@pytest.mark.long
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_rows_keep_the_order_in_which_they_came(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int

@@ -80,6 +80,7 @@ def test_archived_files_keep_the_rules_of_their_time(archives: dict[str, Path], 
         assert {p.rule for p in problems} <= {"A11", "A59", "A152"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if i % 4 == 0 else pytest.mark.nightly) for i, name in enumerate(NAMES)]
 )

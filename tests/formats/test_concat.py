@@ -69,6 +69,7 @@ def several(draw: st.DrawFn) -> list[ad.AnnData]:
     return parts
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Support for Awkward Arrays")
 @pytest.mark.parametrize("join", ["inner", "outer"])
 @given(parts=several(), data=st.data())
@@ -100,6 +101,7 @@ def one(names: str, n: int = 3, first: int = 0, **more: Any) -> ad.AnnData:
     return ad.AnnData(sp.csr_matrix(values, dtype=np.float32), obs=obs, var=pd.DataFrame(index=list(names)), **more)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["x.h5ad", "x.zarr", "x.h5mu"])
 @pytest.mark.parametrize("join", ["inner", "outer"])
 def test_real_files(tmp_path: Path, join: Any, target: str) -> None:
@@ -125,6 +127,7 @@ def test_real_files(tmp_path: Path, join: Any, target: str) -> None:
     assert found.var_names.tolist() == asked.var_names.tolist()
 
 
+@pytest.mark.long
 def test_files_are_concatenated_as_they_are_stored(tmp_path: Path) -> None:
     """Paths of h5ad, Zarr and zipped Zarr are read by rows: the same result as of the objects."""
     parts = [one("abc"), one("bcd", 4, first=7), one("dab", 2, first=3)]
@@ -254,6 +257,7 @@ def test_truths_that_miss_a_value(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_back(concat(parts, tmp_path / "x.h5ad", join="outer")).X, asked)
 
 
+@pytest.mark.long
 def test_one_modality_of_several(tmp_path: Path) -> None:
     """Of MuData the modality that is named is concatenated, in the order of its own cells."""
     made = concat([DATA / "wu2020.h5mu"] * 2, tmp_path / "x.h5ad", modality="gex", index_unique="-", uns_merge="same")

@@ -92,6 +92,7 @@ def test_a_copy_is_equal(tmp_path_factory: pytest.TempPathFactory, name: str, op
     assert_same(adata, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "name", "options"),
     [("memory", *TARGETS[0]), ("h5ad", *TARGETS[1]), ("h5ad", *TARGETS[2]), ("zarr", *TARGETS[0])],
@@ -170,6 +171,7 @@ def _folder(tmp_path: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_mudata_comes_back_equal(tmp_path: Path) -> None:
     """Modalities with different cells, global tables and what stands beside them survive h5mu -> zarr -> h5mu."""
     mudata = pytest.importorskip("mudata")
@@ -205,6 +207,7 @@ def test_a_mudata_comes_back_equal(tmp_path: Path) -> None:
     some.close()
 
 
+@pytest.mark.long
 @given(rows=st.sets(st.integers(0, 5), min_size=1), columns=st.lists(st.integers(0, 3), unique=True, min_size=1))
 @examples(3)
 def test_a_part_is_what_anndata_would_select(
@@ -278,6 +281,7 @@ def test_records_come_back_as_records(tmp_path: Path, name: str, options: Any) -
     assert [str(problem) for problem in validate(made)] == []
 
 
+@pytest.mark.long
 def test_records_of_anndata_0_13_are_read(tmp_path: Path) -> None:
     """A Zarr 3 store with rankings, as anndata 0.13 and zarr 3.4 write them, is valid and copied and added without loss."""
     stored = unpacked(DATA / "records_anndata_0.13.zarr.zip", tmp_path / "in.zarr")
@@ -352,6 +356,7 @@ def test_complex_numbers_are_copied(tmp_path: Path, name: str, options: Any) -> 
         assert_equal(read_back(tmp_path / "in.h5ad"), found, exact=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", ">f4"])
 @pytest.mark.parametrize(("name", "options"), TARGETS)
 def test_types_that_scipy_does_not_hold(tmp_path: Path, name: str, options: Any, dtype: str) -> None:
@@ -414,6 +419,7 @@ def test_complex_numbers_in_an_atlas(tmp_path: Path) -> None:
     assert_equal(read_back(tmp_path / "in.h5ad"), atlas.dataset("d").to_anndata(), exact=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), TARGETS)
 def test_text_keeps_its_dtype(tmp_path: Path, name: str, options: Any) -> None:
     """Text of every pandas dtype, missing values included, is read back with the dtype that anndata itself gives back."""
@@ -459,6 +465,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
 def test_a_killed_export_leaves_no_file_under_its_name(tmp_path: Path, name: str) -> None:
     """Killed in the middle of its writing, an export leaves nothing that a reader would take for its result."""

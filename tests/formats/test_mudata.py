@@ -67,6 +67,7 @@ def test_file_and_object_say_the_same(tmp_path: Path) -> None:
     check(open_source(mdata))
 
 
+@pytest.mark.long
 def test_zarr_folder_of_a_mudata(tmp_path: Path) -> None:
     """A MuData that was written as a Zarr folder reads as its file."""
     two_modalities().write_zarr(tmp_path / "x.zarr")

@@ -27,6 +27,7 @@ def musts(path: Path) -> set[str]:
     return {f"{problem.rule} {problem.path}" for problem in validate(path, "full") if problem.level == "must"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [attribute, array, member])
 def test_damaged_structure_is_told_or_read(change: Callable[..., str], tmp_path: Path) -> None:
     """Whatever is done to attributes, arrays and groups, the validator ends with a list or a refusal, and what it lets pass is read."""
@@ -131,6 +132,7 @@ def test_members_that_no_list_names_do_not_stop_a_reader(tmp_path: Path) -> None
     assert musts(path) == {"A75 obs"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [".h5ad", ".zarr"])
 def test_frames_of_other_names_are_not_converted(ending: str, tmp_path: Path) -> None:
     """A frame in obsm whose rows have other names than obs is refused, and nothing is written that anndata refuses."""

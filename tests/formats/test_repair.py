@@ -75,6 +75,7 @@ def test_places_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_mended_values_are_the_values(form: Form, tmp_path: Path) -> None:
     """After several mends at once anndata reads what it reads of the good file; metadata that were consolidated are so again."""

@@ -110,6 +110,7 @@ def test_h5ad_reads_as_it_was(everything: ad.AnnData, tmp_path: Path) -> None:
     assert_reads_as(h5ad_source(tmp_path / "x.h5ad"), everything)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_zarr_reads_as_it_was(everything: ad.AnnData, tmp_path: Path, zarr_format: int) -> None:
     """A Zarr folder of either format gives what was written."""

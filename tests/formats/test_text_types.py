@@ -65,6 +65,7 @@ def written_by_anndata(adata: ad.AnnData, path: Path, way: str) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("n_cells", [3, pytest.param(0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("way", ["h5ad", "zarr 3", pytest.param("zarr 2", marks=pytest.mark.nightly)])

@@ -36,6 +36,7 @@ def rules_of(problems: list[Problem]) -> set[str]:
     return {problem.rule for problem in problems}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_a_good_file_breaks_no_rule(goods: Goods, form: Form) -> None:
     """A file with every kind of element passes every rule at both levels; that awkward arrays are experimental is said."""
@@ -130,6 +131,7 @@ def told(found: Damage, problems: list[Problem]) -> bool:
     return any(not p.path or not apart(p.path, found.place) for p in inside)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "batch"), BATCHES, ids=[f"{form}: {' '.join(d.rule for d in batch)}" for form, batch in BATCHES]
 )

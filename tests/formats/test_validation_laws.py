@@ -78,6 +78,7 @@ def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFac
     assert {problem.rule for problem in validate(folder / "y.h5ad", "full")} <= {"A59"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_all_kinds_of_elements_break_no_must(form: Form, tmp_path: Path) -> None:
     """The same for all kinds of entries of uns, in each kind of file, compressed or not, and for what our sinks write."""

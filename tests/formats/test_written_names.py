@@ -186,6 +186,7 @@ def test_members_have_the_rows_of_their_table(tmp_path: Path, group: str) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_rankings_with_slashes_in_names_of_groups(tmp_path: Path) -> None:
     """Scanpy's rankings are records with a field per group: a group "T/NK" goes into every format."""
     adata = small()

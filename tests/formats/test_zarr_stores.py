@@ -59,6 +59,7 @@ def zipped(folder: Path, to: Path, how: int = zipfile.ZIP_STORED) -> Path:
     return to
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_zip_file_is_read_like_its_folder(tmp_path: Path, zarr_format: int) -> None:
     """`.zarr.zip`, compressed or not, is found, validated, copied, added and read into memory as the folder is."""
@@ -88,6 +89,7 @@ def test_zip_files_that_hold_no_zarr_or_too_much_are_refused(tmp_path: Path, mon
         read(RECORDS)
 
 
+@pytest.mark.long
 def test_open_groups_are_sources(tmp_path: Path) -> None:
     """An open `h5py.File` or `zarr.Group`, also one within a file, is read and added like its path, and stays open."""
     h5ad, folder = stored(made(), tmp_path / "x.h5ad"), stored(made(), tmp_path / "x.zarr")
@@ -154,6 +156,7 @@ def test_what_threads_encode_is_what_zarr_reads(
     np.testing.assert_array_equal(root["obsm/d"][:], dense)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_integers_are_shuffled_and_floats_are_not(tmp_path: Path, zarr_format: int) -> None:
     """By default indices go through Blosc's shuffled zstd and floats through plain zstd, and the store is no larger than our h5ad."""

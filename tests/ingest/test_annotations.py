@@ -79,6 +79,7 @@ def test_the_way_back(atlas: RaggedAtlas) -> None:
     assert not atlas.validate("deep")
 
 
+@pytest.mark.long
 def test_the_same_again_writes_nothing(atlas: RaggedAtlas) -> None:
     """A call that is repeated finds its values there: nothing is written twice."""
     adata = query(atlas).to_anndata()
@@ -135,6 +136,7 @@ def test_drop_shows_the_columns_below(atlas: RaggedAtlas) -> None:
         atlas.drop_annotation("one")
 
 
+@pytest.mark.long
 def test_datasets_that_come_later(atlas: RaggedAtlas) -> None:
     """A column of a later file is seen through the annotation that covers it, and stays when the annotation goes."""
     frame = pd.DataFrame({"cell_type": "mine"}, obs_of(atlas).index)
@@ -151,6 +153,7 @@ def test_datasets_that_come_later(atlas: RaggedAtlas) -> None:
     assert "mine" not in set(dropped["cell_type"])
 
 
+@pytest.mark.long
 def test_a_column_that_a_later_file_brings_too(atlas: RaggedAtlas) -> None:
     """A name that only an annotation had, and a file has later, holds the values of both."""
     atlas.annotate(pd.DataFrame({"leiden": "0"}, obs_of(atlas).index), "mine")
@@ -179,6 +182,7 @@ def sources(frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_source_gives_the_same(tmp_path: Path, atlas: RaggedAtlas) -> None:
     """Frames, Series, Arrow, mappings, CSV, TSV, Parquet and AnnData files write the same values."""
     (tmp_path / "files").mkdir()
@@ -195,6 +199,7 @@ def test_every_source_gives_the_same(tmp_path: Path, atlas: RaggedAtlas) -> None
     assert {"a", "a-2", "index", "plain", "label0", "label1"} <= {*names}
 
 
+@pytest.mark.long
 def test_cells_by_name(atlas: RaggedAtlas) -> None:
     """Rows can name cells as their file did, within a dataset that a column or the call names."""
     names = [str(name) for name in atlas.list_datasets()["name"]]
@@ -207,6 +212,7 @@ def test_cells_by_name(atlas: RaggedAtlas) -> None:
     assert obs_of(atlas)["other"].notna().sum() == len(one)
 
 
+@pytest.mark.long
 def test_members_of_obsm_become_results(atlas: RaggedAtlas) -> None:
     """An embedding comes back as a result of its name; the same again is left alone, another is refused or replaces it."""
     adata = query(atlas).to_anndata()
@@ -256,6 +262,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[AtlasError], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_refusals(atlas: RaggedAtlas) -> None:
     """Bad input is refused in one line, and nothing is written."""
     uids = obs_of(atlas).index
@@ -322,6 +329,7 @@ def test_an_anndata_of_a_query_is_not_added_again(atlas: RaggedAtlas) -> None:
         atlas.add(query(atlas).to_anndata(), "again", progress=False)
 
 
+@pytest.mark.long
 def test_four_annotators_at_once(atlas: RaggedAtlas) -> None:
     """Annotators of different columns all succeed; of one column, one does, and the others see its values."""
     index = obs_of(atlas).index

@@ -191,6 +191,7 @@ def test_clashing_columns_become_text(atlas, order, together) -> None:  # noqa: 
     assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
 
 
+@pytest.mark.long
 def test_clashing_columns_are_kept_apart(atlas) -> None:  # noqa: ANN001
     """With on_clash="rename" each type of a column has a cell column of its own, the same one for every later file."""
     orders = [INTEGERS, TEXTS, TEXTS, REALS, [True, False], TEXTS]

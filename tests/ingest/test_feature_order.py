@@ -75,6 +75,7 @@ def test_frequent_genes_come_first_and_every_row_ascends(atlas: RaggedAtlas) -> 
     assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [True, False])
 def test_the_same_genes_in_any_order_share_one_layout(atlas: RaggedAtlas, tmp_path: Path, together: bool) -> None:
     """Added together or one by one: one layout for X and one for raw, and each file comes back in its own order."""
@@ -129,6 +130,7 @@ def test_a_record_without_the_hash_of_its_features_is_still_found(atlas: RaggedA
     assert stored_names(atlas, "other") == GENES
 
 
+@pytest.mark.long
 def test_older_snapshots_and_restored_datasets_come_back_in_the_files_order(atlas: RaggedAtlas) -> None:
     """The order is kept with the dataset: after drop, restore and in old snapshots it is the file's again."""
     atlas.add(made(GENES), "d", progress=False)

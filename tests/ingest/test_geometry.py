@@ -137,6 +137,7 @@ def test_objects_without_a_link_become_cells(atlas: RaggedAtlas, slide: Slide) -
         atlas.add(slide.outlines, dataset="again", progress=False)
 
 
+@pytest.mark.long
 def test_new_cells_beside_linked_ones(atlas: RaggedAtlas, slide: Slide) -> None:
     """With new_cells=True objects without a cell become cells of a dataset of their own; both become visible at once."""
     moved = replace(
@@ -234,6 +235,7 @@ def test_a_matrix_is_no_shape(atlas: RaggedAtlas, slide: Slide) -> None:
         atlas.add(slide.data, "other", spaces={"X": "morphology"}, progress=False)
 
 
+@pytest.mark.long
 def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, template: Path) -> None:
     """Again is an error, 'skip' leaves them, 'replace' puts others in their place; a dataset has one geometry of a name."""
     store = str(template.with_name("cells.zv"))
@@ -256,6 +258,7 @@ def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, templ
     assert pointer_columns(atlas._catalog.tables.schema(CELLS)).keys() == {"gene_expression", BOUNDARY}
 
 
+@pytest.mark.long
 def test_two_datasets_share_a_column(atlas: RaggedAtlas, template: Path) -> None:
     """Values that stand in two datasets need dataset=...; the geometry of both is one name, in one column."""
     other = make_slide(20, seed=1)
@@ -313,6 +316,7 @@ def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.M
     assert atlas.validate("deep") == []
 
 
+@pytest.mark.long
 def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
     """An old snapshot reads the old shapes after a drop; restore brings them back; gc frees only what none reaches; diff names them."""
     report = atlas.add(slide.outlines, **LINKED)
@@ -351,6 +355,7 @@ def test_shapes_that_are_cells_go_with_their_dataset(atlas: RaggedAtlas, slide: 
     atlas.snapshot()
 
 
+@pytest.mark.long
 def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:
     """A purged dataset's shapes go from the tip, from every snapshot, and from the disk."""
     report = atlas.add(slide.outlines, **LINKED)
@@ -364,6 +369,7 @@ def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:
     assert atlas.validate("deep") == []
 
 
+@pytest.mark.long
 def test_damage_is_found(atlas: RaggedAtlas, slide: Slide) -> None:
     """Lost or changed files, lost pointers, wrong boxes and columns are named by rule."""
     report = atlas.add(slide.outlines, **LINKED)
@@ -436,6 +442,7 @@ def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:
         transcripts_to_counts(points, cells="cell_id", gene_names=["A"])
 
 
+@pytest.mark.long
 def test_counts_first_and_other_shapes_linked_with_them(tmp_path: Path) -> None:
     """What `counts=True` with a link is refused for has a way: transcripts make the cells, outlines are linked with these by name."""
     slide = make_slide(20, seed=5)

@@ -128,6 +128,7 @@ def test_two_versions_of_one_id_are_one_gene(atlas, names: list[str], in_column:
     assert atlas.dataset("d").to_anndata().var_names.tolist() == var.index.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_a_repeated_name_joins_as_the_name_does(atlas) -> None:  # noqa: ANN001
     """Repeated symbols join the id of their gene, and a repeated name of an unknown organism that of a known one."""
@@ -162,6 +163,7 @@ def notes_of(atlas, var: pd.DataFrame) -> str:  # noqa: ANN001
     return "\n".join(atlas.add(with_var(var, len(var)), "d", progress=False).notes)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_a_file_of_human_and_mouse_says_so(atlas) -> None:  # noqa: ANN001
     """Real genes of both, by id with their symbols: each has its own organism, the report counts them, and no symbol joins the other."""
@@ -218,6 +220,7 @@ def test_an_ordinary_file_has_one_note(atlas) -> None:  # noqa: ANN001
     assert notes_of(atlas, var).count("gene_expression: ") == 1
 
 
+@pytest.mark.long
 def test_a_registry_of_an_earlier_version_gets_its_columns(tmp_path: Path) -> None:
     """An atlas of version 0.1 takes a file with antibodies among genes; its features are there as before, and it validates."""
     with zipfile.ZipFile("tests/data/atlases_0.1.zip") as archive:
@@ -235,6 +238,7 @@ def test_a_registry_of_an_earlier_version_gets_its_columns(tmp_path: Path) -> No
     assert not atlas.validate("deep")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("categorical", [True, False])
 def test_an_antibody_among_genes_is_not_the_gene(atlas, categorical: bool) -> None:  # noqa: ANN001
     """In a matrix with genes an antibody of a gene's name joins neither its id nor its symbol, and the name asks for the gene."""
@@ -308,6 +312,7 @@ def test_a_registry_of_ones_own_is_filled_from_var(tmp_path) -> None:  # noqa: A
     assert atlas.features().set_index("feature_id")["biotype"].fillna("-").to_dict() == {"A": "x", "B": "y", "C": "-"}
 
 
+@pytest.mark.long
 def test_a_column_of_ones_own_does_not_say_what_is_a_gene(tmp_path: Path) -> None:
     """A registry's own column of types, as CELLxGENE files have one, is filled from var, and genes join as ever."""
     atlas = RaggedAtlas.create(str(tmp_path / "a"), registries={"gene_expression": TypedGene})

@@ -80,6 +80,7 @@ def test_a_chosen_name_is_refused(atlas: RaggedAtlas, on_duplicate: str) -> None
     check_once(atlas, {"x": 6})
 
 
+@pytest.mark.long
 def test_a_name_that_nobody_chose_gets_a_number(atlas: RaggedAtlas, tmp_path: Path) -> None:
     """The name of the file is taken meanwhile: the dataset is called as if it had come later."""
     small_anndata(0, 6).write_h5ad(tmp_path / "x.h5ad")
@@ -185,6 +186,7 @@ def test_twins_that_are_there_are_reported(atlas: RaggedAtlas) -> None:
     assert not checks.is_note(found["duplicate-dataset"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_", ["space", "vector"])
 def test_results_of_one_name(tmp_path: Path, as_: str) -> None:
     """A result is refused, skipped or put in the place of the other; no column and no array of the loser is left."""
@@ -213,6 +215,7 @@ def test_results_of_one_name(tmp_path: Path, as_: str) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counts", [False, True], ids=["cells", "counts"])
 def test_geometry_that_brings_cells(atlas: RaggedAtlas, counts: bool) -> None:
     """New cells of the same objects come once; another dataset of the same name keeps it."""

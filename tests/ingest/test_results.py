@@ -119,6 +119,7 @@ def test_old_results_are_added_too(own: Modelled) -> None:
     np.testing.assert_array_equal(adata.obsm["old"], own.expected())
 
 
+@pytest.mark.long
 def test_a_name_comes_once(own: Modelled) -> None:
     """A name twice is refused, left, or put in the place of the first, whose snapshot keeps it."""
     atlas = own.open()
@@ -225,6 +226,7 @@ def test_uncommitted_or_missing_results_are_refused(own: Modelled) -> None:
         own.open().add(own.folder / "nowhere", "z", progress=False)
 
 
+@pytest.mark.long
 def test_datasets_that_come_later(own: Modelled) -> None:
     """A dataset added after a result has none; its obs column of that name gets another name, and cannot take its place."""
     atlas = own.open()

@@ -208,6 +208,7 @@ def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, mon
     assert atlas.list_datasets()["name"].tolist() == ["a", "c"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_finished_is_taken_back(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that cannot be written to its end is refused by name with nothing left of it; the one after it is added all the same."""
     fill_the_disk(monkeypatch)

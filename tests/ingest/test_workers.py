@@ -111,6 +111,7 @@ def check_sound(atlas: RaggedAtlas, names: list[str]) -> None:
     assert atlas._catalog.tables.count("cells") == int(atlas.list_datasets()["n_cells"].sum())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["processes", pytest.param("dask", marks=pytest.mark.nightly)])
 def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports, layouts, names, columns and values are those of a call without workers, also over several commits."""
@@ -131,6 +132,7 @@ def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, mo
     assert content(atlas) == content(local)
 
 
+@pytest.mark.long
 def test_clashes_within_a_call_are_judged(processes: Executor, atlas: RaggedAtlas, tmp_path: Path) -> None:
     """A column of another type, content that comes twice and a file that does not open are refused as without workers."""
     paths = files(tmp_path / "files", 4)
@@ -160,6 +162,7 @@ def test_a_dry_run_by_workers_writes_nothing(
     assert [report.status for report in reports] == ["dry run"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["killed", pytest.param("hangs", marks=pytest.mark.nightly)])
 def test_a_worker_that_is_lost(atlas: RaggedAtlas, tmp_path: Path, fault: str) -> None:
     """The call ends with one clear line, nothing that it wrote is left, and the same call finishes the work."""
@@ -217,6 +220,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step",
     [

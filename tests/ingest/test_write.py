@@ -77,6 +77,7 @@ def test_a_memory_object_reports_everything_too(atlas) -> None:  # noqa: ANN001
     assert {e.name for e in less.elements} == {"X"}
 
 
+@pytest.mark.long
 def test_one_row_per_cell_and_a_pointer_per_modality(atlas, data_dir) -> None:  # noqa: ANN001
     """A MuData gives one row per cell; a modality that a cell lacks is null; its rows come back with their own cells."""
     report = atlas.add(data_dir / "wu2020.h5mu", spaces={"mod/gex/obsm/X_umap_orig": "embedding"}, progress=False)

@@ -259,6 +259,7 @@ def test_a_forked_child_is_refused(small: Any) -> None:
         process.join()
 
 
+@pytest.mark.long
 def test_the_loader_needs_no_torch(small: Any, tmp_path: Path) -> None:
     """Arrays come without PyTorch, pandas or AnnData being loaded in the process that reads."""
     path = tmp_path / "loader.pickle"

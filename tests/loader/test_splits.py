@@ -41,6 +41,7 @@ def test_parts_hold_their_shares() -> None:
     np.testing.assert_allclose([len(rows) / 20_000 for rows in parts.values()], [0.7, 0.2, 0.1], atol=0.02)
 
 
+@pytest.mark.long
 def test_parts_read_what_the_whole_reads(small: Any) -> None:
     """Parts together give every cell once, with its own values, and the features and codes of the whole."""
     loader = Loader(small.query, 8, obs=["kind"], seed=4)

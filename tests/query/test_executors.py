@@ -99,6 +99,7 @@ def queries(query: Query) -> dict[str, Query]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fine")
 def test_aggregates_and_files_are_the_same(executor: Executor, query: Query, tmp_path: Path) -> None:
     """Sums, means and counts of groups, and files, are equal bit for bit."""
@@ -150,6 +151,7 @@ def test_a_function_is_given_each_cell_once(executor: Executor, query: Query, si
         assert steps.call_args.args == ("cells", expected.n_obs, expected.n_obs)
 
 
+@pytest.mark.long
 def test_a_table_goes_back_into_the_atlas(own: Any) -> None:
     """What `map` gives is what `annotate` takes."""
     catalog, freeze = own
@@ -240,6 +242,7 @@ def test_what_a_function_gives_must_fit(query: Query, function: Any, said: str) 
         query.map(function, 7, pa.schema([pa.field("a", pa.int64(), nullable=False)]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "schema", [pa.schema([]), pa.schema([("uid", "string")]), pa.schema([("a", "int8"), ("a", "int8")])]
 )

@@ -30,6 +30,7 @@ SCHEMA = pa.schema(
 COLUMNS = Columns(SCHEMA, {"d1": "one", "d2": "two"})
 
 
+@pytest.mark.long
 @given(st.text())
 def test_any_text_compares_with_itself_only(query: Query, text: str) -> None:
     """A text chooses the cells that hold exactly this text, whatever quotes, ends or wildcards stand in it."""

@@ -72,6 +72,7 @@ def dense(block: CsrBlock, layer: str) -> NDArray[np.float64]:
     return found
 
 
+@pytest.mark.long
 @examples(15)
 @given(data=st.data())
 def test_any_rows_in_any_order(view: ra.AtlasView, data: st.DataObject) -> None:
@@ -125,6 +126,7 @@ def test_threads_change_nothing(view: ra.AtlasView) -> None:
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.long
 def test_copies_give_the_same(tmp_path: Path) -> None:
     """Few features come from the column-sorted copies, which `explain` names, and equal what the rows give."""
     uri = str(tmp_path / "atlas")

@@ -82,6 +82,7 @@ def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) 
     assert "graph" in atlas.dataset("one").to_anndata().obsm
 
 
+@pytest.mark.long
 def test_cells_that_are_none_of_the_dataset_are_damage(atlas: RaggedAtlas) -> None:
     """A record that takes over another dataset's group, as damage may, is refused; IndexError came out of the look-up of its cells."""
     catalog, record = atlas._catalog, atlas.checkout(atlas.snapshot()).record
@@ -96,6 +97,7 @@ def test_cells_that_are_none_of_the_dataset_are_damage(atlas: RaggedAtlas) -> No
         view.query().to_anndata()
 
 
+@pytest.mark.long
 def test_members_of_a_modality_join_in_its_own_rows(tmp_path: Path) -> None:
     """obsm within a modality of MuData joins for the cells that have the modality, in memory and in a file; the others have none."""
     mudata = pytest.importorskip("mudata")
@@ -127,6 +129,7 @@ def rng_rows(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(3, 2))
 
 
+@pytest.mark.long
 def test_colours_join_where_they_agree(atlas: RaggedAtlas) -> None:
     """Every category has the colour that the datasets give it; where two of a result differ there are none."""
     found = atlas.checkout(atlas.snapshot()).query().to_anndata()
@@ -141,6 +144,7 @@ def test_colours_join_where_they_agree(atlas: RaggedAtlas) -> None:
     assert list(atlas.dataset("other").to_anndata().uns["kind_colors"]) == ["#123456"]
 
 
+@pytest.mark.long
 def test_embeddings_are_spaces(atlas: RaggedAtlas) -> None:
     """A chosen member of `obsm` is a space that gives its vectors as X and finds a cell by its own vector; the file keeps it too."""
     view = atlas.checkout(atlas.snapshot())
@@ -166,6 +170,7 @@ def test_wrong_choices_are_refused(atlas: RaggedAtlas, choice: dict, error: type
     assert "nine" not in atlas.list_datasets()["name"].tolist()
 
 
+@pytest.mark.long
 def test_what_no_file_can_hold_is_refused_by_name(atlas: RaggedAtlas) -> None:
     """An object in `uns` that AnnData has no encoding for is refused with its key and the way out; extras leaves it out."""
     odd = part(9, 3, ["B"])

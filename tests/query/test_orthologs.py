@@ -61,6 +61,7 @@ def atlas(files: dict[str, ad.AnnData], tmp_path_factory: pytest.TempPathFactory
     return made
 
 
+@pytest.mark.long
 def test_datasets_of_two_organisms_are_joined_one_to_one(atlas: ra.RaggedAtlas, files: dict[str, ad.AnnData]) -> None:
     """The union has each pair as one column whose values are those of both files, and the intersection only these."""
     view, both = atlas.checkout("with"), truth() | {"Setd4": SETD4, "Tab1": TAB1}
@@ -147,6 +148,7 @@ def test_orthologs_are_pinned_by_snapshots(atlas: ra.RaggedAtlas) -> None:
     assert atlas.checkout(atlas.snapshot()).query().join(orthologs="human").to_anndata().var.equals(before.var)
 
 
+@pytest.mark.long
 def test_what_is_kept_apart_by_hand_stays_apart(tmp_path: Path) -> None:
     """A feature that a person keeps apart counts as no ortholog, and one linked by hand as what it was linked to."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))

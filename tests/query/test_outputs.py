@@ -156,6 +156,7 @@ def test_modalities_are_aligned(query: Query, small: Any) -> None:
     assert list(result.obs["cell_name"]) == list(frame["cell_name"])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:::mudata")
 def test_a_written_mudata_equals_the_result(query: Query, tmp_path: Path) -> None:
     """A `.h5mu` has the modalities and the order of the result in memory."""
@@ -237,6 +238,7 @@ def test_provenance_and_cells_left_out(query: Query) -> None:
     assert facts["cells_without_space"] == (frame["dataset"] == "second").sum()
 
 
+@pytest.mark.long
 @given(st.integers(0, 70), st.integers(0, 5), st.sampled_from([None, "dataset", "donor", "stage"]))
 def test_samples_are_stable(small: Any, n: int, seed: int, by: str | None) -> None:
     """The same seed chooses the same cells in table order; each group gives n or all it has; fewer are among more."""
@@ -260,6 +262,7 @@ def test_other_seeds_choose_other_cells(query: Query) -> None:
     assert set().union(*found) == set(query.to_pandas().index)
 
 
+@pytest.mark.long
 def test_samples_outlive_compaction(own: Any) -> None:
     """Compaction and later datasets leave a sample of the same cells as it was."""
     catalog, freeze = own
@@ -293,6 +296,7 @@ def test_vectors_are_found(query: Query, small: Any) -> None:
     assert len(query.search(target, column="embedding", k=10**6).to_pandas()) == len(frame)
 
 
+@pytest.mark.long
 def test_texts_are_found_with_and_without_an_index(own: Any) -> None:
     """A full-text search keeps filtered cells that hold the word; an index of words answers alike, one of whole values is not asked."""
     catalog, freeze = own
@@ -326,6 +330,7 @@ def test_vector_columns_are_found_with_and_without_an_index(own: Any) -> None:
         Query(catalog.tip()).search([1, 2, 3], column="place").count()
 
 
+@pytest.mark.long
 def test_merged_features_share_a_column(own: Any) -> None:
     """A redirect sends a feature's values to its target, where they are added to those of the target itself."""
     catalog, freeze = own
@@ -345,6 +350,7 @@ def test_merged_features_share_a_column(own: Any) -> None:
     assert list(old.where(dataset="third").features("CD8A").to_anndata().var_names) == ["CD8A"]
 
 
+@pytest.mark.long
 def test_cells_without_a_record_are_invisible(own: Any) -> None:
     """Cells of an add that is under way are in no result and no count."""
     catalog, freeze = own

@@ -128,6 +128,7 @@ def test_the_opposite_of_what_cannot_be_leaves_missing_values_out(small: Any, na
     assert small.query.where(both).count() == small.query.where(~(~both)).count() == 0
 
 
+@pytest.mark.long
 @given(predicates)
 def test_predicates_choose_the_cells_that_pandas_chooses(small: Any, predicate: Predicate) -> None:
     """A filter keeps exactly the cells of an independent three-valued evaluation, in table order."""
@@ -190,6 +191,7 @@ def test_order_equals_a_stable_sort(small: Any, keys: list[tuple[str, bool]], li
     assert list(zip(found["dataset"], found["cell_name"], strict=True)) == list(expected.index[:limit])
 
 
+@pytest.mark.long
 @given(
     predicates,
     st.sampled_from(["counts", "lognorm"]),

@@ -43,6 +43,7 @@ def rings(slide: Slide) -> np.ndarray[Any, Any]:
     return slide.outlines.positions.reshape(-1, 16, 2)
 
 
+@pytest.mark.long
 @examples(15)
 @given(st.lists(st.floats(-20, 120), min_size=4, max_size=4))
 def test_a_box_by_boxes_and_centroids(view: AtlasView, slides: tuple[Slide, Slide], ends: list[float]) -> None:

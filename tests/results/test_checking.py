@@ -30,6 +30,7 @@ def written(folder: Path, ids: list[str] | None = None) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_nothing_is_wrong_with_what_was_written(tmp_path: Path) -> None:
     """Results that were written, replaced and indexed have no problem; nor have .npy results that read."""
     save_to_database(written(tmp_path / "r"), least_rows=0)
@@ -39,6 +40,7 @@ def test_nothing_is_wrong_with_what_was_written(tmp_path: Path) -> None:
     assert validate_results(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["data", "_versions", "_indices", "toml"])
 def test_a_changed_byte_is_found(kind: str, tmp_path: Path) -> None:
     """A byte of any file of the table, its versions, its indexes or the configuration that differs is named, whichever it is."""

@@ -183,6 +183,7 @@ def test_a_second_run_is_refused(tmp_path: Path) -> None:
         convert_results(folder, overwrite=True, spot_check=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [0.3, 0.6])
 def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float) -> None:
     """C63, R6: a byte that changes between writing and reading back is found; nothing is committed, and the old files serve."""
@@ -251,6 +252,7 @@ def test_what_is_read_back_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.M
             assert np.concatenate(flat).tobytes() == expected.tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["write", "compare"])
 def test_a_killed_conversion(tmp_path: Path, step: str) -> None:
     """C66: killed while it writes or compares, the .npy files serve as before; a second conversion succeeds."""

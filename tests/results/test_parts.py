@@ -174,6 +174,7 @@ def test_a_part_of_a_run_that_ended(tmp_path: Path, end: str) -> None:
         writer.parts(1)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     """What a killed run with parts left is removed by the next writer."""
     code = (

@@ -107,6 +107,7 @@ def test_shapes_survive(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert dataset.get_data(4).tobytes() == values[4].tobytes()
 
 
+@pytest.mark.long
 @given(sizes=st.lists(st.integers(0, 5), max_size=6))
 def test_rows_come_in_the_order_written(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     """C20, C21, C80: rows and ids stand in write order across batches, and empty batches change nothing."""
@@ -451,6 +452,7 @@ def test_an_interrupted_run_is_taken_up(tmp_path: Path) -> None:
     assert not (tmp_path / "lance_db" / ".checkpoint").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_not_resumed_begins_anew(tmp_path: Path) -> None:
     """Without resume, or where nothing was noted, a writer begins with no rows, and what was left is removed."""
     interrupted(tmp_path)
@@ -461,6 +463,7 @@ def test_a_run_that_is_not_resumed_begins_anew(tmp_path: Path) -> None:
         writer.write_batch(["a"], np.zeros((1, 2)))
 
 
+@pytest.mark.long
 def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
     """Resuming with other facts, or from a damaged file, is refused; the interrupted run stays as it was."""
     interrupted(tmp_path)
@@ -546,6 +549,7 @@ def test_a_killed_run_shows_nothing(tmp_path: Path, *, overwrite: bool) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {*others, "lance_db"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_killed_at_its_commit(tmp_path: Path, moment: str, *, overwrite: bool) -> None:

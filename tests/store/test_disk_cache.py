@@ -39,6 +39,7 @@ def fresh(reader: ArrayReader) -> ArrayReader:
     return reader
 
 
+@pytest.mark.long
 def test_nothing_is_asked_twice(s3: Location, spec: ArraySpec, s3_server, tmp_path: Path) -> None:  # noqa: ANN001
     """What one process has read, another one reads without a request, and of the rest only what is missing is asked for."""
     reader = ArrayReader(cached(s3, tmp_path), spec)
@@ -83,6 +84,7 @@ def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_server,
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.long
 def test_damage_in_the_bucket_is_seen(s3: Location, spec: ArraySpec, tmp_path: Path) -> None:
     """Verifying goes past the cache, and damaged bytes of the bucket are never held."""
     reader = ArrayReader(cached(s3, tmp_path), spec)

@@ -179,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_own_processes_end_with_the_caller(tmp_path: Path) -> None:
     """Processes that a call started are gone after it is killed, also where they work."""
     (tmp_path / "script.py").write_text(KILLED)

@@ -36,6 +36,7 @@ def made_rows(rng: np.random.Generator, lengths: list[int], *, ascend: bool) -> 
     return [np.sort(row) for row in rows] if ascend else rows
 
 
+@pytest.mark.long
 @examples(40)
 @given(data=st.data())
 def test_few_columns_are_found_as_many_are(data: st.DataObject) -> None:

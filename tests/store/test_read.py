@@ -61,6 +61,7 @@ some_ranges = st.lists(
 )
 
 
+@pytest.mark.long
 @examples(20)
 @given(asked=some_ranges, threads=st.integers(1, 4), wave=st.sampled_from([1, 300, 2**20]), which=st.integers(0, 5))
 def test_ranges_are_those_of_numpy(flat, asked, threads, wave, which) -> None:  # noqa: ANN001

@@ -150,6 +150,7 @@ for act in (lambda: ra.RaggedAtlas.create(sys.argv[1] + "/new"), lambda: ra.Ragg
 """
 
 
+@pytest.mark.long
 def test_a_folder_without_write_access_is_a_store_error(tmp_path: Path) -> None:
     """Where a folder cannot be written, making an atlas and changing one say so, with the reason."""
     ra.RaggedAtlas.create(str(tmp_path / "old"))

@@ -181,6 +181,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["convert", *words])
 
 
+@pytest.mark.long
 def test_the_command_converts_geometry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`raggedatlas convert` takes files and stores of geometry by their endings, tells losses, and refuses."""
     monkeypatch.chdir(tmp_path)

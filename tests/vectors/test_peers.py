@@ -77,6 +77,7 @@ def kept(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 def test_stores_that_the_packages_wrote(layout: str, kept: Path, tmp_path: Path) -> None:
     """Items 20, 21, 53, 103, 105: columns that no shape declares, texts, and fragments that objects share are read as the packages read

@@ -63,6 +63,7 @@ STORES: dict[str, Callable[[], Geometry]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_wrong_with_what_is_written(layout: str, tmp_path: Path) -> None:
     """Every rule passes on what we write: all kinds, boundary policies, pyramids with links between levels, identity."""
@@ -373,6 +374,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
     return get
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rule_is_found_broken(layout: str, written: Callable[[str, str], Path], tmp_path: Path) -> None:
     """Items with V: each store that breaks a rule is told by that rule, at its severity, with a place, and no store makes it fail."""

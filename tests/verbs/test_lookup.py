@@ -204,6 +204,7 @@ def test_an_index_is_measured(write: Write, metric: str, dtype: str) -> None:
     assert len(ResultDataset({}, found.data_location)) == 3000
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
 def test_older_results_become_a_table_that_has_an_index(tmp_path: Path) -> None:
     """C55: results in .npy files are made a table beside them for their index; each uid keeps its own vector, the files their bytes."""
@@ -221,6 +222,7 @@ def test_older_results_become_a_table_that_has_an_index(tmp_path: Path) -> None:
     assert by_index.column("uid").to_pylist() == exact.column("uid").to_pylist()
 
 
+@pytest.mark.long
 def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recall counts other rows only: a search that finds nothing but the row that it is asked for has none."""
     found = write(clustered(200, 9).astype("f4"))
@@ -252,6 +254,7 @@ def test_an_index_answers_only_its_own_question(write: Write) -> None:
     assert neighbors(str(found.data_location), uids[0]).num_rows == 4
 
 
+@pytest.mark.long
 def test_an_index_over_several_files(tmp_path: Path) -> None:
     """Rows that several processes wrote to files of their own are found under their own uids."""
     values = clustered(900, 6)

@@ -39,6 +39,7 @@ def test_lookup_asks_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lookup(dataset, ids)["it's 7"].tolist() == [14.0, 15.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["space", "vector"])
 def test_results_in_an_atlas_are_shown_by_name(tmp_path: Path, form: str) -> None:
     """A map is made of a result by its name, of exactly the cells that have it."""

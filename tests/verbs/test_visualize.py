@@ -83,6 +83,7 @@ def place_of(uid: str) -> float:
     return float(sum(map(ord, uid)))
 
 
+@pytest.mark.long
 def test_results_join_cells_by_uid(snapshot: Any, results: ResultDataset) -> None:
     """Whatever the order of results: each cell stands at its own place with its own metadata, gene and colour."""
     query = snapshot.query()
@@ -162,6 +163,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return atlas.checkout(atlas.snapshot())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["map", "held"])
 def test_a_layer_is_of_genes_only(name: str, layered: Any) -> None:
     """A result in the atlas is coloured by a gene of any layer, named by `layer` or by the query, in the same places."""
@@ -191,6 +193,7 @@ def test_the_command_colours_a_result_by_a_layer(layered: Any, tmp_path: Path) -
     assert "['counts', 'X']" in said.stderr or "['X', 'counts']" in said.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["h5ad", "zarr", "object", "csc"])
 def test_a_file_is_shown_as_its_atlas_would_be(form: str, tmp_path: Path) -> None:
     """Coordinates, metadata, colours and genes of every layer of a file are those that an atlas of it shows."""
@@ -262,6 +265,7 @@ def test_the_command_shows_a_file(words: list[str], said: str, tmp_path: Path) -
     assert done.stderr.count("\n") <= 1
 
 
+@pytest.mark.long
 def test_the_command_adds_embeddings(tmp_path: Path) -> None:
     """What ``add --embedding`` names can be viewed, as the help of view shows."""
     with warnings.catch_warnings(action="ignore"):
@@ -415,6 +419,7 @@ def test_parquet_has_what_embedding_atlas_reads(snapshot: Any, tmp_path: Path) -
         visualize(clash, path=tmp_path / "y.parquet")
 
 
+@pytest.mark.long
 def test_vitessce_folder_is_what_its_configuration_says(snapshot: Any, tmp_path: Path) -> None:
     """Every path that the configuration names is in the AnnData-Zarr beside it, with the cells' places, sets and genes."""
     scene = make_view("umap", snapshot)
@@ -450,6 +455,7 @@ def test_vitessce_needs_an_address_with_a_host(snapshot: Any, tmp_path: Path, ad
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_command_tells_vitessce_where_it_is_served(snapshot: Any, tmp_path: Path) -> None:
     """--address is the address in the configuration, a last slash or none."""
     place = [snapshot.query().catalog.location.uri, "umap"]

@@ -89,6 +89,7 @@ def assert_one_copy(remote: Remote, folder: Path) -> None:
         assert atlas._catalog.tables.tags(table) == {"atlas-v1": version}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -122,6 +123,7 @@ def test_a_lost_acknowledgement_in_optimize(remote: Remote, complete: Path, tmp_
     assert_one_copy(remote, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pattern",
     [

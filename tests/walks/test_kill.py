@@ -108,6 +108,7 @@ def test_every_step_is_tried() -> None:
     assert {step for step, _ in POINTS} == set(STEPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", points())
 def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # noqa: ANN001
     """Nothing or all is visible, all that is visible is sound, and a second add leaves exactly one dataset, equal to the source."""
@@ -128,6 +129,7 @@ def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # 
     check_whole(atlas, source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fix", ["repair", "gc"])
 @pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed, tmp_path, point, fix) -> None:  # noqa: ANN001

@@ -94,6 +94,7 @@ def groups(atlas: RaggedAtlas) -> set[str]:
     return {name for name in atlas._catalog.arrays.list_children() if name != "zarr.json"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", points())
 def test_killed_then_added_again(killed: Any, tmp_path: Path, point: tuple[str, str]) -> None:
     """Nothing or all is visible, all that is visible is sound, and a second add leaves exactly one result, equal to its source."""
@@ -112,6 +113,7 @@ def test_killed_then_added_again(killed: Any, tmp_path: Path, point: tuple[str, 
     check(atlas, own, ["z"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed: Any, tmp_path: Path, point: tuple[str, str]) -> None:
     """repair() leaves exactly the groups and columns of what is visible."""

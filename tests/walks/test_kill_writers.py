@@ -11,6 +11,7 @@ from raggedatlas.query.identity import FeatureIdentity
 READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     """After each kill the atlas equals a model of it, with what was added since, in all its snapshots."""

@@ -55,6 +55,7 @@ def test_real_files_become_one_mudata_and_come_back_equal(data_dir: Path, tmp_pa
         assert_equal(adata, ad.read_h5ad(atlas.dataset(name).write(tmp_path / f"{name}.h5ad")))
 
 
+@pytest.mark.long
 def test_damage_to_what_is_kept_is_found(data_dir: Path, tmp_path: Path) -> None:
     """A byte that changed in what stands beside is found by validate, and what it hits is refused, not given back wrong."""
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_the_walk(remote: Remote, data_dir: Path, tmp_path: Path) -> None:
     """Everything that a person does with a folder works with the address of a bucket, and gives the same."""
     homes = {"remote": (remote.uri, remote.options), "local": (str(tmp_path / "local.atlas"), None)}
@@ -82,6 +83,7 @@ def cost(proxy: FaultyProxy, action: Callable[[], object]) -> int:
     return len(proxy.requests) - before
 
 
+@pytest.mark.long
 def test_a_query_makes_few_requests(remote: Remote, three: Path) -> None:
     """Opening a snapshot and reading k cells of g groups make at most the requests that the reference page says."""
     remote.upload(three)

@@ -54,6 +54,7 @@ def same(one: Shapes, other: Shapes) -> bool:
     return all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in pairs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [pytest.param("0.7", marks=pytest.mark.nightly), "0.9"])
 def test_stores_in_a_bucket(layout: str, remote: Remote, tmp_path: Path) -> None:
     """Items 23, 95, 100: written there and read whole, by box, id, group and level; validated; inspected; replaced; in either layout."""
@@ -90,6 +91,7 @@ def test_stores_in_a_bucket(layout: str, remote: Remote, tmp_path: Path) -> None
         open_vectors(root.child("never.zv"))
 
 
+@pytest.mark.long
 def test_many_objects_are_put_at_once_or_none_stays(remote: Remote) -> None:
     """Files go up together, the root's metadata after all others; where making them fails in the midst, nothing is left."""
     root = Location(remote.uri, remote.options)

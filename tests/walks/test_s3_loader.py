@@ -76,6 +76,7 @@ def test_batches_are_those_of_a_folder(place: Place) -> None:
         assert requests <= (1 + n_reads) * N_GROUPS * N_ARRAYS
 
 
+@pytest.mark.long
 def test_a_map_style_batch_is_that_of_a_folder(place: Place) -> None:
     """Any rows in any order; a batch costs one request for each array of each dataset it touches, the first one two."""
     ours, theirs = (ra.CellDataset(query, obs=["cell_type"]) for query in (place.there, place.here))

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.long
 def test_a_slide_with_transcripts_outlines_and_expression(folder: Path, tmp_path: Path) -> None:
     """A box query returns cells whose counts, shapes and transcripts agree, cell by cell and gene by gene."""
     slide = make_slide(80, seed=11)

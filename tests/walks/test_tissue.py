@@ -60,6 +60,7 @@ def view(store: Path, spots: Shapes, tmp_path_factory: pytest.TempPathFactory) -
     return atlas.checkout(atlas.snapshot("breast"))
 
 
+@pytest.mark.long
 def test_a_box_gives_counts_outlines_and_transcripts_that_agree(view: AtlasView, store: Path) -> None:
     """The cells are those whose polygon meets the box; each has its counts, polygon, nucleus and transcripts, and no others."""
     assert view.validate("deep") == []

@@ -47,6 +47,7 @@ def law_of_one_file(folder: Path, adata: ad.AnnData) -> None:
         assert_equal(read_back(folder / "in.h5ad"), read_back(made))
 
 
+@pytest.mark.long
 @given(adata=wholes())
 @settings(examples(2), phases=NO_SHRINKING)
 def test_any_file_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
@@ -86,6 +87,7 @@ def without() -> dict[str, ad.AnnData]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lacking", list(without()))
 def test_files_without_cells_or_matrices_come_back_equal(tmp_path: Path, lacking: str) -> None:
     """An empty well, metadata alone, receptors without a matrix: each is copied, added beside others, reported, and given back."""

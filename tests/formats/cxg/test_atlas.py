@@ -37,6 +37,7 @@ def ask(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["split", "sparse"])
 def test_a_cxg_is_added_and_given_back(tmp_path: Path, form: Any) -> None:
     """A CXG in an atlas has its cells, categories, values and embeddings, and comes back as AnnData and as CXG."""
@@ -105,6 +106,7 @@ def given(tmp_path: Path) -> Path:
     return tmp_path / "in.h5ad"
 
 
+@pytest.mark.long
 def test_the_command_converts_to_and_fro(given: Path, tmp_path: Path) -> None:
     """h5ad to CXG with profile and title, and on to Zarr and h5ad, whole and in part; what changes is told on stderr."""
     said = ask(
@@ -171,6 +173,7 @@ def test_options_of_a_cxg_are_for_a_cxg(given: Path, tmp_path: Path) -> None:
     assert "--title are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
 
 
+@pytest.mark.long
 def test_the_command_has_the_choices_of_the_library(given: Path, tmp_path: Path) -> None:
     """Layout, matrix, embeddings, shown names, sorted categories and wide integers can be chosen on the command line."""
     adata = ad.read_h5ad(given)
@@ -218,6 +221,7 @@ def test_the_command_reads_what_it_is_told_to(tmp_path: Path) -> None:
     assert ask("convert", tmp_path / "a.h5ad", tmp_path / "b.h5ad", "--no-uns").exit_code == 1
 
 
+@pytest.mark.long
 def test_a_snapshot_is_exported_by_command(given: Path, tmp_path: Path) -> None:
     """Export writes cells of a snapshot as a CXG, with the embedding that their datasets have."""
     atlas = RaggedAtlas.create(tmp_path / "atlas")

@@ -47,6 +47,7 @@ def element(path: Path | str, key: str, **options: Any) -> Any:
         source.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["split", "sparse"])
 def test_the_title_of_corpora_is_taken(form: Form, tmp_path: Path) -> None:
     """Since 0.2.0 the title is that of corpora; the one of the properties, a file name in real files, is kept beside it and put back."""
@@ -171,6 +172,7 @@ def again(path: Path, rows: tuple[int, ...]) -> None:
             array[at] = {key: value[at] for key, value in values.items()} if named else values[at]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_flipped_bits_are_found(layout: str, tmp_path: Path) -> None:
     """One flipped bit in any stored chunk of numbers, text or bounds of text is refused in reading and told by C00."""
@@ -206,6 +208,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     """The next run that writes a CXG beside it removes what a killed one left, but nothing of a run that lives, and nothing else."""
     with started([sys.executable, "-c", KILLED, tmp_path / "a.cxg"], stdin=subprocess.PIPE) as run:

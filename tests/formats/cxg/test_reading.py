@@ -198,6 +198,7 @@ def test_colours_have_two_spellings(cxg: Path, spelled: str) -> None:
     assert list(read(cxg).uns["kind_colors"]) == ["#000002", "#000003", "#000001"]
 
 
+@pytest.mark.long
 def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
     """Gene sets, coverage, unknown arrays, groups and metadata, and embeddings in 64 bits go through AnnData, and are put back."""
     tiledb = import_tiledb()

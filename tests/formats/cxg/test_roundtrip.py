@@ -151,6 +151,7 @@ def test_a_second_trip_changes_nothing(tmp_path: Path, profile: str) -> None:
     assert (second.X != first.X).nnz == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "ending"),
     # What lies in the middle has the matrix of "split" sparse, and that of all others dense.

@@ -164,6 +164,7 @@ def test_what_is_not_served_is_told(program: Path, tmp_path: Path) -> None:
         ExplorerServer(tmp_path / "absent.cxg", program=program)
 
 
+@pytest.mark.long
 def test_what_can_be_served_is_taken_as_it_is(tmp_path: Path) -> None:
     """A CXG of 0.2.0 or older is not written again; one of 0.3.0 is, and so is any file, without a must broken."""
     for form in ("sparse", "old", "unnamed"):
@@ -200,6 +201,7 @@ def test_a_file_and_a_query_are_prepared(tmp_path: Path) -> None:
     assert [str(p) for p in validate(few.path, "full") if p.level == "must"] == []
 
 
+@pytest.mark.long
 def test_a_temporary_folder_goes_away(program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a target the CXG lives as long as the server; with one it stays; without a program nothing is written."""
     monkeypatch.setenv(VARIABLE, str(program))

@@ -157,6 +157,7 @@ def test_any_texts_pass(tmp_path_factory: pytest.TempPathFactory, texts: list[st
         assert np.asarray(array.query(attrs=["b"])[:]["b"]).astype(object).tolist() == values[::-1].tolist()
 
 
+@pytest.mark.long
 def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
     """Where Ctrl-C is ignored, as in jobs of a script, it is still ignored once a CXG was opened: it ends nothing, least of all by a crash."""
     path = write_cxg(tmp_path / "x.cxg")

@@ -89,6 +89,7 @@ def write(what: Any, path: Path, **options: Any) -> Path:
     return Path(copy(what, open_sink(path, **options)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_a_long_table_is_written_as_a_short_one(
@@ -127,6 +128,7 @@ def test_chosen_cells_and_those_of_an_atlas(tmp_path: Path, stored: Path, reques
     assert found["uid"].tolist() == frame.index.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
 @pytest.mark.parametrize("ending", ["h5ad", "zarr", "cxg"])
 def test_a_long_table_is_read_as_a_short_one(

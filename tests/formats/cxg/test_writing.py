@@ -389,6 +389,7 @@ def test_features_are_shown_by_the_names_that_are_unique(tmp_path: Path) -> None
         write(given, tmp_path / "d.cxg", var_index="nothing")
 
 
+@pytest.mark.long
 def test_an_embedding_is_computed_on_request(tmp_path: Path) -> None:
     """Principal components are those of the logged matrix, the same every time, whatever the layout; a file's own are kept."""
     rng = np.random.default_rng(0)

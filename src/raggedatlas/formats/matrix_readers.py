@@ -1,5 +1,6 @@
 """Read matrices (CSR, CSC, dense) in blocks of rows from HDF5, Zarr or memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -231,7 +232,7 @@ class CsrRows:
         """Do nothing; no state is kept."""
 
 
-class SortedRows:
+class SortedRows(ABC):
     """Base of readers of matrices stored in another order: the first access sorts all entries by row.
 
     Entries beyond one band are kept in temporary files until `close`.
@@ -243,9 +244,9 @@ class SortedRows:
     entry_bytes: int
     _sort: ExternalRowSort | None = None
 
+    @abstractmethod
     def fill(self, sort: ExternalRowSort) -> None:
         """Add all entries to a sort."""
-        raise NotImplementedError
 
     def stop(self, start: int, stop: int) -> int:
         """Return the end of the next block."""

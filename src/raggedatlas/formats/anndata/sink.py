@@ -1,5 +1,6 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -375,7 +376,7 @@ class _Compressed:
         appender.flush()
 
 
-class _SparseWriter:
+class _SparseWriter(ABC):
     """Base of writers of a sparse matrix from rows; `major` is the axis of its pointers."""
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix, major: int) -> None:
@@ -392,11 +393,9 @@ class _SparseWriter:
         self._append(block, _cast(block.layers["values"], self.matrix))
         self._n_rows += block.n_rows
 
+    @abstractmethod
     def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Do nothing, since there are no temporary files."""
+        """Write the entries of one block."""
 
 
 class CsrWriter(_SparseWriter):
@@ -420,6 +419,9 @@ class CsrWriter(_SparseWriter):
         """Write the remaining entries and the row pointers."""
         _check_height(self.matrix, self._n_rows)
         self._group.finish()
+
+    def close(self) -> None:
+        """Do nothing, since there are no temporary files."""
 
 
 class CscWriter(_SparseWriter):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
-from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
-from raggedatlas.model.arguments import checked
+from raggedatlas.ingest.options import AddChoices, OnDuplicate
+from raggedatlas.model.arguments import Progress, checked
 from raggedatlas.model.assets import OnConflict
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import AnnotationReport, MaintenanceReport

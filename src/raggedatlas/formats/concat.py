@@ -1,7 +1,7 @@
 """Several sources one below the other, as anndata's `concat` puts objects together, in bounded memory."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -18,6 +18,7 @@ from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.modalities import ElementReader, Modality, select_modalities
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import hstack_blocks
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import Column, ColumnTable, Texts, frame_to_arrow
 from raggedatlas.model.protocols import MatrixInfo, Sink, Source, SourceSchema
@@ -203,7 +204,7 @@ def concat(
     index_unique: str | None = None,
     fill_value: float | None = None,
     modality: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Concatenate the cells of several files or objects into one file in bounded memory.
 

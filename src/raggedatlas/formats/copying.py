@@ -21,7 +21,7 @@ from raggedatlas.formats.modalities import (
 )
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.store.runtime import release_unused_memory
@@ -95,7 +95,7 @@ def copy(
     features: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
     modality: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Copy a file or object to another format in bounded memory.
 
@@ -153,7 +153,7 @@ def copy(
     try:
         target = open_sink(sink, **_multimodal(opened, sink, options)) if isinstance(sink, str | Path) else sink
         try:
-            _copy(opened, target, options, progress or _silent)
+            _copy(opened, target, options, progress or no_progress)
             return target.commit()
         except BaseException:
             target.abort()
@@ -161,10 +161,6 @@ def copy(
     finally:
         if opened is not source:
             opened.close()
-
-
-def _silent(step: str, done: int, total: int) -> None:
-    del step, done, total
 
 
 def is_multimodal(source: Source) -> bool:
@@ -178,7 +174,7 @@ def _multimodal(source: Source, path: "str | Path", options: CopyOptions) -> dic
     return {"multimodal": True} if several and Path(path).suffix == ".zarr" else {}
 
 
-def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Callable[[str, int, int], None]) -> None:
+def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Progress) -> None:
     whole = split_modalities(source)
     multimodal = bool(getattr(sink, "multimodal", False))
     modalities = select_modalities(source, options.modality, multimodal=multimodal)
@@ -326,9 +322,7 @@ def _whole(source: Source, key: str) -> Callable[[], Any]:
     return lambda: source.element(key)
 
 
-def _copy_matrix(
-    source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix, progress: Callable[[str, int, int], None]
-) -> None:
+def _copy_matrix(source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix, progress: Progress) -> None:
     height = matrix.shape[0]
     rows, columns = (*task.chosen(matrix.key), None, None)[:2]
     key, keys = task.prefix + matrix.key, tuple(info.key for info in matrix.infos)

@@ -12,8 +12,9 @@ from raggedatlas.formats.anndata import raise_if_invalid, with_rule_id
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometry_detecting import is_geometry
-from raggedatlas.ingest.options import IngestOptions, Progress, open_progress, read_options
+from raggedatlas.ingest.options import IngestOptions, open_progress, read_options
 from raggedatlas.ingest.results import add_results, is_results
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import GeometryReport, IngestReport, ResultReport
 from raggedatlas.store.executors import Workers

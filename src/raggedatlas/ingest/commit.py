@@ -27,11 +27,12 @@ from raggedatlas.catalog.layouts import ensure_layouts, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenGroup, specs_json
-from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
+from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.other_elements import WrittenElements, matrix_facts
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
 from raggedatlas.ingest.staging import FlushBehind, PlanAhead, SourceOpener, StagedDataset, recheck_duplicates, stage
 from raggedatlas.ingest.workers import WorkerStaging
+from raggedatlas.model.arguments import Progress, no_progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts

@@ -28,7 +28,8 @@ from raggedatlas.errors import AtlasError, ConflictError, StoreError
 from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_duplicates, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
-from raggedatlas.ingest.options import Progress, open_progress, read_options
+from raggedatlas.ingest.options import open_progress, read_options
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import GeometryReport

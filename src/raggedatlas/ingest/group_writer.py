@@ -15,9 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError, StoreError
 from raggedatlas.ingest.content_hash import ContentHash, as_bits, block_rows
-from raggedatlas.ingest.options import IngestOptions, Progress
+from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import MatrixInfo, Source

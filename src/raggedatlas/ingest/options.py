@@ -1,14 +1,12 @@
 """Options of `add`; the report contains every default."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-
-Progress = Callable[[str, int, int], None]
-"""Called with the step's name, how much is done, and how much there is; see `STEPS`."""
+from raggedatlas.model.arguments import Progress, no_progress
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -175,10 +173,6 @@ class IngestOptions(AddOptions):
     def feature_id_of(self, space: str) -> str:
         """Return the column with the ids of a space's features."""
         return self.feature_id if isinstance(self.feature_id, str) else self.feature_id.get(space, "auto")
-
-
-def no_progress(step: str, done: int, total: int) -> None:
-    """Ignore a step."""
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from raggedatlas.catalog.assets import RESULT_ASSETS, release_lease, take_lease
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
-from raggedatlas.ingest.options import Progress, open_progress, read_options
+from raggedatlas.ingest.options import open_progress, read_options
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, is_results, plan_result, result_exists
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.reports import ResultReport
 from raggedatlas.model.spaces import PointerKind, pointer_field

@@ -20,7 +20,7 @@ from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.ingest.content_hash import ContentHash, iterate_blocks
 from raggedatlas.ingest.feature_order import ColumnOrders, order_columns
 from raggedatlas.ingest.group_writer import PendingWrite, WrittenGroup, to_dense, write_group
-from raggedatlas.ingest.options import IngestOptions, Progress
+from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.other_elements import (
     WrittenElements,
     merge_colors,
@@ -29,6 +29,7 @@ from raggedatlas.ingest.other_elements import (
 )
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, free_name, plan_ingest, rename_notes, select_source
 from raggedatlas.ingest.values import canonicalize, to_csr
+from raggedatlas.model.arguments import Progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord

@@ -25,8 +25,8 @@ from raggedatlas.ingest.geometries import (
 )
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_options, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry, owner_codes
-from raggedatlas.ingest.options import IngestOptions, Progress, no_progress, read_options
-from raggedatlas.model.arguments import checked
+from raggedatlas.ingest.options import IngestOptions, read_options
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import GeometryReport, IngestReport

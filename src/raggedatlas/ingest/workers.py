@@ -14,9 +14,10 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.ingest.feature_order import ColumnOrders
-from raggedatlas.ingest.options import IngestOptions, no_progress
+from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import IngestPlan, plan_cells
 from raggedatlas.ingest.staging import SourceOpener, StagedDataset, check_staged_duplicates, plan_source, stage
+from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.reports import IngestReport
 from raggedatlas.model.spaces import PointerKind

@@ -23,6 +23,9 @@ from raggedatlas.errors import ArgumentError
 
 C = TypeVar("C", bound=Callable[..., Any])
 
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and how much there is."""
+
 _ARRAY: Any = get_origin(NDArray[Any])
 """What stands for arrays in annotations: a class, or an alias from NumPy 2.5 on."""
 
@@ -257,3 +260,7 @@ def _plural(hint: Any) -> str:  # noqa: ANN401 - an annotation
     """Describe in words the members of a collection."""
     known = {str: "texts", int: "whole numbers", float: "numbers", Any: "values"}
     return known.get(hint) or f"{getattr(hint, '__name__', _describe(hint))} objects"
+
+
+def no_progress(step: str, done: int, total: int) -> None:
+    """Ignore a step."""

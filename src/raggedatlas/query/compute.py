@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError, SourceError
-from raggedatlas.model.arguments import brief
+from raggedatlas.model.arguments import Progress, brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
 from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.cells import cell_columns
@@ -288,9 +288,6 @@ TASK_CELLS = 2**14
 """About how many cells one task has: opening arrays and sending a plan take as long for one batch as for many."""
 
 UID = pa.field("uid", pa.string(), nullable=False)
-
-Progress = Callable[[str, int, int], None]
-"""Called with ``"cells"``, how many are done, and how many there are."""
 
 
 def map_batches(

@@ -16,7 +16,7 @@ from raggedatlas.catalog.features import check_organism, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
-from raggedatlas.model.arguments import brief, checked
+from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
@@ -532,7 +532,7 @@ class Query:
         output_schema: pa.Schema,
         *,
         executor: Executor | Workers | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> pa.Table:
         """Call a function on batches of the selected cells, each cell once, and concatenate the results into one table.
 

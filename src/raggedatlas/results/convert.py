@@ -1,7 +1,7 @@
 """Conversion of ``.npy`` results to a Lance table: validated before writing, verified bit by bit before the commit."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import NpyResults
 from raggedatlas.results.row_readers import to_matrix
 from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn
 from raggedatlas.results.writer import ResultDatasetWriter
-
-Progress = Callable[[str, int, int], None]
 
 _CHUNK_BYTES = 32 * 2**20
 

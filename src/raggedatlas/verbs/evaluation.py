@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
@@ -20,9 +20,7 @@ from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.inference_run import (
     InferenceRun,
     ModelOptions,
-    Progress,
     annotate_errors,
-    no_progress,
     prepare_run,
     run_facts,
     split_options,

@@ -11,7 +11,7 @@ import numpy as np
 
 from raggedatlas.errors import QueryError
 from raggedatlas.loader.loader import Loader
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
@@ -21,9 +21,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.verbs.inference_run import (
     InferenceRun,
     ModelOptions,
-    Progress,
     ReadingOptions,
-    no_progress,
     open_previous_results,
     prepare_run,
     run_facts,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -17,6 +17,7 @@ from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.options import OutputFormat
+from raggedatlas.model.arguments import Progress, no_progress
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.batch_writer import BatchWriter
@@ -28,13 +29,6 @@ from raggedatlas.verbs.vector_sources import open_results
 
 INPUTS = "result:inputs"
 """Fact of results: digest of the features, layers and dtype that the model was given."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with a step, how much of it is done, and how much there is."""
-
-
-def no_progress(step: str, done: int, total: int) -> None:
-    """Ignore a step."""
 
 
 class ReadingOptions(TypedDict, total=False):

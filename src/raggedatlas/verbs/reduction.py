@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, QueryError, SourceError
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.location import file_digest
-from raggedatlas.verbs.inference_run import Progress, no_progress
 from raggedatlas.verbs.pca_model import PcaModel, check_seed, fit_pca, load_pca
 from raggedatlas.verbs.umap_model import UmapModel, UmapSettings, fit_umap, load_umap
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
-from raggedatlas.model.arguments import checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.query.search import METRICS
 from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table, record_checksums
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.storage_errors import lance_errors
-from raggedatlas.verbs.inference_run import Progress, no_progress
 from raggedatlas.verbs.vector_sources import open_results
 
 if TYPE_CHECKING:

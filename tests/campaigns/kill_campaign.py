@@ -17,7 +17,6 @@ import pyarrow as pa
 from anndata import AnnData
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog.checks import is_note
 from raggedatlas.catalog.snapshots import delete_version
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.ingest.transcripts import transcripts_to_counts
@@ -289,7 +288,7 @@ class Campaign:
                 made = RaggedAtlas.create(place)
             made.add(source_of(1), "first", organism="human", progress=False)
             assert content_of(made.dataset("first").to_anndata()) == content_of(source_of(1))
-            assert not [problem for problem in made.validate("deep") if not is_note(problem)], place
+            assert not [problem for problem in made.validate("deep") if problem.level == "must"], place
         if chosen.what == "infer":
             folder, version = chosen.arguments["folder"], chosen.arguments["version"]
             expected = self.atlas.checkout(version).query().to_anndata()
@@ -475,7 +474,7 @@ class Campaign:
         """Compare the whole atlas, its cells and its snapshots with the model."""
         assert self._read() == self.state.shown(), (when, self.state)
         assert self.state.grown <= self._grown(), when
-        problems = [problem for problem in self.atlas.validate("rows") if not is_note(problem)]
+        problems = [problem for problem in self.atlas.validate("rows") if problem.level == "must"]
         assert problems == [], (when, problems)
         n_cells = self.atlas._catalog.tables.count("cells")
         assert n_cells == int(self.atlas.list_datasets()["n_cells"].sum()), when

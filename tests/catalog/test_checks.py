@@ -23,7 +23,7 @@ LEVELS: tuple[checks.Level, ...] = ("quick", "rows", "deep")
 
 
 def rules(catalog: Catalog, level: checks.Level) -> set[str]:
-    return {problem.rule for problem in checks.validate(catalog, level) if not checks.is_note(problem)}
+    return {problem.rule for problem in checks.validate(catalog, level) if problem.level == "must"}
 
 
 def change_record(catalog: Catalog, uid: str, **changes: object) -> None:
@@ -91,8 +91,8 @@ def test_a_lost_version_of_a_snapshot_is_found(two: Two) -> None:
     catalog.tables.untag(CELLS, record.tag)
     assets.drop_dataset(catalog, two[1])
     catalog.tables.clean_up(CELLS, timedelta(0))
-    [problem] = [p for p in checks.validate(catalog) if not checks.is_note(p)]
-    assert (problem.rule, problem.place) == ("lost-version", "snapshot 1")
+    [problem] = [p for p in checks.validate(catalog) if p.level == "must"]
+    assert (problem.rule, problem.path) == ("lost-version", "snapshot 1")
     assert rules(catalog.at(record), "quick") == {"missing-table"}
 
 
@@ -242,10 +242,10 @@ def test_deep_finds_every_flipped_byte(two: Two) -> None:
         at = data.draw(st.integers(0, len(before) - 1))
         bit = data.draw(st.integers(0, 7))
         file.write_bytes(before[:at] + bytes([before[at] ^ (1 << bit)]) + before[at + 1 :])
-        found = [p for p in checks.validate(catalog, "deep") if not checks.is_note(p)]
+        found = [p for p in checks.validate(catalog, "deep") if p.level == "must"]
         file.write_bytes(before)
         assert {p.rule for p in found} == {"array-damaged"}
-        assert found[0].place.startswith(first)
+        assert found[0].path.startswith(first)
 
     flip()
     assert rules(catalog, "deep") == set()
@@ -322,7 +322,7 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
 
     monkeypatch.setattr(checks, "read_layouts", damaged_once)
     (found,) = checks.validate(catalog)
-    assert (found.rule, checks.is_note(found)) == ("seen-once", True)
+    assert (found.rule, found.level) == ("seen-once", "practice")
     assert "do not drop" in found.fix
     reads.clear()
     assert snapshots.snapshot(catalog).version == 1

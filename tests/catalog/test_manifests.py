@@ -10,10 +10,10 @@ import pytest
 
 from raggedatlas.catalog import assets, integrity, maintenance, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
-from raggedatlas.catalog.checks import is_note, validate
+from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import CorruptError
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problem
 from raggedatlas.testing.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -28,8 +28,8 @@ def flip(file: Path, bit: int) -> bytes:
     return data
 
 
-def found(catalog: Catalog) -> list[AtlasProblem]:
-    return [problem for problem in validate(catalog, "deep") if not is_note(problem)]
+def found(catalog: Catalog) -> list[Problem]:
+    return [problem for problem in validate(catalog, "deep") if problem.level == "must"]
 
 
 @pytest.mark.long
@@ -78,9 +78,9 @@ def test_a_missing_or_cut_file_is_named(two: Two) -> None:
     file = catalog.tables.location.path / named
     before = file.read_bytes()
     file.write_bytes(before[:-1])
-    assert ("table-file", named) in {(p.rule, p.place) for p in found(catalog.at(record))}
+    assert ("table-file", named) in {(p.rule, p.path) for p in found(catalog.at(record))}
     file.unlink()
-    assert ("table-file", named) in {(p.rule, p.place) for p in found(catalog)}
+    assert ("table-file", named) in {(p.rule, p.path) for p in found(catalog)}
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def test_snapshots_from_before_manifests_open_read_and_validate(two: Two) -> Non
     for view in (catalog, catalog.at(older)):
         problems = validate(view, "deep")
         assert {problem.rule for problem in problems} == {"unverified-files"}
-        assert all(is_note(problem) for problem in problems)
+        assert all(problem.level == "practice" for problem in problems)
     assert [r.manifest for r in list_versions(catalog)] == [""]
     made = snapshots.snapshot(catalog)
     assert [r.manifest for r in list_versions(catalog)] == ["", made.manifest]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.catalog import assets, checks
+from raggedatlas.catalog import assets
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.errors import ConflictError, DuplicateError, SourceError
 from raggedatlas.ingest.transcripts import make_transcripts
@@ -35,7 +35,7 @@ def check_once(atlas: RaggedAtlas, n_cells: Mapping[str, int]) -> None:
     assert atlas._catalog.tables.count(CELLS) == sum(n_cells.values())
     groups = {name for name in atlas._catalog.arrays.list_children() if name != "zarr.json"}
     assert set(listed.index) == groups - {group.split("/")[0] for group in atlas.results()["uid"]}
-    assert [problem for problem in atlas.validate("deep") if not checks.is_note(problem)] == []
+    assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []
 
 
 def add(atlas: RaggedAtlas, seed: int, name: str | None = None, **choices: Any) -> Any:
@@ -182,8 +182,8 @@ def test_twins_that_are_there_are_reported(atlas: RaggedAtlas) -> None:
     found = {problem.rule: problem for problem in atlas.validate()}
     assert x in found["duplicate-dataset"].message
     assert "drop_dataset('0000000000000000')" in found["duplicate-dataset"].fix
-    assert checks.is_note(found["duplicate-name"])
-    assert not checks.is_note(found["duplicate-dataset"])
+    assert found["duplicate-name"].level == "practice"
+    assert found["duplicate-dataset"].level == "must"
 
 
 @pytest.mark.long
@@ -242,4 +242,4 @@ def test_geometry_that_brings_cells(atlas: RaggedAtlas, counts: bool) -> None:
     assert list(atlas.list_datasets()["name"]) == [name]
     assert atlas._catalog.tables.count(CELLS) == n
     assert len(atlas.geometries()) == 1
-    assert [problem for problem in atlas.validate("deep") if not checks.is_note(problem)] == []
+    assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []

@@ -15,7 +15,6 @@ import pytest
 import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.options import STEPS
 from raggedatlas.testing.anndata_strategies import assert_same
@@ -99,7 +98,7 @@ def check_whole(atlas: RaggedAtlas, source: ad.AnnData) -> None:
     assert_same(source, atlas.dataset("pbmc68k_reduced").to_anndata())
     assert_same(earlier(), atlas.dataset("earlier").to_anndata())
     view = atlas.checkout(atlas.snapshot())
-    assert [problem for problem in view.validate("deep") if not is_note(problem)] == []
+    assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
     assert view.query().to_anndata().n_obs == 302
 
 
@@ -117,7 +116,7 @@ def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # 
     source = ad.read_h5ad(data_dir / FILE)
     visible = point[0] in ("records", "done")
     assert len(atlas.list_datasets()) == 1 + visible
-    assert [problem for problem in atlas.validate("deep") if not is_note(problem)] == []
+    assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []
     assert atlas.checkout(1).query().to_anndata().n_obs == 2
     number = atlas.snapshot()
     assert atlas.checkout(number).query().to_anndata().n_obs == 2 + visible * 300
@@ -143,4 +142,4 @@ def test_what_the_dead_left_is_freed(killed, tmp_path, point, fix) -> None:  # n
     if fix == "repair":
         n_cells = atlas._catalog.tables.read("cells", ["uid"]).num_rows
         assert n_cells == int(atlas.list_datasets()["n_cells"].sum())
-        assert all(is_note(problem) for problem in atlas.validate("rows"))
+        assert all(problem.level == "practice" for problem in atlas.validate("rows"))

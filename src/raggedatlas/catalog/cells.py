@@ -17,7 +17,7 @@ from raggedatlas.model.assets import AnnotationRecord, annotation_columns
 from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns
 
@@ -304,12 +304,12 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
         return table
 
 
-def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[AtlasProblem]:
+def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Problem]:
     """Read every frame that has a recorded hash to the end.
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
     """
     problems = []
@@ -319,7 +319,7 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Atl
             if not names and catalog.arrays.child(uid, "frames").exists():
                 text = "its frames have no recorded hashes, because it was added before they were recorded"
                 problems.append(
-                    AtlasProblem("unverified-files", uid, text, "Add it again with on_duplicate='replace'.")
+                    Problem("unverified-files", "practice", uid, text, "Add it again with on_duplicate='replace'.")
                 )
         except CorruptError:
             continue  # rule array-spec
@@ -328,7 +328,7 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Atl
                 read_frame(catalog, group[0], name)
             except AtlasError as error:
                 text = "Restore the file from a copy, or drop the dataset and add it again."
-                problems.append(AtlasProblem("frame", uid, str(error), text))
+                problems.append(Problem("frame", "must", uid, str(error), text))
     return problems
 
 

@@ -53,7 +53,7 @@ from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import AXES, PointerKind, pointer_columns
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.sql import equals
@@ -88,7 +88,7 @@ class _GroupCheck:
         self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
         self.rows[unique] = True
 
-    def problems(self) -> list[AtlasProblem]:
+    def problems(self) -> list[Problem]:
         """Return the problems of the group."""
         record, found = self.record, []
         drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
@@ -96,26 +96,34 @@ class _GroupCheck:
             drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
         if self.outside:
             found.append(
-                AtlasProblem(
-                    "pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop
+                Problem(
+                    "pointer-bounds",
+                    "must",
+                    record.zarr_group,
+                    f"{self.outside:,} pointers lie outside the arrays",
+                    drop,
                 )
             )
         if self.repeated:
             found.append(
-                AtlasProblem(
-                    "pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop
+                Problem(
+                    "pointer-rows",
+                    "must",
+                    record.zarr_group,
+                    f"{self.repeated:,} cells share a row with another cell",
+                    drop,
                 )
             )
         if self.owned and self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
-            found.append(AtlasProblem("cell-count", record.zarr_group, text, drop))
+            found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
         elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
             text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
-            found.append(AtlasProblem("pointer-bounds", record.zarr_group, text, drop))
+            found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
         return found
 
 
-def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
+def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
     """Check the ids and pointers of every cell against the inventory.
 
     Parameters
@@ -127,7 +135,7 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Atlas
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
         ``uncommitted-cells``, ``result-count``.
     """
@@ -157,12 +165,12 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Atlas
         for name, found in counts.items():
             count_results(rows, name, found)
     problems = [
-        AtlasProblem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
+        Problem("uncommitted-cells", "practice", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
                 "If it died, run repair().")
         for uid, n in uncommitted.items()
     ]  # fmt: skip
     problems += [
-        AtlasProblem("pointer-group", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is not a group of their dataset",
+        Problem("pointer-group", "must", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is not a group of their dataset",
                 "Restore a snapshot, or drop the dataset and add it again.")
         for (column, group), n in foreign.items()
     ]  # fmt: skip
@@ -179,7 +187,7 @@ def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> Non
         found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
 
 
-def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[AtlasProblem]:
+def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
     """Check that the number of cells with a result is, for every dataset, the recorded one."""
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in datasets}
     found = {uid: n for uid, n in found.items() if uid in datasets}
@@ -188,7 +196,7 @@ def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: Abstr
         return []
     text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} are recorded"
     fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-    return [AtlasProblem("result-count", record.column, text, fix)]
+    return [Problem("result-count", "must", record.column, text, fix)]
 
 
 def _take_pointers(
@@ -218,13 +226,13 @@ def _take_pointers(
             foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
 
 
-def _check_uids(uids: list[pa.Array]) -> list[AtlasProblem]:
+def _check_uids(uids: list[pa.Array]) -> list[Problem]:
     every = pa.chunked_array(uids, pa.string())
     bad = len(every) - (pc.sum(pc.match_substring_regex(every, "^[0-9a-f]{16}$")).as_py() or 0)
     problems = []
     if bad:
         problems.append(
-            AtlasProblem("cell-uid", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot.")
+            Problem("cell-uid", "must", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot.")
         )
     n_twice = len(every) - pc.count_distinct(every, mode="all").as_py()
     if n_twice:
@@ -232,8 +240,9 @@ def _check_uids(uids: list[pa.Array]) -> list[AtlasProblem]:
         twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
         shown = pc.struct_field(twice, "values").to_pylist()[:3]
         problems.append(
-            AtlasProblem(
+            Problem(
                 "duplicate-uid",
+                "must",
                 CELLS,
                 f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}",
                 "Restore a snapshot.",
@@ -242,17 +251,17 @@ def _check_uids(uids: list[pa.Array]) -> list[AtlasProblem]:
     return problems
 
 
-def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[AtlasProblem]:
+def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
     """Check that every result has a unique name, its column, and matching array descriptions, without reading values.
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
     """
     schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
     problems = [
-        AtlasProblem("duplicate-result", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
+        Problem("duplicate-result", "must", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
         for name, n in Counter(record.name for record in records).items()
         if n > 1
     ]
@@ -261,12 +270,12 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Atl
         if record.kind == "space":
             if record.space not in spaces:
                 text = f"its feature space {record.space!r} is unknown"
-                problems.append(AtlasProblem("unknown-space", record.name, text, "Define it with register_space()."))
+                problems.append(Problem("unknown-space", "must", record.name, text, "Define it with register_space()."))
             problems += check_specs(record.as_group(stored=True), spaces.get(record.space))
     return problems
 
 
-def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[AtlasProblem]:
+def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
     """Check every vector of the results that are stored in the cell table (rules ``result-values``, ``result-count``)."""
     there = catalog.tables.schema(CELLS).names
     vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
@@ -280,19 +289,23 @@ def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Atla
             bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
     problems = [problem for c, found in counts.items() for problem in check_counts(vectors[c], found, datasets)]
     return problems + [
-        AtlasProblem(
-            "result-values", column, f"{n:,} of its values are not finite", "Restore a snapshot, or add it again."
+        Problem(
+            "result-values",
+            "must",
+            column,
+            f"{n:,} of its values are not finite",
+            "Restore a snapshot, or add it again.",
         )
         for column, n in bad.items()
         if n
     ]
 
 
-def _check_column(record: ResultRecord, schema: pa.Schema) -> list[AtlasProblem]:
+def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
     fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
 
-    def wrong(text: str) -> list[AtlasProblem]:
-        return [AtlasProblem("result-column", record.name, text, fix)]
+    def wrong(text: str) -> list[Problem]:
+        return [Problem("result-column", "must", record.name, text, fix)]
 
     if record.column not in schema.names:
         return wrong(f"the cells have no column {record.column!r}")
@@ -310,16 +323,16 @@ def _check_column(record: ResultRecord, schema: pa.Schema) -> list[AtlasProblem]
 _AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
 
 
-def _problem(record: GeometryRecord, rule: str, text: str) -> AtlasProblem:
-    return AtlasProblem(rule, f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
+def _problem(record: GeometryRecord, rule: str, text: str) -> Problem:
+    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
 
 
-def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[AtlasProblem]:
+def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
     """Check that store names are unique per dataset, and that every store has its column and feature space, without reading pointers.
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``duplicate-geometry``, ``geometry-column``, ``unknown-space``, ``group-name``.
     """
     schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
@@ -328,7 +341,7 @@ def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> lis
     for (name, uid), n in Counter((r.name, uid) for r in records for uid in r.cells_of).items():
         if n > 1:
             text = f"{n} stores called {name!r} have shapes of the dataset {uid}"
-            problems.append(AtlasProblem("duplicate-geometry", name, text, "Run restore() of a snapshot."))
+            problems.append(Problem("duplicate-geometry", "must", name, text, "Run restore() of a snapshot."))
     for record in records:
         if record.column not in columns or pointers[record.column][0] != record.space:
             text = f"the cells have no column {record.column!r} of pointers into {record.space!r}"
@@ -340,14 +353,14 @@ def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> lis
     return problems
 
 
-def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[AtlasProblem]:
+def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
     """Check every visible store's root, and the pointers of the cells to it.
 
     Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them.
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
     """
     known = {record.uid for record in read_records(catalog)}
@@ -367,7 +380,7 @@ def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[At
     return problems
 
 
-def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> list[AtlasProblem]:
+def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> list[Problem]:
     problems = []
     counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in known}
@@ -394,7 +407,7 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
     return problems
 
 
-def check_store(arrays: Location, record: GeometryRecord) -> list[AtlasProblem]:
+def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
     """Check every byte of a visible store (rule ``store-files``)."""
     try:
         n_files, n_bytes, digest = digest_files(arrays.child(*record.zarr_group.split("/")))
@@ -408,23 +421,12 @@ def check_store(arrays: Location, record: GeometryRecord) -> list[AtlasProblem]:
 
 Level = Literal["quick", "rows", "deep"]
 
-NOTES = frozenset({"uncommitted-cells", "unassigned-index", "unverified-files", "duplicate-name", "seen-once"})
-"""Rules for work in progress, files without a recorded hash, a name shared by several datasets, or a read that failed once: worth
-knowing, but the stored data is correct."""
-
 _COPY = "Restore the atlas from a copy, or a snapshot with restore()."
 _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
 _ATTEMPTS = 10
 
 
-def is_note(problem: AtlasProblem) -> bool:
-    """Return whether a problem is only a note, which does not prevent a snapshot."""
-    return problem.rule in NOTES
-
-
-def validate(
-    catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None
-) -> list[AtlasProblem]:
+def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None) -> Problems:
     """Check the tip or a snapshot.
 
     Parameters
@@ -438,43 +440,44 @@ def validate(
 
     Returns
     -------
-    list of AtlasProblem
-        Empty when all is well. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
+    Problems
+        Empty when all is well. Rules marked ``practice`` are for work in progress, files without a recorded hash, a name shared by several
+        datasets, or a read that failed once: worth knowing, but the stored data are correct. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
         ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
-        ``duplicate-name`` (note), ``seen-once`` (note), ``group-name``,
+        ``duplicate-name`` (practice), ``seen-once`` (practice), ``group-name``,
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
-        ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
-        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
+        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
     first = _check_once(catalog, level, executor)
-    if all(is_note(problem) for problem in first):
+    if not first.breaks_must:
         return first
     # Nothing that was remembered of the first look may answer the second.
     again = _check_once(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
-    known, there = {(p.rule, p.place) for p in first}, {(p.rule, p.place) for p in again}
-    found = [problem for problem in again if is_note(problem) or (problem.rule, problem.place) in known]
-    once = [p for p in first if not is_note(p) and (p.rule, p.place) not in there]
+    known, there = {(p.rule, p.path) for p in first}, {(p.rule, p.path) for p in again}
+    found = Problems(p for p in again if p.level != "must" or (p.rule, p.path) in known)
+    once = [p for p in first if p.level == "must" and (p.rule, p.path) not in there]
     if once and not catalog.read_only:
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
             named = asset_uids(catalog.current())
             once = [problem for problem in once if _groups_in(problem) <= named]
     if once:
-        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].place}: {once[0].message}"
-        found.append(AtlasProblem("seen-once", catalog.location.uri, text, _IN_FLIGHT))
+        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
+        found.append(Problem("seen-once", "practice", catalog.location.uri, text, _IN_FLIGHT))
     return found
 
 
-def _groups_in(problem: AtlasProblem) -> set[str]:
+def _groups_in(problem: Problem) -> set[str]:
     """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
-    return set(re.findall(r"([0-9a-f]{16})/", f"{problem.place} {problem.message}"))
+    return set(re.findall(r"([0-9a-f]{16})/", f"{problem.path} {problem.message}"))
 
 
-def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[AtlasProblem]:
+def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> Problems:
     """Run all checks of a level once."""
-    problems: list[AtlasProblem] = []
+    problems = Problems()
     try:
         catalog = catalog.current()
         problems += _check_files(catalog, executor) if level == "deep" else []
@@ -482,19 +485,17 @@ def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | N
     except WorkersError:
         raise
     except AtlasError as error:
-        problems.append(AtlasProblem("unreadable", catalog.location.uri, str(error), _COPY))
+        problems.append(Problem("unreadable", "must", catalog.location.uri, str(error), _COPY))
     return problems
 
 
-def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[AtlasProblem]:
+def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[Problem]:
     if catalog.snapshot is not None:
         return check_files(catalog, [catalog.snapshot], head=False, executor=executor)
     return check_files(catalog, list_versions(catalog), head=True, executor=executor)
 
 
-def _validate(
-    catalog: Catalog, level: Level, problems: list[AtlasProblem], executor: Executor | Workers | None
-) -> None:
+def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor: Executor | Workers | None) -> None:
     """Check everything except the table files, and append the problems; stop at the first part that cannot be read."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
@@ -535,8 +536,8 @@ def _validate(
 
 
 def _shared(
-    catalog: Catalog, checks: Sequence[Callable[[], list[AtlasProblem]]], executor: Executor | Workers | None
-) -> list[AtlasProblem]:
+    catalog: Catalog, checks: Sequence[Callable[[], list[Problem]]], executor: Executor | Workers | None
+) -> list[Problem]:
     """Run checks that read arrays or files, on workers if given; problems are in the order of the checks."""
     return [problem for found in in_order(run_tasks(checks, executor, place=catalog.location)) for problem in found]
 
@@ -551,18 +552,18 @@ def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
     return draft
 
 
-def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[AtlasProblem]:
+def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Problem]:
     problems = []
     for name, schema in wanted.items():
         try:
             there = catalog.tables.schema(name)
         except AtlasError as error:
-            problems.append(AtlasProblem("missing-table", name, str(error), _COPY))
+            problems.append(Problem("missing-table", "must", name, str(error), _COPY))
             continue
         wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
         if wrong:
             problems.append(
-                AtlasProblem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY)
+                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", _COPY)
             )
     return problems
 
@@ -579,7 +580,7 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 
-def _check_pinned(catalog: Catalog) -> list[AtlasProblem]:
+def _check_pinned(catalog: Catalog) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     names = _schemas(catalog)
     # Registries from before symbols had a source get that column with the next features.
@@ -591,24 +592,28 @@ def _check_pinned(catalog: Catalog) -> list[AtlasProblem]:
     for column, (space, kind) in pointer_columns(catalog.tables.schema(CELLS)).items():
         if space not in spaces:
             problems.append(
-                AtlasProblem(
-                    "unknown-space", CELLS, f"column {column!r} points into the unknown feature space {space!r}", _COPY
+                Problem(
+                    "unknown-space",
+                    "must",
+                    CELLS,
+                    f"column {column!r} points into the unknown feature space {space!r}",
+                    _COPY,
                 )
             )
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
-            problems.append(AtlasProblem("space-kind", CELLS, text, _COPY))
+            problems.append(Problem("space-kind", "must", CELLS, text, _COPY))
     return problems
 
 
-def _check_versions(catalog: Catalog) -> list[AtlasProblem]:
+def _check_versions(catalog: Catalog) -> list[Problem]:
     """Check that every snapshot's table versions are there, and that no purge is half done."""
     problems = []
     unfinished = catalog.unfinished_purge()
     if unfinished is not None:
         text = f"the purge of dataset {unfinished.shown} is not finished; nothing can be written before it is"
         problems.append(
-            AtlasProblem("unfinished-purge", VERSIONS, text, f"Run repair(), or purge({unfinished.uid!r}) again.")
+            Problem("unfinished-purge", "must", VERSIONS, text, f"Run repair(), or purge({unfinished.uid!r}) again.")
         )
     tags: dict[str, dict[str, int]] = {}
     for record in list_versions(catalog):
@@ -619,18 +624,19 @@ def _check_versions(catalog: Catalog) -> list[AtlasProblem]:
                 continue
             text = f"version {version} of table {name!r} is gone"
             fix = f"Something other than this library cleaned up; delete the snapshot with delete_version({record.version})."
-            problems.append(AtlasProblem("lost-version", f"snapshot {record.version}", text, fix))
+            problems.append(Problem("lost-version", "must", f"snapshot {record.version}", text, fix))
     return problems
 
 
-def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
+def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
     spaces, registries = catalog.spaces(), registry_tables(catalog)
     problems = []
     for group, n in Counter(record.zarr_group for record in records).items():
         if n > 1:
             problems.append(
-                AtlasProblem(
+                Problem(
                     "duplicate-record",
+                    "must",
                     DATASETS,
                     f"{n} records name the group {group!r}",
                     "Run restore() of a snapshot.",
@@ -641,22 +647,28 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[A
         space = spaces.get(record.feature_space)
         if space is None:
             text = f"its feature space {record.feature_space!r} is unknown"
-            problems.append(AtlasProblem("unknown-space", record.zarr_group, text, "Define it with register_space()."))
+            problems.append(
+                Problem("unknown-space", "must", record.zarr_group, text, "Define it with register_space().")
+            )
         elif space.has_features and space.name not in registries:
             problems.append(
-                AtlasProblem(
-                    "missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY
+                Problem(
+                    "missing-registry",
+                    "must",
+                    space.registry,
+                    f"the features of {record.zarr_group} are not there",
+                    _COPY,
                 )
             )
         parts = record.zarr_group.split("/")
         if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
-            problems.append(AtlasProblem("group-name", DATASETS, text, "Restore a snapshot."))
+            problems.append(Problem("group-name", "must", DATASETS, text, "Restore a snapshot."))
         problems += check_specs(record, space)
     return problems
 
 
-def _check_duplicates(records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
+def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
     """Find datasets with the same content, and datasets with the same name."""
     content: dict[tuple[str, str], dict[str, str]] = {}
     names: dict[str, list[str]] = {}
@@ -669,11 +681,11 @@ def _check_duplicates(records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
         if len(same) > 1:
             text = f"{len(same)} datasets hold the same cells, features and values: {_named(same)}"
             way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
-            problems.append(AtlasProblem("duplicate-dataset", DATASETS, text, way_out))
+            problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
     for name, uids in names.items():
         if name and len(uids) > 1:
             text = f"{len(uids)} datasets are called {name!r}: {uids}"
-            problems.append(AtlasProblem("duplicate-name", DATASETS, text, "Use their uids."))
+            problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     return problems
 
 
@@ -681,47 +693,48 @@ def _named(datasets: Mapping[str, str]) -> str:
     return ", ".join(f"{name!r} ({uid})" for uid, name in datasets.items())
 
 
-def _check_registry(registry: Registry) -> list[AtlasProblem]:
+def _check_registry(registry: Registry) -> list[Problem]:
     place = f"{registry.space}_registry"
     problems = []
     n_twice = len(registry.uids) - len(registry.row_of)
     if n_twice:
         text = f"{n_twice:,} features are registered more than once"
-        problems.append(AtlasProblem("duplicate-feature", place, text, "Restore the atlas from a copy."))
+        problems.append(Problem("duplicate-feature", "must", place, text, "Restore the atlas from a copy."))
     index = registry.table.column("global_index")
     assigned = np.sort(index.drop_null().to_numpy())
     if not np.array_equal(assigned, np.arange(len(assigned))):
         text = f"the {len(assigned):,} assigned indices are not 0 to {len(assigned) - 1:,}, each once"
-        problems.append(AtlasProblem("global-index", place, text, "Restore the atlas from a copy."))
+        problems.append(Problem("global-index", "must", place, text, "Restore the atlas from a copy."))
     if len(assigned) < len(index):
         text = f"{len(index) - len(assigned):,} features have no index yet"
-        problems.append(AtlasProblem("unassigned-index", place, text, "Run optimize()."))
+        problems.append(Problem("unassigned-index", "practice", place, text, "Run optimize()."))
     return problems
 
 
-def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Registry | None) -> list[AtlasProblem]:
+def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Registry | None) -> list[Problem]:
     if registry is None or record.n_features == 0:
         return []
     place = f"layout {record.layout_uid}"
     back = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again."
     if layout is None:
-        return [AtlasProblem("missing-layout", place, f"the feature list of {record.zarr_group} is not there", back)]
+        return [Problem("missing-layout", "must", place, f"the feature list of {record.zarr_group} is not there", back)]
     problems = []
     if len(layout.features) != record.n_features:
         text = f"it has {len(layout.features):,} features, {record.zarr_group} {record.n_features:,}"
-        problems.append(AtlasProblem("layout-size", place, text, back))
+        problems.append(Problem("layout-size", "must", place, text, back))
     rows = np.array([registry.row_of.get(uid, -1) for uid in layout.features.tolist()], dtype=np.int64)
     if (rows < 0).any():
         text = f"{int((rows < 0).sum()):,} of its features are not in the registry of {record.feature_space!r}"
-        problems.append(AtlasProblem("layout-features", place, text, back))
+        problems.append(Problem("layout-features", "must", place, text, back))
     known, has = rows[rows >= 0], layout.global_index[rows >= 0]
     if ((has != -1) & (has != registry.global_index[known])).any():  # -1: none yet
         text = "its feature indices are not those of the registry"
-        problems.append(AtlasProblem("layout-index", place, text, "Restore the atlas from a copy."))
+        problems.append(Problem("layout-index", "must", place, text, "Restore the atlas from a copy."))
     if (has < 0).any():
         problems.append(
-            AtlasProblem(
+            Problem(
                 "unassigned-index",
+                "practice",
                 place,
                 f"{int((has < 0).sum()):,} of its features have no index yet",
                 "Run optimize().",
@@ -730,7 +743,7 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
     return problems
 
 
-def _hash_problem(layout: Layout) -> AtlasProblem:
-    return AtlasProblem(
-        "layout-hash", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY
+def _hash_problem(layout: Layout) -> Problem:
+    return Problem(
+        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY
     )

@@ -22,7 +22,7 @@ from raggedatlas.catalog.layouts import BY_HAND
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problem
 from raggedatlas.store.tables import CHANGED_AT
 
 IDENTITY_SCHEMA = pa.schema(
@@ -589,7 +589,7 @@ def restore_links(catalog: Catalog, then: Catalog) -> None:
     catalog.tables.retry(LINKS, once)
 
 
-def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[AtlasProblem]:
+def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[Problem]:
     """Check that the mapping of one space is one step long and names features that are there.
 
     Parameters
@@ -610,11 +610,11 @@ def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[
     problems = []
     if wrong:
         text = f"{len(wrong):,} features of {space!r} that it names are not registered, for instance {wrong[0].as_py()}"
-        problems.append(AtlasProblem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
+        problems.append(Problem("feature-identity", "must", IDENTITY, text, "Restore the atlas from a copy."))
     further = pc.any(pc.is_in(targets, value_set=sources.combine_chunks())).as_py()
     if further or pc.count_distinct(sources).as_py() < len(sources):
         text = f"features of {space!r} count as several others, or as one that counts as another"
-        problems.append(AtlasProblem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
+        problems.append(Problem("feature-identity", "must", IDENTITY, text, "Restore the atlas from a copy."))
     return problems
 
 

@@ -17,7 +17,7 @@ from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArraySpec, is_described, read_group_attributes
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_file
@@ -141,7 +141,7 @@ def check_files(
     *,
     head: bool,
     executor: Executor | Workers | None = None,
-) -> list[AtlasProblem]:
+) -> list[Problem]:
     """Compare every table file that snapshots reference with its recorded length and hash.
 
     Parameters
@@ -157,7 +157,7 @@ def check_files(
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``table-file``, ``manifest``, and the note ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
@@ -165,12 +165,12 @@ def check_files(
         place = f"snapshot {record.version}"
         if not record.manifest:
             text = "its table files have no recorded hashes, because it was taken before they were recorded"
-            problems.append(AtlasProblem("unverified-files", place, text, _NEXT))
+            problems.append(Problem("unverified-files", "practice", place, text, _NEXT))
             continue
         try:
             files |= read_manifest(catalog, record.manifest)
         except AtlasError as error:
-            problems.append(AtlasProblem("manifest", place, str(error), _COPY))
+            problems.append(Problem("manifest", "must", place, str(error), _COPY))
     if head and records:
         try:
             sealed = _read_head(catalog)
@@ -178,9 +178,9 @@ def check_files(
                 files |= sealed.files
             else:
                 text = "the newest list of snapshots has no recorded hashes"
-                problems.append(AtlasProblem("unverified-files", VERSIONS, text, "Run optimize()."))
+                problems.append(Problem("unverified-files", "practice", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
-            problems.append(AtlasProblem("manifest", VERSIONS, str(error), _COPY))
+            problems.append(Problem("manifest", "must", VERSIONS, str(error), _COPY))
     location, paths = catalog.tables.location, sorted(files)
     tasks = (
         partial(_compare, location, {path: files[path] for path in paths[at : at + FILES]})
@@ -250,7 +250,7 @@ def _hash_files(location: Location, paths: Sequence[str], *, missing_ok: bool = 
     return {path: found for path, found in zip(paths, each, strict=True) if found is not None}
 
 
-def _compare(location: Location, files: Files) -> list[AtlasProblem]:
+def _compare(location: Location, files: Files) -> list[Problem]:
     def differs(path: str) -> str:
         try:
             found = FileEntry(*digest_file(location, path))
@@ -262,7 +262,7 @@ def _compare(location: Location, files: Files) -> list[AtlasProblem]:
 
     paths = sorted(files)
     each = map(differs, paths) if location.is_local else map_requests(differs, paths)
-    return [AtlasProblem("table-file", path, text, _COPY) for path, text in zip(paths, each, strict=True) if text]
+    return [Problem("table-file", "must", path, text, _COPY) for path, text in zip(paths, each, strict=True) if text]
 
 
 _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
@@ -276,7 +276,7 @@ def described_paths(record: DatasetRecord) -> list[str]:
         return []
 
 
-def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[AtlasProblem]:
+def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
     """Check that the arrays of a record agree with each other and with its counts and layers, without reading them.
 
     Parameters
@@ -287,8 +287,8 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Atlas
         Its feature space; None skips the checks that need it.
     """
 
-    def wrong(message: str) -> AtlasProblem:
-        return AtlasProblem("array-spec", record.zarr_group, message, _BACK)
+    def wrong(message: str) -> Problem:
+        return Problem("array-spec", "must", record.zarr_group, message, _BACK)
 
     try:
         specs, _, _ = read_specs(record), record.array_checksums, record.file_facts
@@ -316,22 +316,24 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Atlas
     return problems
 
 
-def check_arrays(arrays: Location, record: DatasetRecord) -> list[AtlasProblem]:
+def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Check that every array of a record is there, by its metadata object alone (rule ``missing-array``)."""
     problems = []
     for path in described_paths(record):
         try:
             arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
         except NotFoundError:
-            problems.append(AtlasProblem("missing-array", record.zarr_group, f"the array {path} is not there", _BACK))
+            problems.append(
+                Problem("missing-array", "must", record.zarr_group, f"the array {path} is not there", _BACK)
+            )
         except AtlasError as error:
             problems.append(
-                AtlasProblem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
+                Problem("missing-array", "must", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
             )
     return problems
 
 
-def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[AtlasProblem]:
+def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     """Read every byte of a record's arrays.
 
     Parameters
@@ -343,7 +345,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[AtlasProblem]:
 
     Returns
     -------
-    list of AtlasProblem
+    list of Problem
         Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
@@ -364,18 +366,18 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[AtlasProblem]:
     for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
         if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
-            problems.append(AtlasProblem("feature-bounds", record.zarr_group, text, _BACK))
+            problems.append(Problem("feature-bounds", "must", record.zarr_group, text, _BACK))
     if COLUMNS in sound:
         columns = read_slice(ArrayReader(catalog.arrays, specs[COLUMNS]), 0, record.n_features)
         if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
             text = f"{COLUMNS} does not give every column of the file a place of its own"
-            problems.append(AtlasProblem("column-order", record.zarr_group, text, _BACK))
+            problems.append(Problem("column-order", "must", record.zarr_group, text, _BACK))
     if "csr/indptr" in sound and record.pointer:
         problems += _check_pointers(catalog, record, specs["csr/indptr"])
     return problems
 
 
-def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[AtlasProblem]:
+def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[Problem]:
     """Check the metadata of the groups that hold some arrays, the dataset's own and the group's included."""
     parts = [f"{record.zarr_group}/{path}".split("/")[:-1] for path in paths]
     groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
@@ -384,35 +386,39 @@ def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str])
         try:
             if not is_atlas_group(read_group_attributes(arrays, group), record.feature_space):
                 text = f"{group}/zarr.json has attributes that were not written there"
-                problems.append(AtlasProblem("group-metadata", record.zarr_group, text, _BACK))
+                problems.append(Problem("group-metadata", "must", record.zarr_group, text, _BACK))
         except NotFoundError:
             continue  # zarr-python takes a folder without metadata for a group
         except AtlasError as error:
-            problems.append(AtlasProblem("group-metadata", record.zarr_group, str(error), _BACK))
+            problems.append(Problem("group-metadata", "must", record.zarr_group, str(error), _BACK))
     return problems
 
 
-def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[AtlasProblem]:
+def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[Problem]:
     try:
         there = ArraySpec.open(arrays, f"{group}/{path}")
         if there != spec or not is_described(arrays, spec):
             return [
-                AtlasProblem(
-                    "array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK
+                Problem(
+                    "array-metadata",
+                    "must",
+                    group,
+                    f"{path}/zarr.json is not what was written: {there}, not {spec}",
+                    _BACK,
                 )
             ]
         damaged, found = verify(ArrayReader(arrays, spec))
     except AtlasError as error:
-        return [AtlasProblem("array-damaged", group, str(error), _BACK)]
+        return [Problem("array-damaged", "must", group, str(error), _BACK)]
     if damaged:
-        return [AtlasProblem("array-damaged", group, text, _BACK) for text in damaged]
+        return [Problem("array-damaged", "must", group, text, _BACK) for text in damaged]
     if checksum is not None and found != checksum:
         text = f"the values of {path} have the checksum {found}, {checksum} was written"
-        return [AtlasProblem("checksum", group, text, _BACK)]
+        return [Problem("checksum", "must", group, text, _BACK)]
     return []
 
 
-def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, AtlasProblem]:
+def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, Problem]:
     """Check that each `indptr` array ascends from 0 to the number of entries, which a correct checksum does not imply."""
     problems = {}
     for path, spec in specs.items():
@@ -421,7 +427,7 @@ def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) 
             try:
                 read_bounds(ArrayReader(arrays, spec), spec.n_rows - 1, entries.n_rows)
             except AtlasError as error:
-                problems[path] = AtlasProblem("entry-bounds", group, str(error), _BACK)
+                problems[path] = Problem("entry-bounds", "must", group, str(error), _BACK)
     return problems
 
 
@@ -429,7 +435,7 @@ def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
     return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))
 
 
-def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[AtlasProblem]:
+def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()
@@ -441,7 +447,11 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     if n == 0:
         return []
     return [
-        AtlasProblem(
-            "pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK
+        Problem(
+            "pointer-bounds",
+            "must",
+            record.zarr_group,
+            f"{n:,} pointers are not where csr/indptr has their rows",
+            _BACK,
         )
     ]

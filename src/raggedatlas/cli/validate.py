@@ -1,6 +1,6 @@
 """Verbs ``validate`` and ``inspect``: atlases, files, CXG, results and geometry stores."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -197,19 +197,9 @@ def _is_vectors(atlas_options: AtlasOptions) -> bool:
 
 
 def _validate_atlas(atlas_options: AtlasOptions, level: AtlasLevel, at: str | None, workers: int) -> None:
-    from raggedatlas.catalog.checks import is_note
-
     with process_pool(workers) as executor:
         problems = atlas_options.open_at(at).validate(level, executor=executor)
-    if atlas_options.as_json:
-        print_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
-    else:
-        for problem in problems:
-            print_text(methods_to_commands(f"{'note: ' if is_note(problem) else ''}{problem}"))
-        wrong = sum(not is_note(problem) for problem in problems)
-        print_text(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
-    if not all(is_note(problem) for problem in problems):
-        raise typer.Exit(EXIT_FAILURE)
+    _show_problems(atlas_options, problems, level)
 
 
 def _validate_file(atlas_options: AtlasOptions, level: FileLevel) -> None:
@@ -235,7 +225,7 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
         print_json(problems.to_dict())
     else:
         for problem in problems:
-            print_text(str(problem))
+            print_text(methods_to_commands(str(problem)))
         print_text(f"{problems.summary()} ({level}).")
     if problems.breaks_must:
         raise typer.Exit(EXIT_FAILURE)

@@ -71,11 +71,11 @@ class Problem(_Fixable):
     Parameters
     ----------
     rule : str
-        Id of the rule.
+        Id of the rule, e.g. ``A12`` of a file or ``pointer-bounds`` of an atlas.
     level : {"must", "should", "practice"}
         Severity; never more severe than that of the rule.
     path : str
-        The element in the file, ``""`` for its root.
+        The element in the file, ``""`` for its root; the table, dataset or group of an atlas.
     message : str
         What is wrong, and what was expected.
     fix : str
@@ -96,37 +96,12 @@ class Problem(_Fixable):
     def __str__(self) -> str:
         """Return the problem as one line of text."""
         place = f" {self.path}:" if self.path else ""
-        return f"{self.rule} {self.level}:{place} {self.message} {self.fix}"
-
-
-@dataclass(frozen=True, slots=True)
-class AtlasProblem(_Fixable):
-    """One thing that `validate` found wrong.
-
-    Parameters
-    ----------
-    rule : str
-        Stable short name, for instance ``pointer-bounds``.
-    place : str
-        Table, dataset or group.
-    message : str
-        What is wrong.
-    fix : str
-        How to fix it.
-    """
-
-    rule: str
-    place: str
-    message: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        """Return the problem as one line of text."""
-        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.fix if self.fix else ''}"
+        stop = "" if self.message.endswith(".") else "."
+        return f"{self.rule} {self.level}:{place} {self.message}{stop} {self.fix}"
 
 
 class Problems(list[Problem]):
-    """The problems of a validated file, empty if it is valid."""
+    """The problems of a validated file or atlas, empty if it is valid."""
 
     @property
     def breaks_must(self) -> bool:

@@ -12,7 +12,7 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.model.validation import AtlasProblem
+from raggedatlas.model.validation import Problems
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
 
@@ -161,7 +161,7 @@ class ReadOnlyAtlas:
 
         return FeatureIdentity(self._catalog)
 
-    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[AtlasProblem]:
+    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> Problems:
         """Check the atlas for errors.
 
         Parameters
@@ -174,8 +174,8 @@ class ReadOnlyAtlas:
 
         Returns
         -------
-        list of AtlasProblem
-            Empty if no problem was found.
+        Problems
+            Empty if no problem was found. Those of level ``must`` prevent a snapshot; ``practice`` is what is worth knowing of stored data that are sound.
         """
         from raggedatlas.catalog.checks import validate
 

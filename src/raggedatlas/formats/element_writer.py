@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts, is_pandas
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
@@ -111,18 +112,26 @@ def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[s
 
 def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
     """Return the members and attributes of a mapping, a categorical or a table; None for anything else."""
-    import pandas as pd
-
     if type(value) is dict and all(type(key) is str for key in value):
         return value, {"encoding-type": "dict", "encoding-version": "0.1.0"}
-    if isinstance(value, pd.Categorical):
-        members = {"codes": value.codes, "categories": value.categories.to_numpy()}
-        return members, {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": bool(value.ordered)}
-    if type(value) is not pd.DataFrame or value.index.name in value.columns or value.shape[1] > MAX_INLINE_COLUMNS:
+    if is_pandas(value, "Categorical"):
+        return _categorical(value.codes, value.categories.to_numpy(), ordered=value.ordered)
+    if isinstance(value, pa.DictionaryArray):
+        # The width that pandas chooses.
+        codes = value.indices.fill_null(-1).to_numpy().astype(np.min_scalar_type(-len(value.dictionary) - 2))
+        return _categorical(codes, value.dictionary.to_numpy(zero_copy_only=False), ordered=value.type.ordered)
+    if not is_pandas(value, "DataFrame") or value.index.name in value.columns or value.shape[1] > MAX_INLINE_COLUMNS:
         return None
     index = "_index" if value.index.name is None else str(value.index.name)
     columns = {name: bare(value.iloc[:, i].array) for i, name in enumerate(value.columns)}
     return {**columns, index: bare(value.index.array)}, {**TABLE_ENCODING, "column-order": [*columns], "_index": index}
+
+
+def _categorical(
+    codes: NDArray[Any], categories: NDArray[Any], *, ordered: bool | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    attributes = {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": bool(ordered)}
+    return {"codes": codes, "categories": categories}, attributes
 
 
 def bare(column: Any) -> Any:  # noqa: ANN401  (a pandas array)
@@ -135,7 +144,6 @@ def bare(column: Any) -> Any:  # noqa: ANN401  (a pandas array)
 def _plain_array(value: Any) -> tuple[NDArray[Any], str] | None:  # noqa: ANN401
     """Convert a number, a text, or an array of either for HDF5 and return it with its encoding type; None for anything else."""
     import h5py
-    import pandas as pd
 
     if isinstance(value, str):
         return np.array(value, h5py.string_dtype()), "string"
@@ -145,8 +153,8 @@ def _plain_array(value: Any) -> tuple[NDArray[Any], str] | None:  # noqa: ANN401
         return None
     if value.dtype.kind in "biuf":
         return value, "array"
-    is_text = value.dtype == object and pd.api.types.infer_dtype(value, skipna=False) in {"string", "empty"}
-    return (value.astype(h5py.string_dtype()), "string-array") if is_text and value.ndim == 1 else None
+    is_text = value.dtype == object and value.ndim == 1 and all(issubclass(kind, str) for kind in set(map(type, value)))
+    return (value.astype(h5py.string_dtype()), "string-array") if is_text else None
 
 
 @contextmanager
@@ -185,8 +193,6 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
     Traceback (most recent call last):
     raggedatlas.errors.SchemaError: uns/a/b has the key 'c/d', which files take for groups within groups; rename it, then write again.
     """
-    import pandas as pd
-
     if isinstance(value, dict):
         for name, inner in value.items():
             if isinstance(name, str) and is_nested(name):
@@ -194,7 +200,7 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
                     f"{path} has the key {name!r}, which files take for groups within groups; rename it, then write again."
                 )
             check_names(f"{path}/{name}", inner, slashes=slashes)
-    elif isinstance(value, pd.DataFrame):
+    elif is_pandas(value, "DataFrame"):
         named = [*value.columns, *([] if value.index.name is None else [value.index.name])]
         odd = [name for name in named if not isinstance(name, str)]
         if odd:
@@ -309,8 +315,6 @@ def _write_in_row_chunks(write: Callable[..., None], store: Any, key: str, value
 
 
 def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
-    import pandas as pd
-
     if isinstance(value, dict):
         return {name: _plain(inner, inferred=inferred) for name, inner in value.items()}
     if type(value) is complex:
@@ -318,7 +322,7 @@ def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
         return np.complex128(value)
     if type(value).__module__.startswith("scipy.sparse"):  # avoids importing SciPy
         return value.astype(sparse_dtype(value.dtype), copy=False)
-    return plain_text(value, inferred=inferred) if isinstance(value, pd.DataFrame) else value
+    return plain_text(value, inferred=inferred) if is_pandas(value, "DataFrame") else value
 
 
 def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
@@ -387,15 +391,20 @@ def _write_column(
     *,
     is_index: bool,
 ) -> None:
-    import pandas as pd
-
-    values = column.read()
     inferred = not hasattr(group, "store")
+    plain = column.arrow() if inferred and column.arrow is not None else None
+    if plain is not None:
+        is_dictionary = isinstance(plain, pa.DictionaryArray)
+        write_member(group, where, plain if is_dictionary else plain.to_numpy(zero_copy_only=False), options)
+        return
+    values = column.read()
     if isinstance(values, Texts) and values.n_rows > COLUMN_CHUNK:
         write = _write_texts if inferred or values.dtype == object or is_index else _write_nullable_texts
         write(group, where, values, options)
         return
     if isinstance(values, Texts):
+        import pandas as pd
+
         values = pd.Index(values.whole(), dtype=object) if is_index else pd.Series(values.whole(), dtype=values.dtype)
     plain = bare(plain_index(values).array if is_index else plain_column(values, inferred=inferred))
     write_member(group, where, plain, options)

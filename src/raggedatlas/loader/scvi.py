@@ -13,6 +13,7 @@ from raggedatlas.loader.batch_plan import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.torch import require_torch
+from raggedatlas.model.frames import INDEX
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
@@ -138,7 +139,7 @@ class ScviDataModule(AtlasDataModule):
     @cached_property
     def var_names(self) -> NDArray[np.object_]:
         """Names of the genes, as `Query.to_anndata` has them, (n_vars,) object."""
-        names: NDArray[np.object_] = make_var(self._space, self._query.catalog).index.to_numpy(object)
+        names: NDArray[np.object_] = make_var(self._space, self._query.catalog).column(INDEX).to_numpy()
         return names
 
     @property

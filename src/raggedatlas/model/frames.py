@@ -1,6 +1,7 @@
 """pandas frames as Arrow tables and back, with what Arrow cannot say kept as field metadata."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -539,10 +540,14 @@ class Column:
         Its name; an index may have none.
     read : callable
         Gives its values: a pandas Series or Index, or `Texts`.
+    arrow : callable or None
+        Gives the same values as an Arrow array, or None if only pandas has their type; see `plain_array`. Writers that can
+        use it need no pandas, whose import takes longer than writing a few cells.
     """
 
     name: str | None
     read: Callable[[], Any]
+    arrow: Callable[[], pa.Array | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,7 +585,9 @@ class ColumnTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ColumnTable":
         """Keep some rows, which ascend; nothing is read by this."""
-        index, *columns = (replace(c, read=partial(_taken, c.read, rows)) for c in (self.index, *self.columns))
+        index, *columns = (
+            replace(c, read=partial(_taken, c.read, rows), arrow=None) for c in (self.index, *self.columns)
+        )
         return ColumnTable(len(rows), index, tuple(columns))
 
     def frame(self) -> "pd.DataFrame":
@@ -609,11 +616,12 @@ def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Itera
     index = Column(None, lambda: _numbers(n_rows))
     for i, field in enumerate(schema):
         facts = facts_of(field) or ColumnFacts(field.name, "")
-        read = partial(arrow_values, field, partial(chunks_of, i), n_rows)
+        chunks = partial(chunks_of, i)
+        read, plain = partial(arrow_values, field, chunks, n_rows), partial(plain_array, field, chunks, n_rows)
         if field.name == INDEX:
-            index = Column(facts.name or None, partial(_as_index, read))
+            index = Column(facts.name or None, partial(_as_index, read), plain)
         else:
-            found.append(Column(facts.name or field.name, read))
+            found.append(Column(facts.name or field.name, read, plain))
     return ColumnTable(n_rows, index, tuple(found))
 
 
@@ -629,12 +637,12 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
     n_rows : int
         How many there are.
     """
-    import pandas as pd
-
     facts = facts_of(field) or ColumnFacts(field.name, "")
     if n_rows > TEXT_ROWS and _is_usual_text(field, facts) and not any(chunk.null_count for chunk in chunks()):
         return Texts(n_rows, partial(_objects, chunks), text_dtype_of(facts.kind))
     if facts.kind == "categorical":
+        import pandas as pd
+
         # Chunk by chunk, as codes take much less memory than their categories.
         parts = [arrow_to_series(pa.chunked_array([chunk]), facts) for chunk in chunks()]
         if parts:
@@ -642,6 +650,66 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
             codes = np.concatenate([part.cat.codes.to_numpy() for part in parts])
             return pd.Series(pd.Categorical.from_codes(codes, dtype=kind))
     return arrow_to_series(pa.chunked_array(list(chunks()), field.type), facts)
+
+
+def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_rows: int) -> pa.Array | None:
+    """Return a column as one Arrow array where that says all that pandas would: numbers, short text, and categories that are text.
+
+    Parameters
+    ----------
+    field : pyarrow.Field
+        With its facts.
+    chunks : callable
+        Walks down its values.
+    n_rows : int
+        How many there are.
+
+    Returns
+    -------
+    pyarrow.Array or None
+        Text, integers and booleans without missing values; floating-point numbers, in which nulls become NaN; a categorical as
+        a dictionary array with the categories of the facts, in order. None for any other column, no rows, and text of more than
+        `TEXT_ROWS` rows.
+
+    Examples
+    --------
+    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, 2])], 2).to_pylist()
+    [1, 2]
+    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, None])], 2) is None
+    True
+    """
+    facts = facts_of(field) or ColumnFacts(field.name, "")
+    text, number = _is_usual_text(field, facts), _is_plain_number(field.type, facts.kind)
+    labels = facts.kind == "categorical" and facts.category_kind in {"string", "object"} and bool(facts.categories)
+    if not n_rows or not (labels or number or (text and n_rows <= TEXT_ROWS)):
+        return None
+    column = pa.chunked_array(list(chunks()), field.type).combine_chunks()
+    if not labels:
+        return None if column.null_count and not pa.types.is_floating(column.type) else column
+    import pyarrow.compute as pc
+
+    known = pa.array(facts.categories, pa.string())
+    codes = pc.index_in(column.cast(pa.string()), value_set=known)
+    return pa.DictionaryArray.from_arrays(codes, known, ordered=facts.ordered)
+
+
+def is_pandas(value: Any, kind: str) -> bool:  # noqa: ANN401
+    """Return whether a value is of a class of pandas, without importing pandas.
+
+    Examples
+    --------
+    >>> is_pandas({}, "DataFrame")
+    False
+    """
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, getattr(pandas, kind))
+
+
+def _is_plain_number(dtype: pa.DataType, kind: str) -> bool:
+    """Return whether Arrow numbers have the same type in NumPy and in the file that a column came from."""
+    if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
+        return False
+    return not kind or kind == str(np.dtype(dtype.to_pandas_dtype()))
 
 
 def _is_usual_text(field: pa.Field, facts: ColumnFacts) -> bool:

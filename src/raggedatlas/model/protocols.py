@@ -188,7 +188,7 @@ class Sink(Protocol):
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
         """Write an element: ``"obs"`` and ``"var"`` as pandas frames, ``"uns"``, ``"varm"``, ... as AnnData takes them.
 
-        A sink whose attribute `by_column` is true gets tables of cells as `model.frames.ColumnTable` where the source has them.
+        A sink whose attribute `by_column` is true gets tables as `model.frames.ColumnTable` where the source has them.
         """
         ...
 

@@ -16,7 +16,7 @@ from raggedatlas.catalog.features import Registry, find_rows, read_registry
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.frames import ColumnFacts, arrow_to_series
+from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan
@@ -627,25 +627,24 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
     return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}
 
 
-def make_var(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
-    """Describe the columns of a space, see `var_frame`; the caller owns the frame."""
+def make_var(space: SpacePlan, catalog: Catalog) -> pa.Table:
+    """Describe the columns of a space, see `var_table`."""
     registry = read_registry(catalog, space.space.name) if space.space.has_features else None
-    # The features are kept with the frame, so that no other array can have their identity.
+    # The features are kept with the table, so that no other array can have their identity.
     facts = (space.space.name, space.n_cols, id(space.features))
-    _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
-    return frame.copy()
+    table: pa.Table
+    _, table = catalog.remember("var", facts, lambda: (space.features, var_table(registry, space)))
+    return table
 
 
-def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
-    """Describe the columns of a space: indexed by feature id where these are all known and unique, else by uid.
+def var_table(registry: Registry | None, space: SpacePlan) -> pa.Table:
+    """Describe the columns of a space: named by feature id where these are all known and unique, else by uid.
 
-    Columns are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
+    The names are in the first column, as of `frame_to_arrow`; the others are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
     Spaces without features number their columns.
     """
-    import pandas as pd
-
     if registry is None:
-        return pd.DataFrame(index=pd.Index([str(i) for i in range(space.n_cols)], dtype=object))
+        return _named_rows(pa.array([str(i) for i in range(space.n_cols)], pa.string()), {})
     rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
     table = registry.table.take(pa.array(rows))
     ids = table.column("feature_id")
@@ -663,12 +662,19 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
             values = pc.coalesce(values, ids)
         if pa.types.is_string(values.type):
             values = values.fill_null("")
-        columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))
-    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
-    frame.index = text_index(ids if by_id else table.column("uid"), "feature_id" if by_id else "uid")
-    if frame.index.name in frame.columns:
-        frame = frame.rename_axis(None)
-    return frame
+        columns[name] = values
+    return _named_rows(ids if by_id else table.column("uid"), columns)
+
+
+def measured_table(space: SpacePlan, var: pa.Table) -> pa.Table:
+    """Return which layout measured which feature: names as in `var_table`, then a column of booleans for each layout."""
+    return _named_rows(var.column(INDEX), dict(zip(space.layouts, map(pa.array, space.measured), strict=True)))
+
+
+def _named_rows(names: pa.ChunkedArray | pa.Array, columns: Mapping[str, Any]) -> pa.Table:
+    index = pa.field(INDEX, pa.string(), metadata=ColumnFacts("", "string").to_metadata())
+    fields = [pa.field(name, values.type) for name, values in columns.items()]
+    return pa.Table.from_arrays([names, *columns.values()], schema=pa.schema([index, *fields]))
 
 
 def text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":

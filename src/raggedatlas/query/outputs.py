@@ -19,10 +19,21 @@ from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, assemble_csr, sparse_dtype
-from raggedatlas.model.frames import Column, ColumnFacts, ColumnTable, Texts, arrow_to_series, arrow_values, facts_of
+from raggedatlas.model.frames import (
+    Column,
+    ColumnFacts,
+    ColumnTable,
+    Texts,
+    arrow_table,
+    arrow_to_frame,
+    arrow_to_series,
+    arrow_values,
+    facts_of,
+    plain_array,
+)
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.query.cells import LazyTable
-from raggedatlas.query.modalities import read_modalities, text_index
+from raggedatlas.query.modalities import measured_table, read_modalities, text_index
 from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.read import PartReader, block_tasks, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
@@ -111,15 +122,6 @@ def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
     return facts
 
 
-def measured_frame(space: SpacePlan, var: "pd.DataFrame") -> "pd.DataFrame":
-    """Return which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        np.ascontiguousarray(space.measured.T), index=var.index, columns=pd.Index(list(space.layouts), dtype=object)
-    )
-
-
 def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:
     """Estimate the bytes of a result, an upper bound, and refuse what is too large.
 
@@ -169,13 +171,13 @@ def make_anndata(
 
     space = plan.single()
     assert plan.var is not None
-    var = plan.var.copy()
+    var = arrow_to_frame(plan.var)
     first, *others = space.layers
-    # Uids of cells are unique, and so is what `var_frame` takes for names; to see that again takes longer than to read few genes.
+    # Uids of cells are unique, and so is what `var_table` takes for names; to see that again takes longer than to read few genes.
     with _SETTINGS, ad.settings.override(check_uniqueness=False):
         made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
-        made.varm["measured"] = measured_frame(space, var)
+        made.varm["measured"] = arrow_to_frame(measured_table(space, plan.var))
     for name, member in obsm.items():
         made.obsm[name] = member
     made.uns.update(make_uns(plan))
@@ -282,8 +284,10 @@ def obs_index(table: pa.Table) -> "pd.Index[str]":
 def obs_columns(table: LazyTable) -> ColumnTable:
     """Turn a plan's deferred `obs` into a table of the same values, each column of which is made when it is asked for."""
     fields = {field.name: i for i, field in enumerate(table.schema)}
-    columns = [Column(name, partial(_obs_values, table, i)) for name, i in fields.items() if name != "uid"]
-    return ColumnTable(table.num_rows, Column("uid", partial(_obs_values, table, fields["uid"])), tuple(columns))
+    columns = {
+        name: Column(name, partial(_obs_values, table, i), partial(_obs_array, table, i)) for name, i in fields.items()
+    }
+    return ColumnTable(table.num_rows, columns.pop("uid"), tuple(columns.values()))
 
 
 def _obs_values(table: LazyTable, i: int) -> "pd.Series[Any] | Texts":
@@ -291,6 +295,13 @@ def _obs_values(table: LazyTable, i: int) -> "pd.Series[Any] | Texts":
     if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
         return obs_series(field, table.column(i))
     return arrow_values(field, partial(table.chunks, i), table.num_rows)
+
+
+def _obs_array(table: LazyTable, i: int) -> pa.Array | None:
+    field = table.schema.field(i)
+    if pa.types.is_dictionary(field.type):
+        return pa.DictionaryArray.from_arrays(*_used_categories(table.column(i)))
+    return None if pa.types.is_nested(field.type) else plain_array(field, partial(table.chunks, i), table.num_rows)
 
 
 def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
@@ -314,12 +325,17 @@ def layout_column(space: SpacePlan) -> "pd.Categorical":
 def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
     import pandas as pd
 
+    codes, categories = _used_categories(column)
+    return pd.Series(pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
+
+
+def _used_categories(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    """Return the codes of a dictionary column and the categories that occur, in the order of the dictionary."""
     encoded = column.unify_dictionaries().combine_chunks()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     used = np.zeros(len(encoded.dictionary), bool)
     used[codes] = True
-    categories = pd.Index(np.array(encoded.dictionary.to_pylist(), dtype=object)[used])
-    return pd.Series(pd.Categorical.from_codes((np.cumsum(used) - 1)[codes], categories=categories))
+    return (np.cumsum(used) - 1)[codes], np.array(encoded.dictionary.to_pylist(), dtype=object)[used]
 
 
 MULTIMODAL = ".h5mu"
@@ -461,12 +477,18 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
 def _write_elements(sink: Sink, plan: ReadPlan, prefix: str) -> None:
     space = plan.single()
     assert plan.var is not None
-    var = plan.var.copy()
-    sink.element(f"{prefix}obs", _obs(sink, plan, space if space.space.has_features else None))
-    sink.element(f"{prefix}var", var)
+    tables = {"obs": _obs(sink, plan, space if space.space.has_features else None), "var": _sink_table(sink, plan.var)}
     if space.space.has_features:
-        sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
+        tables["varm/measured"] = _sink_table(sink, measured_table(space, plan.var))
+    for key, table in tables.items():
+        sink.element(f"{prefix}{key}", table)
     sink.element(f"{prefix}uns", make_uns(plan))
+
+
+def _sink_table(sink: Sink, table: pa.Table) -> Any:  # noqa: ANN401  (a table or a pandas frame)
+    if not getattr(sink, "by_column", False):
+        return arrow_to_frame(table)
+    return arrow_table(table.schema, table.num_rows, lambda i: table.column(i).chunks)
 
 
 def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
@@ -506,9 +528,9 @@ def _obs(sink: Sink, plan: ReadPlan, space: SpacePlan | None) -> Any:  # noqa: A
         times = {name: _writable(frame[name]) for name in frame.columns if frame[name].dtype.kind in "mM"}
         return frame.assign(**times) if times else frame
     table = obs_columns(plan.obs)
-    columns = {column.name: Column(column.name, partial(_read_writable, column)) for column in table.columns}
+    columns = {column.name: replace(column, read=partial(_read_writable, column)) for column in table.columns}
     if space is not None:
-        columns["layout_uid"] = Column("layout_uid", partial(_sink_layouts, space))
+        columns["layout_uid"] = Column("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
     return replace(table, columns=tuple(columns.values()))
 
 
@@ -516,6 +538,10 @@ def _sink_layouts(space: SpacePlan) -> Any:  # noqa: ANN401  (a pandas series)
     import pandas as pd
 
     return pd.Series(layout_column(space))
+
+
+def _layout_array(space: SpacePlan) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(space.layout_code, pa.array(list(space.layouts), pa.string()))
 
 
 def _read_writable(column: Column) -> Any:  # noqa: ANN401  (a pandas series or texts)

@@ -16,7 +16,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Missing = Literal["zero", "nan", "drop"]
 """Fill value of features that the dataset of a cell did not measure."""
@@ -477,8 +477,8 @@ class ReadPlan:
         Members of `obsm` that the datasets of the result share, with the layer `VALUES`; see `plan_elements`.
     colors : mapping of str to (n_categories,) object array
         ``<column>_colors`` for `uns`.
-    var : pandas.DataFrame or None
-        The columns of the only space; None in a plan that is not for an AnnData.
+    var : pyarrow.Table or None
+        The columns of the only space, their names first; None in a plan that is not for an AnnData.
     modalities : mapping of str to ReadPlan
         In a plan for a MuData, one plan for each space, of the cells that have it.
     """
@@ -490,7 +490,7 @@ class ReadPlan:
     results: Mapping[str, SpacePlan] = field(default_factory=dict)
     obsm: Mapping[str, SpacePlan] = field(default_factory=dict)
     colors: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
-    var: "pd.DataFrame | None" = None
+    var: pa.Table | None = None
     modalities: "Mapping[str, ReadPlan]" = field(default_factory=dict)
 
     @property

@@ -14,6 +14,7 @@ from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
+from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
 
 DICT = ("dict", "0.1.0")
@@ -105,7 +106,7 @@ class TreeSink:
     """
 
     by_column = True
-    """Tables of cells may come as `ColumnTable`."""
+    """Tables may come as `ColumnTable`."""
 
     def __init__(self, target: OutputFile, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
@@ -166,7 +167,9 @@ class TreeSink:
             self._note_rows(key, value)
         if name in ("obs", "var"):
             self._lengths[key] = len(value)
-            self._var_names |= {key: value.index.to_numpy(object)} if name == "var" else {}
+            if name == "var" and self.multimodal:
+                frame = value.frame() if isinstance(value, ColumnTable) else value
+                self._var_names[key] = frame.index.to_numpy(object)
         if parent in ("obsmap", "varmap"):
             self._maps[key] = np.asarray(value)
         if parent.rpartition("/")[2] in GROUPS:

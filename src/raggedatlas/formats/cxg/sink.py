@@ -39,6 +39,7 @@ from raggedatlas.formats.cxg.table_encoder import EncodingOptions, Table, encode
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
 from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
 
 LOCK = "cxg.lock"
@@ -92,7 +93,7 @@ class CxgSink:
 
     multimodal = False
     by_column = True
-    """Whether the table of cells may be passed as `ColumnTable`."""
+    """Whether tables may be passed as `ColumnTable`."""
 
     def __init__(self, path: Path, options: CxgOptions) -> None:
         self.path, self.options = path, options
@@ -179,7 +180,7 @@ class CxgSink:
             raise SchemaError(f"{key} follows rows of a matrix; a CXG needs tables and metadata first.")
         head, _, rest = key.partition("/")
         if key in (OBS, VAR):
-            self._frames[key] = value
+            self._frames[key] = value.frame() if key == VAR and isinstance(value, ColumnTable) else value
         elif head == UNS:
             self._uns.update({rest: value} if rest else dict(value))
         elif not rest and isinstance(value, Mapping):

@@ -90,19 +90,25 @@ def held(frame: pd.DataFrame) -> ColumnTable:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.usefixtures("step")
 def test_column_by_column_is_the_same_file(tmp_path: Path, target: str) -> None:
-    """Every member, type, attribute and value is what writing the frame whole gives; in HDF5 also chunks and filters."""
+    """Columns of pandas, and of Arrow, give every member, type, attribute and value that the whole frame gives; in HDF5 also chunks and filters."""
     frame = obs()
     files = []
-    for name in ("whole", "columns"):
+    kept = frame_to_arrow(frame)
+    tables = {
+        "columns": held(frame),
+        "arrow": arrow_table(kept.schema, len(frame), lambda i: kept.column(i).chunks),
+    }
+    for name in ("whole", *tables):
         group, options = group_of(target, tmp_path / name)
         if name == "whole":
             write_element(group, "obs", frame, options)
         else:
-            write_table(group, "obs", held(frame), options)
+            write_table(group, "obs", tables[name], options)
         files.append(dict(contents(group)))
-    assert list(files[0]) == list(files[1])
-    for at, expected in files[0].items():
-        assert files[1][at] == expected, at
+    for other in files[1:]:
+        assert list(files[0]) == list(other)
+        for at, expected in files[0].items():
+            assert other[at] == expected, at
 
 
 @pytest.mark.parametrize("name", ["index", "no name"])

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
-from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
@@ -432,6 +431,8 @@ def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
 
 
 def _refuse_problems(pinned: Catalog) -> None:
+    from raggedatlas.catalog.checks import validate
+
     problems = [problem for problem in validate(pinned, "rows") if problem.level == "must"]
     if problems:
         shown = "; ".join(str(problem) for problem in problems[:3])

@@ -68,7 +68,7 @@ def query(
     box: BoxOptions,
     output_options: QueryOutput,
 ) -> None:
-    """Query the cells of a snapshot (the newest, or --at), and show the first of them."""
+    """Query the cells of a snapshot (the newest, or --at), and show the first of them or write them to a file."""
     view = atlas_options.open_snapshot(output_options.at)
     selected = selection.ask(view)
     selected = selected if condition is None else selected.where(condition)
@@ -86,6 +86,12 @@ def query(
     elif output_options.count:
         n = selected.count()
         _print_answer(str(n), {"n_cells": n} if atlas_options.as_json else None)
+    elif output_options.output is not None:
+        n = selected.count()
+        _print_answer(
+            f"{n:,} cells at snapshot {view.version}",
+            {"snapshot": view.version, "n_cells": n} if atlas_options.as_json else None,
+        )
     else:
         _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
 

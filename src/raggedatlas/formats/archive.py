@@ -21,21 +21,10 @@ PLAIN = (type(None), bool, int, float, str)
 
 _ANNDATA = ("X", "obs", "var", "layers", "obsm", "varm", "obsp", "varp", "uns")
 _DAMAGED = (
-    *(
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        MemoryError,
-        RuntimeError,
-        EOFError,
-        OSError,
-    ),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, np.ma.MAError, pa.ArrowException),
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, MemoryError, RuntimeError, EOFError),
+    *(OSError, zipfile.BadZipFile, zlib.error, tokenize.TokenError, pa.ArrowException),
 )
-"""What zipfile, json, NumPy, SciPy, pandas and Arrow raise for damaged bytes."""
+"""What zipfile, json, NumPy, SciPy, pandas and Arrow raise for damaged bytes, besides `numpy.ma.MAError`."""
 
 
 def pack(elements: Mapping[str, Any]) -> bytes:
@@ -94,7 +83,7 @@ def unpack(data: bytes, keys: Iterable[str] | None = None) -> dict[str, Any]:
             tree = json.loads(archive.read(TREE))
             wanted = tree if keys is None else {key: tree[key] for key in keys if key in tree}
             return {key: _value(archive, node) for key, node in wanted.items()}
-    except _DAMAGED as error:
+    except (*_DAMAGED, np.ma.MAError) as error:  # evaluated here, since numpy.ma is slow to import
         raise CorruptError(
             f"The kept elements of the dataset cannot be read ({error}); put the file back from a copy."
         ) from error

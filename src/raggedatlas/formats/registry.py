@@ -3,17 +3,11 @@
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
-from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
-from raggedatlas.formats.anndata.source import group_source, h5ad_source, object_source, zarr_source
 from raggedatlas.formats.containers import attribute, is_zip, open_hdf5, readable
-from raggedatlas.formats.cxg.inspection import is_cxg
-from raggedatlas.formats.cxg.sink import cxg_sink
-from raggedatlas.formats.cxg.source import cxg_source
-from raggedatlas.formats.mudata import mudata_object_source, mudata_source
-from raggedatlas.formats.tenx import find_part, is_tenx, tenx_h5_source, tenx_mtx_source
 from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
@@ -21,29 +15,29 @@ from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]
 
-READERS: dict[str, Opener] = {
-    "h5ad": h5ad_source,
-    "zarr": zarr_source,
-    "h5mu": mudata_source,
-    "cxg": cxg_source,
-    "10x-h5": tenx_h5_source,
-    "10x-mtx": tenx_mtx_source,
+READERS = {
+    "h5ad": "raggedatlas.formats.anndata.source:h5ad_source",
+    "zarr": "raggedatlas.formats.anndata.source:zarr_source",
+    "h5mu": "raggedatlas.formats.mudata:mudata_source",
+    "cxg": "raggedatlas.formats.cxg.source:cxg_source",
+    "10x-h5": "raggedatlas.formats.tenx:tenx_h5_source",
+    "10x-mtx": "raggedatlas.formats.tenx:tenx_mtx_source",
 }
-"""Format -> what opens a path of it."""
+"""Format -> what opens a path of it, as an entry point names it: a short command imports one format, not all."""
 
-OBJECTS: dict[tuple[str, str], Opener] = {
-    ("anndata", "AnnData"): object_source,
-    ("mudata", "MuData"): mudata_object_source,
-    ("h5py", "Group"): group_source,
-    ("zarr", "Group"): group_source,
+OBJECTS = {
+    ("anndata", "AnnData"): "raggedatlas.formats.anndata.source:object_source",
+    ("mudata", "MuData"): "raggedatlas.formats.mudata:mudata_object_source",
+    ("h5py", "Group"): "raggedatlas.formats.anndata.source:group_source",
+    ("zarr", "Group"): "raggedatlas.formats.anndata.source:group_source",
 }
 """Top package and class name -> what takes such an object, so that no library is imported to recognise it."""
 
-WRITERS: dict[str, Callable[..., Sink]] = {
-    ".h5ad": h5ad_sink,
-    ".h5mu": h5mu_sink,
-    ".zarr": zarr_sink,
-    ".cxg": cxg_sink,
+WRITERS = {
+    ".h5ad": "raggedatlas.formats.anndata.sink:h5ad_sink",
+    ".h5mu": "raggedatlas.formats.anndata.sink:h5mu_sink",
+    ".zarr": "raggedatlas.formats.anndata.sink:zarr_sink",
+    ".cxg": "raggedatlas.formats.cxg.sink:cxg_sink",
 }
 """Ending -> what writes such a file."""
 
@@ -76,12 +70,13 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
     if isinstance(what, str | Path):
         path = Path(what)
         name = detect(path)
-        opener = READERS.get(name) or plugins.plugins(plugins.READERS)[name].load()
+        own = READERS.get(name)
+        opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
         return _opened(opener, path, options)
     for kind in type(what).__mro__:
-        opener = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
-        if opener is not None:
-            return _opened(opener, what, options)
+        known = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
+        if known is not None:
+            return _opened(resolve_name(known), what, options)
     if all(hasattr(what, name) for name in ("describe", "cells", "features", "blocks")):
         return cast("Source", what)
     raise SourceError(f"A {type(what).__qualname__} cannot be read; {SUPPORTED} can.")
@@ -118,7 +113,8 @@ def find_writer(path: str | Path) -> Callable[..., Sink] | None:
     """Return what creates a sink for a path, built in or of an extension; None if nothing writes that suffix."""
     suffix = Path(path).suffix
     if suffix in WRITERS:
-        return WRITERS[suffix]
+        maker: Callable[..., Sink] = resolve_name(WRITERS[suffix])
+        return maker
     entry = plugins.plugins(plugins.WRITERS).get(suffix)
     return entry.load() if entry else None
 
@@ -196,6 +192,8 @@ def detect(path: Path) -> str:
         with readable(container.uri, "its structure"):
             if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
                 return "h5mu"
+            from raggedatlas.formats.tenx import is_tenx
+
             return "10x-h5" if container.get("obs") is None and is_tenx(container) else "h5ad"
     finally:
         container.close()
@@ -206,6 +204,9 @@ def _folder_kind(path: Path) -> str:
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
         return "h5mu" if (path / "mod").is_dir() else "zarr"
+    from raggedatlas.formats.cxg.inspection import is_cxg
+    from raggedatlas.formats.tenx import find_part
+
     if is_cxg(path):
         return "cxg"
     try:

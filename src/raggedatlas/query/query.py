@@ -22,7 +22,6 @@ from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compute import map_batches
-from raggedatlas.query.geometry import Within, default_geometry, read_shapes, within
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import check_join, find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     import mudata as md
     import pandas as pd
 
+    from raggedatlas.query.geometry import Within
     from raggedatlas.vectors.shapes import Shapes
 
 
@@ -343,11 +343,13 @@ class Query:
         --------
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
+        from raggedatlas.query.geometry import within
+
         found = within(self.catalog, bbox, space, by)
         self._refuse_shared(found)
         return self._with(filters=(*self.spec.filters, found))
 
-    def _refuse_shared(self, found: Within) -> None:
+    def _refuse_shared(self, found: "Within") -> None:
         """Refuse a box over stores of which a cell that was chosen so far has several."""
         having = [(uid, record.name) for record in found.records for uid in record.cells_of]
         if len({uid for uid, _ in having}) < len(set(having)):
@@ -389,6 +391,8 @@ class Query:
         QueryError
             If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
         """
+        from raggedatlas.query.geometry import default_geometry, read_shapes
+
         name = default_geometry(self.catalog) if space is None else space
         return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
 
@@ -414,6 +418,8 @@ class Query:
         -----
         Read from the cell table; NaN for a cell without a shape. A member of a file's `obsm` of the same name is left out.
         """
+        from raggedatlas.query.geometry import default_geometry
+
         name = default_geometry(self.catalog) if space is None else space
         axes = {len(record.axes) for record in find_geometries(self.catalog, name)}
         if len(axes) > 1:

@@ -1,8 +1,8 @@
-"""Rows of sparse matrices: renumber, sort and count their columns, and gather rows of stored groups. The loops are in ``native/``."""
+"""Rows of sparse matrices: renumber, sort and count their columns, gather rows of stored groups, find singular vectors. The loops are in ``native/``."""
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass
 from itertools import pairwise
@@ -632,3 +632,55 @@ def _compact(
     kept = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), values.dtype)
     library().ra_close_gaps(at, indptr, len(counts), indices, values, values.itemsize, *kept)
     return indptr, *kept
+
+
+def centred_svd(
+    multiply: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    multiply_transposed: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    mean: NDArray[np.float64],
+    n_rows: int,
+    k: int,
+    *,
+    n_oversamples: int,
+    n_iter: int,
+    seed: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the first singular vectors and values of a matrix minus the means of its columns, by random projections.
+
+    The matrix is only ever multiplied, so it may be sparse, or be read in blocks: it is centred in the products.
+
+    Parameters
+    ----------
+    multiply, multiply_transposed : callable
+        Product of the matrix, or of its transpose, with a dense one; a new array.
+    mean : (n_columns,) float64
+        Means of the columns.
+    n_rows, k : int
+        Rows of the matrix, and wanted vectors.
+    n_oversamples, n_iter : int
+        Additional random vectors, and power iterations: more of either give more exact vectors.
+    seed : int
+        Of the random vectors.
+
+    Returns
+    -------
+    left, values, right : (n_rows, k), (k,) and (k, n_columns) float64
+        Fewer than `k` of a smaller matrix.
+    """
+
+    def forward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+        product = multiply(basis)
+        product -= mean @ basis
+        return product
+
+    def backward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+        product = multiply_transposed(basis)
+        product -= np.outer(mean, basis.sum(axis=0))
+        return product
+
+    size = min(k + n_oversamples, n_rows, len(mean))
+    basis = np.linalg.qr(forward(np.random.default_rng(seed).standard_normal((len(mean), size))))[0]
+    for _ in range(n_iter):
+        basis = np.linalg.qr(forward(np.linalg.qr(backward(basis))[0]))[0]
+    left, values, right = np.linalg.svd(backward(basis).T, full_matrices=False)
+    return basis @ left[:, :k], values[:k], right[:k]

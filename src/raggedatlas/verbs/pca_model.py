@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.results.folder import atomic_write
+from raggedatlas.store.sparse import centred_svd
 
 EXACT_WIDTH = 2048
 """Up to this width the full covariance is decomposed; beyond it, random projections find its range."""
@@ -156,7 +157,11 @@ def fit_pca(
     if width <= EXACT_WIDTH:
         components, variance = _exact(wide, mean, n_components)
     else:
-        components, variance = _projected(wide, mean, n_components, np.random.default_rng(seed))
+        _, lengths, components = centred_svd(
+            lambda basis: np.asarray(wide @ basis), lambda basis: np.asarray(wide.T @ basis), mean, n, n_components,
+            n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
+        )  # fmt: skip
+        variance = lengths**2 / (n - 1)
     largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
     components = components * np.where(largest < 0, -1.0, 1.0)
     ratio = variance / total if total > 0 else np.zeros_like(variance)
@@ -173,26 +178,3 @@ def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.flo
         scatter = centred.T @ centred
     values, vectors = np.linalg.eigh(scatter)
     return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)
-
-
-def _projected(
-    wide: Any,  # noqa: ANN401
-    mean: NDArray[np.float64],
-    k: int,
-    rng: np.random.Generator,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find the range by random projections and a few power iterations; sparse rows are centred implicitly and stay sparse."""
-    n, width = wide.shape
-    size = min(k + _OVERSAMPLED, n, width)
-
-    def forward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(wide @ basis) - mean @ basis
-
-    def backward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(wide.T @ basis) - np.outer(mean, basis.sum(axis=0))
-
-    basis = np.linalg.qr(forward(rng.standard_normal((width, size))))[0]
-    for _ in range(_POWERS):
-        basis = np.linalg.qr(forward(np.linalg.qr(backward(basis))[0]))[0]
-    _, lengths, directions = np.linalg.svd(backward(basis).T, full_matrices=False)
-    return directions[:k], lengths[:k] ** 2 / (n - 1)

@@ -41,6 +41,7 @@ from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, 
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
+from raggedatlas.store.sparse import centred_svd
 
 LOCK = "cxg.lock"
 """Lock file in a work folder, locked by the writing process."""
@@ -473,11 +474,7 @@ def _available_text(noted: list[ConversionLoss]) -> str:
 
 
 _OVERSAMPLED = 10
-
-
 _POWERS = 4
-
-
 _SCALED_TO = 1e4
 
 
@@ -506,24 +503,22 @@ def principal_components(
     -----
     Memory: ``n_components + 10`` float64 per cell and per feature, duplicates, and one block.
     """
-    matrix = _Centred(blocks, shape)
-    size = min(n_components + _OVERSAMPLED, *shape)
+    matrix = _LogNormalized(blocks, shape)
     components = np.zeros((shape[0], n_components), np.float32)
-    if size < 1:
+    if not min(n_components, *shape):
         return components
-    basis = np.linalg.qr(matrix.forward(np.random.default_rng(seed).standard_normal((shape[1], size))))[0]
-    for _ in range(_POWERS):
-        basis = np.linalg.qr(matrix.forward(np.linalg.qr(matrix.backward(basis))[0]))[0]
-    left, lengths, _ = np.linalg.svd(matrix.backward(basis).T, full_matrices=False)
-    n = min(n_components, len(lengths))
-    scores = (basis @ left[:, :n]) * lengths[:n]
+    left, lengths, _ = centred_svd(
+        matrix.multiply, matrix.multiply_transposed, matrix.mean, shape[0], n_components,
+        n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
+    )  # fmt: skip
+    scores = left * lengths
     largest = np.take_along_axis(scores, np.abs(scores).argmax(axis=0)[None, :], axis=0)
-    components[:, :n] = scores * np.where(largest < 0, -1.0, 1.0)
+    components[:, : len(lengths)] = scores * np.where(largest < 0, -1.0, 1.0)
     return components
 
 
-class _Centred:
-    """A matrix read in blocks, log-normalized if it holds counts, minus the means of its columns."""
+class _LogNormalized:
+    """A matrix read in blocks, log-normalized if it holds counts."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], shape: tuple[int, int]) -> None:
         self._blocks, self._shape = blocks, shape
@@ -531,24 +526,22 @@ class _Centred:
         total = np.zeros(shape[1])
         for part in self._parts():
             total += np.asarray(part.sum(axis=0)).reshape(-1)
-        self._mean = total / shape[0]
+        self.mean = total / shape[0]
 
-    def forward(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiply(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
         out = np.empty((self._shape[0], factor.shape[1]))
         row = 0
         for part in self._parts():
             out[row : row + part.shape[0]] = part @ factor
             row += part.shape[0]
-        out -= self._mean @ factor
         return out
 
-    def backward(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiply_transposed(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
         out = np.zeros((self._shape[1], factor.shape[1]))
         row = 0
         for part in self._parts():
             out += part.T @ factor[row : row + part.shape[0]]
             row += part.shape[0]
-        out -= np.outer(self._mean, factor.sum(axis=0))
         return out
 
     def _parts(self) -> Iterator[Any]:

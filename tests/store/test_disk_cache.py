@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError, StoreError
-from raggedatlas.store import disk_cache, read
+from raggedatlas.store import disk_cache
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.disk_cache import SUBFOLDER, DiskCache, parse_size
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows, read_slice, verify
+from raggedatlas.store.runtime import process_cache
 
 pytestmark = pytest.mark.s3
 N = 4000
@@ -35,7 +36,7 @@ def cached(location: Location, folder: Path, size: str = "10GB") -> Location:
 
 def fresh(reader: ArrayReader) -> ArrayReader:
     """Give the reader as another process has it: no index is known."""
-    read._INDEXES.entries.clear()
+    process_cache("indexes").entries.clear()
     return reader
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.query.query import Query
-from raggedatlas.store import read
+from raggedatlas.store.runtime import process_cache
 from raggedatlas.testing.atlases import GENES, small_anndata
 from raggedatlas.testing.object_store import Remote
 
@@ -41,7 +41,7 @@ class Place:
 
     def cost(self, action: Callable[[], Any]) -> tuple[int, Any]:
         """Count the requests of an action as in a fresh process, and give its result."""
-        read._INDEXES.entries.clear()
+        process_cache("indexes").entries.clear()
         before = len(self.remote.proxy.requests)
         result = action()
         return len(self.remote.proxy.requests) - before, result

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError
 from raggedatlas.loader.torch import each_part
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
+from raggedatlas.store.runtime import find_shared, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +204,10 @@ class TrainingBatch:
         return replace(self, obs={name: change(column) for name, column in self.obs.items()}, spaces=spaces)
 
 
-# Workers send batches without the metadata that all batches of a loader share, and pickle can hand no context to what it calls: only a
-# registry of the process finds it again. It keeps nothing alive.
-_KNOWN: WeakValueDictionary[str, BatchMetadata] = WeakValueDictionary()
-
-
-def remember_facts(facts: BatchMetadata) -> BatchMetadata:
-    """Register the metadata of a loader for batches that its workers send without it; return the registered object."""
-    return _KNOWN.setdefault(facts.key, facts)
+def remember_facts(facts: BatchMetadata) -> None:
+    """Share the metadata of a loader in this process, for batches that its workers send without it."""
+    # pickle can hand no context to what it calls, so the key must suffice to find it
+    share(f"facts {facts.key}", lambda: facts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +232,7 @@ class WireBatch:
 def _receive(
     key: str, rows: NDArray[np.int64], uids: NDArray[np.bytes_], obs: Mapping[str, Any], spaces: Mapping[str, Any]
 ) -> TrainingBatch:
-    facts = _KNOWN.get(key)
+    facts = find_shared(f"facts {key}")
     if facts is None:
         raise NotFoundError(
             "A batch came from the worker of a loader that is gone in this process; keep the loader while its batches come."

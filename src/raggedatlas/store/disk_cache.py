@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import stat
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
 from raggedatlas.store.codecs import has_checksum
+from raggedatlas.store.runtime import process_cache
 
 CACHE_OPTIONS = ("cache_dir", "cache_size")
 """Storage options of the cache: its folder and its maximal size."""
@@ -30,24 +30,6 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _LEAST_STEP, _STEPS = 2**20, 64
 _KEPT_SHARE = 0.9
 _BLOCK = 512
-
-
-class _Ledger:
-    """Bytes that this process may still write to each folder before it looks at what the folder takes."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.left: dict[Path, int] = {}
-
-    def spend(self, cache: "DiskCache", n_bytes: int) -> bool:
-        """Count bytes written, and tell whether the folder is to be looked at; the first ones always say so."""
-        with self.lock:
-            left = self.left.get(cache.folder, 0) - n_bytes
-            self.left[cache.folder] = left if left > 0 else max(_LEAST_STEP, cache.n_bytes // _STEPS)
-            return left <= 0
-
-
-_LEDGER = _Ledger()
 
 
 @dataclass(frozen=True)
@@ -159,7 +141,7 @@ class DiskCache:
                 for (offset, _), data in zip(index.tolist(), chunks, strict=True):
                     if handle is not None:
                         os.pwrite(handle, data.data, offset)
-        if _LEDGER.spend(self, int(index[:, 1].sum())):
+        if self._spend(int(index[:, 1].sum())):
             self._make_room()
 
     def forget(self, name: str) -> None:
@@ -169,6 +151,14 @@ class DiskCache:
     def _file(self, name: str) -> Path:
         """Return the path of the copy of a shard."""
         return self.folder / f"{sha256(name.encode()).hexdigest()[:32]}.shard"
+
+    def _spend(self, n_bytes: int) -> bool:
+        """Count bytes that this process wrote, and tell whether the folder is to be measured; the first ones always say so."""
+        allowances = process_cache("allowances")
+        with allowances.lock:
+            left = allowances.entries.get(self.folder, 0) - n_bytes
+            allowances.entries[self.folder] = left if left > 0 else max(_LEAST_STEP, self.n_bytes // _STEPS)
+        return bool(left <= 0)
 
     def _make_room(self) -> None:
         """Remove the copies used longest ago until the others take nine tenths of what they may, if they took more."""

@@ -6,11 +6,10 @@ import os
 import re
 import shutil
 import stat
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -19,7 +18,7 @@ from uuid import uuid4
 from raggedatlas.errors import MissingFileError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
-from raggedatlas.store.runtime import LRUCache
+from raggedatlas.store.runtime import LRUCache, process_cache
 from raggedatlas.store.storage_errors import failure, is_missing_bucket, plain_reason
 
 if TYPE_CHECKING:
@@ -53,31 +52,10 @@ _LONGEST_NAME = 255
 _TRUE = ("1", "true", "yes", "on")
 
 
-class _OpenStores:
-    """Remote stores opened by this process; a forked child finds its parent's pid and is refused."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.pid = os.getpid()
-        self.stores: dict[tuple[object, ...], ObjectStore] = {}
-
-    def get(self, location: "Location") -> "ObjectStore":
-        """Return the open store of `location`, opening it at first use."""
-        if self.stores and self.pid != os.getpid():
-            raise StoreError(
-                f"{location.uri} is opened in a forked child of process {self.pid}, which used an object store before "
-                "the fork; that hangs. Start workers with the spawn method, e.g. "
-                "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
-            )
-        key = (location.uri, *sorted(location.lance_options().items()))
-        with self.lock:
-            if key not in self.stores:
-                self.pid = os.getpid()
-                self.stores[key] = _open_remote(location)
-            return self.stores[key]
-
-
-_OPEN = _OpenStores()
+@cache
+def _first_user() -> int:
+    """Return the pid of the process that used an object store first; a forked child inherits it."""
+    return os.getpid()
 
 
 @dataclass(frozen=True)
@@ -222,11 +200,18 @@ class Location:
         StoreError
             In a forked child whose parent used an object store, or if the store cannot be made.
         """
-        if not self.is_local:
-            return _OPEN.get(self)
-        from obstore.store import LocalStore
+        if self.is_local:
+            from obstore.store import LocalStore
 
-        return LocalStore(self.checked_path(), mkdir=True)
+            return LocalStore(self.checked_path(), mkdir=True)
+        if _first_user() != os.getpid():
+            raise StoreError(
+                f"{self.uri} is opened in a forked child of process {_first_user()}, which used an object store before "
+                "the fork; that hangs. Start workers with the spawn method, e.g. "
+                "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
+            )
+        stores: LRUCache[ObjectStore] = process_cache("stores")
+        return stores.get_or_make((self.uri, *sorted(self.lance_options().items())), lambda: _open_remote(self))
 
     def zarr_store(self, *, read_only: bool = True) -> "Store":
         """Return the zarr-python store rooted here."""
@@ -673,10 +658,6 @@ def digest_files(location: Location) -> tuple[int, int, str]:
     return len(files), n_bytes, content.hexdigest()
 
 
-_SEEN: LRUCache[tuple[int, list[str]]] = LRUCache(4096)
-"""Folder -> when it was changed last, and the folders in it, as they were when it was found to hold no symlink."""
-
-
 def refuse_symlinks(location: Location) -> None:
     """Refuse a local tree that holds a symlink; folders that have not changed since are not listed again.
 
@@ -692,7 +673,9 @@ def refuse_symlinks(location: Location) -> None:
 
 def _refuse_links(folder: str) -> None:
     changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - at every opening of a table
-    cached = _SEEN.get(folder)
+    # when a folder was changed last, and the folders in it, as they were when it was found to hold no symlink
+    folders: LRUCache[tuple[int, list[str]]] = process_cache("folders")
+    cached = folders.get(folder)
     if cached is None or cached[0] != changed:
         inside = []
         with os.scandir(folder) as entries:
@@ -702,7 +685,7 @@ def _refuse_links(folder: str) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     inside.append(entry.path)
         cached = (changed, inside)
-        _SEEN.put(folder, cached)
+        folders.put(folder, cached)
     for path in cached[1]:
         with contextlib.suppress(FileNotFoundError):
             _refuse_links(path)

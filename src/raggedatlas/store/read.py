@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -22,10 +21,7 @@ from raggedatlas.store.codecs import (
 )
 from raggedatlas.store.location import Location, list_files, refuse_symlink, store_errors
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
-from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests
-
-_MAPS_KEPT = 256
-_INDEXES_KEPT = 4096
+from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests, process_cache
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,6 @@ class Shard:
     size: int
     data: NDArray[np.uint8] | None = None
     stamp: tuple[int, ...] = ()
-
-
-_MAPS: LRUCache[Shard] = LRUCache(_MAPS_KEPT)
-_INDEXES: LRUCache[Shard] = LRUCache(_INDEXES_KEPT)
-_FETCHING: LRUCache[threading.Lock] = LRUCache(_INDEXES_KEPT)
 
 
 def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) -> Shard:
@@ -79,7 +70,8 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
     except FileNotFoundError:
         raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
     stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
-    cached = _MAPS.get(str(file))
+    mappings: LRUCache[Shard] = process_cache("mappings")
+    cached = mappings.get(str(file))
     if cached is not None and cached.stamp == stamp:
         return cached
     if within is not None:
@@ -93,7 +85,7 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
             raise _cut_short(str(file), size, n_chunks)
         data = np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), dtype=np.uint8)
     shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
-    _MAPS.put(str(file), shard)
+    mappings.put(str(file), shard)
     return shard
 
 
@@ -106,20 +98,18 @@ def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
         If the shard is missing, too short, or its index is wrong.
     """
     cache_key = (f"{location.uri}/{key}", *location.storage_options.items())
-    # One thread asks, the others that want the same index wait for it.
-    with _FETCHING.setdefault(cache_key, threading.Lock()):
-        shard = _INDEXES.get(cache_key) or _fetch_index(location, key, n_chunks)
-        _INDEXES.put(cache_key, shard)
-    return shard
+    indexes: LRUCache[Shard] = process_cache("indexes")
+    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks))
 
 
 def forget_indexes(location: Location) -> None:
     """Forget the indexes of all remote shards below a location, as something else is written there."""
-    with _INDEXES.lock:
+    indexes = process_cache("indexes")
+    with indexes.lock:
         for cache_key in [
-            key for key in _INDEXES.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
+            key for key in indexes.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
         ]:
-            del _INDEXES.entries[cache_key]
+            del indexes.entries[cache_key]
 
 
 def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:

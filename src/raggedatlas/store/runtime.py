@@ -257,6 +257,7 @@ class LRUCache(Generic[V]):
         self.size = size
         self.lock = threading.Lock()
         self.entries: OrderedDict[object, V] = OrderedDict()
+        self._making: dict[object, threading.Lock] = {}
 
     def get(self, key: object) -> V | None:
         """Return an entry and mark it as used, or return None."""
@@ -274,12 +275,42 @@ class LRUCache(Generic[V]):
             while len(self.entries) > self.size:
                 self.entries.popitem(last=False)
 
-    def setdefault(self, key: object, value: V) -> V:
-        """Return the entry of a key; store `value` if there is none."""
+    def get_or_make(self, key: object, make: Callable[[], V]) -> V:
+        """Return an entry; where there is none one thread makes it, and others that want it wait for that one."""
+        value = self.get(key)
+        if value is not None:
+            return value
         with self.lock:
-            current = self.entries.setdefault(key, value)
-        self.put(key, current)
-        return current
+            making = self._making.setdefault(key, threading.Lock())
+        try:
+            with making:
+                value = self.get(key)
+                if value is None:
+                    value = make()
+                    self.put(key, value)
+            return value
+        finally:
+            with self.lock:
+                self._making.pop(key, None)
+
+
+CacheKind = Literal["mappings", "indexes", "stores", "folders", "allowances"]
+
+CACHE_SIZES: dict[CacheKind, int] = {
+    "mappings": 256,
+    "indexes": 4096,
+    "stores": 4096,
+    "folders": 4096,
+    "allowances": 256,
+}
+"""Entries that each cache of the process keeps: mapped local shards (each is an open file), indexes of remote shards, object stores,
+local folders without symlinks, and bytes that may be written to a disk cache before its folder is measured."""
+
+
+@cache
+def process_cache(kind: CacheKind) -> LRUCache[Any]:
+    """Return a cache that all readers of this process share: they are frozen and hold nothing themselves."""
+    return LRUCache(CACHE_SIZES[kind])
 
 
 class BufferPool:
@@ -326,8 +357,22 @@ class BufferPool:
                 self.free.append(memory)
 
 
-_shared: weakref.WeakValueDictionary[str, BufferPool] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
+
+
+def share(name: str, make: Callable[[], V]) -> V:
+    """Return what this process shares under a name, made where nothing is; it lives as long as something else refers to it."""
+    with _sharing:
+        value: V | None = _shared.get(name)
+        if value is None:
+            value = _shared[name] = make()
+        return value
+
+
+def find_shared(name: str) -> Any | None:  # noqa: ANN401  (what `share` was given)
+    """Return what this process shares under a name, or None."""
+    return _shared.get(name)
 
 
 def shared_pool() -> BufferPool:
@@ -339,11 +384,7 @@ def shared_pool() -> BufferPool:
     >>> shared_pool() is pool
     True
     """
-    with _sharing:
-        pool = _shared.get("blocks")
-        if pool is None:
-            pool = _shared["blocks"] = BufferPool(SHARED_BUFFERS, SHARED_BYTES)
-        return pool
+    return share("blocks", lambda: BufferPool(SHARED_BUFFERS, SHARED_BYTES))
 
 
 _WARNING_FILTERS = threading.RLock()

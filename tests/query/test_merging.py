@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.cli.app import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.modalities import sum_dtype

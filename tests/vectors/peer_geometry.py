@@ -1,8 +1,7 @@
 """Files of geometry by their own libraries, and a look at ours with them; run by the Python of an environment that has these.
 
 ``peer_geometry.py make spatialdata FOLDER`` needs spatialdata (0.8.0 made the archive), ``make neuroglancer FOLDER`` needs
-neuroglancer (2.41.2), tensorstore (0.1.86) and cloud-volume (12.15.2), of which ``make annotations`` makes a part; ``check spatialdata STORE`` and ``check neuroglancer FOLDER`` open what we wrote and
-print what they see as JSON. `tests/data/geometry_peers.zip` holds what `make` wrote.
+cloud-volume (12.15.2); ``check spatialdata STORE`` and ``check neuroglancer FOLDER`` open what we wrote and print what they see as JSON. `tests/data/geometry_peers.zip` holds what `make` wrote.
 """
 
 import json
@@ -57,64 +56,9 @@ def make_spatialdata(folder: Path) -> None:
         SpatialData(points={"transcripts": points}, shapes=shapes).write(folder / f"{name}.zarr", sdata_formats=given)
 
 
-def make_annotations(folder: Path) -> None:
-    import neuroglancer as ng
-    from neuroglancer.write_annotations import AnnotationWriter
-
-    space = ng.CoordinateSpace(names=["x", "y"], scales=[4e-9, 1], units=["m", "s"])
-    properties = [
-        ng.AnnotationPropertySpec(id="score", type="float32", description="how sure"),
-        ng.AnnotationPropertySpec(id="size", type="int16"),
-        ng.AnnotationPropertySpec(id="kind", type="uint8", enum_values=[9, 4], enum_labels=["soma", "axon"]),
-        ng.AnnotationPropertySpec(id="color", type="rgba"),
-    ]
-    for name, kind in (
-        ("boxes", "axis_aligned_bounding_box"),
-        ("ellipsoids", "ellipsoid"),
-        ("polylines", "polyline"),
-        ("related", "point"),
-    ):
-        writer = AnnotationWriter(
-            coordinate_space=space, annotation_type=kind, relationships=["pre", "post"], properties=properties
-        )
-        for i in range(6):
-            said = {
-                "id": 2**40 + 7 * i, "score": i / 8, "size": -i, "kind": [4, 9][i % 2], "color": (i, 1, 2, 255),
-                "pre": [8, 7, 8][: i % 4], "post": 2**64 - 1 - i,
-            }  # fmt: skip
-            if kind == "polyline":
-                writer.add_polyline([[i, 0.5 * k] for k in range(2 + i % 3)], **said)
-            elif kind == "point":
-                writer.add_point([i, -i], **said)
-            else:
-                getattr(writer, f"add_{kind}")([i, 0.25], [3 - i if kind != "ellipsoid" else i / 2, 1.5], **said)
-        writer.write(folder / name)
-
-
 def make_neuroglancer(folder: Path) -> None:
-    import neuroglancer as ng
     from cloudvolume import CloudVolume, Mesh, Skeleton
     from cloudvolume.datasource.precomputed.sharding import ShardingSpecification
-    from neuroglancer.write_annotations import AnnotationWriter
-
-    space = ng.CoordinateSpace(names=["x", "y", "z"], scales=[1, 1, 1], units=["m", "m", "m"])
-    properties = [
-        ng.AnnotationPropertySpec(id="size", type="float32"),
-        ng.AnnotationPropertySpec(id="cell_type", type="uint16", enum_values=[3, 7], enum_labels=["B", "T"]),
-        ng.AnnotationPropertySpec(id="color", type="rgb"),
-    ]
-    writer = AnnotationWriter(coordinate_space=space, annotation_type="point", properties=properties)
-    for i in range(5):
-        writer.add_point(
-            [i, 2 * i + 0.5, 3 * i], id=10 + 3 * i, size=i / 4, cell_type=[3, 7][i % 2], color=(i, 2 * i, 255)
-        )
-    writer.write(folder / "points")
-    width = [ng.AnnotationPropertySpec(id="w", type="int8")]
-    writer = AnnotationWriter(coordinate_space=space, annotation_type="line", relationships=["pre"], properties=width)
-    for i in range(3):
-        writer.add_line([i, 0, 0], [i, 5, 6], id=i + 1, w=-i, pre=[7, 8])
-    writer.write(folder / "lines")
-    make_annotations(folder)
 
     info = CloudVolume.create_new_info(
         num_channels=1, layer_type="segmentation", data_type="uint64", encoding="raw", resolution=[1, 1, 1],
@@ -166,7 +110,6 @@ def check_spatialdata(store: Path) -> dict[str, object]:
 
 def check_neuroglancer(folder: Path) -> dict[str, object]:
     from cloudvolume import CloudVolume, Mesh
-    from cloudvolume.datasource.precomputed.sharding import ShardingSpecification, ShardReader
 
     seen: dict[str, object] = {}
     info = CloudVolume.create_new_info(
@@ -181,72 +124,13 @@ def check_neuroglancer(folder: Path) -> dict[str, object]:
     mesh = mesh[7] if isinstance(mesh, dict) else mesh
     assert isinstance(mesh, Mesh)
     seen["mesh"] = [mesh.vertices.tolist(), mesh.faces.tolist()]
-    said = json.loads((folder / "points" / "info").read_text())
-    spec = ShardingSpecification.from_dict(said["by_id"]["sharding"])
-    reader = ShardReader(f"file://{folder}", volume.cache, spec)
-    seen["annotation"] = list(reader.get_data(9, path="points/by_id"))
-    return seen
-
-
-def check_annotations(folder: Path) -> dict[str, object]:
-    """Say what Neuroglancer's reader finds by id, in the spatial index, and by related id."""
-    from neuroglancer.read_precomputed_annotations import AnnotationReader
-
-    def drawn(one: object) -> list[object]:
-        names = ("point", "point_a", "point_b", "center", "radii", "points")
-        places = [np.asarray(getattr(one, name)).ravel() for name in names if hasattr(one, name)]
-        return [np.concatenate(places).tolist(), [np.asarray(value).tolist() for value in one.props]]
-
-    seen: dict[str, object] = {}
-    for path in sorted(path for path in folder.iterdir() if (path / "info").exists()):
-        reader = AnnotationReader(f"file://{path}")
-        found: dict[str, object] = {}
-        for level in reader.spatial:
-            for cell in np.ndindex(*level.metadata["grid_shape"]):
-                if cell in level:
-                    found |= {one.id: drawn(one) for one in level[cell]}
-        by_id = {key: reader.by_id[int(key)] for key in found}
-        assert found == {key: drawn(one) for key, one in by_id.items()}
-        related = {key: [np.asarray(ids).tolist() for ids in one.segments or []] for key, one in by_id.items()}
-        for number, index in enumerate(reader.relationships.values()):
-            named = {segment for lists in related.values() for segment in lists[number]}
-            for segment in named:
-                expected = sorted(key for key, lists in related.items() if segment in lists[number])
-                assert sorted({one.id for one in index[segment]}) == expected
-        labels = [spec.to_json() for spec in reader.properties]
-        seen[path.name] = {
-            "type": reader.annotation_type, "found": found, "related": related, "properties": labels,
-            "dimensions": reader.coordinate_space.to_json(),
-        }  # fmt: skip
-    return seen
-
-
-def check_draco(folder: Path) -> dict[str, object]:
-    """Say what cloud-volume finds of the meshes 7 and 9 in the folders of multi-resolution meshes, level by level."""
-    from cloudvolume import CloudVolume
-
-    seen: dict[str, object] = {}
-    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
-        info = CloudVolume.create_new_info(
-            num_channels=1, layer_type="segmentation", data_type="uint64", encoding="raw", resolution=[1, 1, 1],
-            voxel_offset=[0, 0, 0], volume_size=[16, 16, 16], mesh=path.name, chunk_size=[16, 16, 16],
-        )  # fmt: skip
-        (folder / "info").write_text(json.dumps(info, default=int))
-        volume = CloudVolume(f"file://{folder}")
-        for level in range(2):
-            for key in (7, 9):
-                mesh = volume.mesh.get([key], lod=level)[key]
-                seen[f"{path.name} {key} {level}"] = [mesh.vertices.tolist(), mesh.faces.tolist()]
     return seen
 
 
 if __name__ == "__main__":
     verb, what, place = sys.argv[1:4]
     if verb == "make":
-        made = {"spatialdata": make_spatialdata, "neuroglancer": make_neuroglancer, "annotations": make_annotations}
-        made[what](Path(place))
+        {"spatialdata": make_spatialdata, "neuroglancer": make_neuroglancer}[what](Path(place))
     else:
-        looks = {"spatialdata": check_spatialdata, "neuroglancer": check_neuroglancer, "annotations": check_annotations}
-        looks["draco"] = check_draco
-        found = looks[what](Path(place))
+        found = {"spatialdata": check_spatialdata, "neuroglancer": check_neuroglancer}[what](Path(place))
         sys.stdout.write(json.dumps(found))

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import DracoPy
 import numpy as np
 import pytest
 import trimesh
@@ -11,7 +10,6 @@ import trimesh
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
 from raggedatlas.vectors.converters.interop import to_trimesh
-from raggedatlas.vectors.converters.precomputed import write_shard
 from raggedatlas.vectors.shapes import Shapes
 
 
@@ -217,56 +215,6 @@ def test_precomputed_meshes_have_the_bytes_of_the_format(tmp_path: Path) -> None
     (tmp_path / "m" / "2:0").write_text(json.dumps({"fragments": ["../info"]}))
     with pytest.raises(SourceError, match="not in its folder"):
         read_file(tmp_path / "m")
-
-
-def draco_mesh(points: np.ndarray, faces: np.ndarray) -> tuple[bytes, bytes]:
-    """Return a manifest and fragments: one level of two nodes, 16 bits, and a coarser level."""
-    shape, origin = np.array([2, 2, 2], "<f4"), np.array([-1, -1, -1], "<f4")
-    bits = 2**16 - 1
-    parts = []
-    for node in (0, 2):
-        grid = np.rint((points - origin) / shape * bits).astype(np.int32)
-        parts.append(DracoPy.encode(grid, faces, preserve_order=True, quantization_bits=0))
-        del node
-    manifest = [shape, origin, np.uint32(2), np.array([1, 2], "<f4"), np.zeros(6, "<f4"), np.array([2, 1], "<u4")]
-    manifest += [np.array([[0, 2], [0, 0], [0, 0]], "<u4"), np.array([len(part) for part in parts], "<u4")]
-    manifest += [np.zeros(3, "<u4"), np.uint32(0)]
-    return b"".join(np.asarray(part).tobytes() for part in manifest), b"".join(parts)
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_draco_meshes_of_several_levels_are_read(tmp_path: Path, sharded: bool) -> None:
-    """The finest level is decoded, each fragment at its node of the octree; that others are left is said."""
-    manifest, data = draco_mesh(ball().vertices, ball().faces)
-    info = {
-        "@type": "neuroglancer_multilod_draco",
-        "vertex_quantization_bits": 16,
-        "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
-    }
-    folder = tmp_path / "m"
-    folder.mkdir()
-    if sharded:
-        info["sharding"] = write_shard(folder, np.array([9], np.uint64), [manifest])
-        shard = (folder / "0.shard").read_bytes()
-        head, rest = np.frombuffer(shard, "<u8", 2) + len(data), bytearray(shard[16:])
-        index = np.frombuffer(rest[len(manifest) :], "<u8").copy()
-        index[1] += len(data)
-        (folder / "0.shard").write_bytes(head.tobytes() + data + manifest + index.tobytes())
-    else:
-        (folder / "9.index").write_bytes(manifest)
-        (folder / "9").write_bytes(data)
-    (folder / "info").write_text(json.dumps(info))
-    content = read_file(folder)
-    assert content.left == ()
-    assert [level.n_objects for level in content.coarser] == [1]
-    assert np.asarray(content.shapes.ids).tolist() == [9]
-    assert content.shapes.n_links == 2 * len(ball().faces)
-    both = np.concatenate([ball().vertices, ball(4).vertices])
-    assert np.allclose(np.sort(content.shapes.positions, 0), np.sort(both, 0), atol=1e-4)
-    if not sharded:
-        (folder / "9").write_bytes(data[:-40])
-        with pytest.raises(SourceError, match="cut off"):
-            read_file(folder)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

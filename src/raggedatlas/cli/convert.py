@@ -52,9 +52,7 @@ class GeometryOptions:
     ] = field(default_factory=list)
     writing: Annotated[
         Strings,
-        repeatable_option(
-            "KEY=VALUE", "Geometry: for the writer, e.g. annotation_type=ELLIPSOID or depth=2", "--write-option"
-        ),
+        repeatable_option("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option"),
     ] = field(default_factory=list)
     level: Annotated[
         int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")

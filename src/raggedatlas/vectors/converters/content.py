@@ -29,15 +29,12 @@ class Content:
         Names and units of the axes, where the file says them.
     left : tuple of str
         What of the file is not taken, one line each.
-    coarser : tuple of Shapes
-        Coarser levels of the same objects, finest first, by the same ids.
     """
 
     shapes: Shapes
     metadata: Mapping[str, Any] = field(default_factory=dict)
     axes: tuple[Axis, ...] | None = None
     left: tuple[str, ...] = ()
-    coarser: tuple[Shapes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,6 @@ class Capabilities:
         Whether texts are kept.
     groups : bool
         Whether groups are kept.
-    levels : bool
-        Whether coarser levels are kept.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -73,7 +68,6 @@ class Capabilities:
     object: tuple[str, ...] | None = None
     strings: bool = True
     groups: bool = False
-    levels: bool = False
 
     def check(self, shapes: Shapes, name: str) -> None:
         """Refuse shapes that the format cannot draw.

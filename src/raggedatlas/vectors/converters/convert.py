@@ -14,23 +14,19 @@ from uuid import uuid4
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
-from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters import (
     geospatial,
     graphs,
     meshes,
     precomputed,
-    precomputed_annotations,
-    precomputed_meshes,
     streamlines,
     tables,
 )
 from raggedatlas.vectors.converters.content import Capabilities, Content, check_content
 from raggedatlas.vectors.converters.geospatial import is_spatialdata
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
-from raggedatlas.vectors.converters.precomputed import SKELETON_TYPE, read_info
-from raggedatlas.vectors.converters.precomputed_annotations import ANNOTATION_TYPE
-from raggedatlas.vectors.converters.precomputed_meshes import DRACO_TYPE, LEGACY_TYPE
+from raggedatlas.vectors.converters.precomputed import MESH_TYPE, SKELETON_TYPE, read_info
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
@@ -175,26 +171,10 @@ CONVERTERS: dict[str, Converter] = {
     "precomputed-meshes": Converter(
         "Neuroglancer meshes",
         (),
-        precomputed_meshes.read_meshes,
-        precomputed_meshes.write_meshes,
-        precomputed_meshes.MESH_HOLDING,
-        precomputed_meshes.mesh_losses,
-    ),
-    "precomputed-draco": Converter(
-        "Neuroglancer meshes of several levels of detail, in Draco",
-        (),
-        precomputed_meshes.read_meshes,
-        precomputed_meshes.write_draco_meshes,
-        precomputed_meshes.DRACO_HOLDING,
-        precomputed_meshes.draco_losses,
-    ),
-    "precomputed-annotations": Converter(
-        "Neuroglancer annotations",
-        (),
-        precomputed_annotations.read_annotations,
-        precomputed_annotations.write_annotations,
-        precomputed_annotations.ANNOTATION_HOLDING,
-        precomputed_annotations.annotation_losses,
+        precomputed.read_meshes,
+        precomputed.write_meshes,
+        precomputed.MESH_HOLDING,
+        precomputed.mesh_losses,
     ),
     "spatialdata": Converter(
         "points or shapes of a SpatialData store",
@@ -216,9 +196,7 @@ SCHEME = "precomputed://"
 
 INFO_TYPES = {
     SKELETON_TYPE: "precomputed-skeletons",
-    LEGACY_TYPE: "precomputed-meshes",
-    DRACO_TYPE: "precomputed-draco",
-    ANNOTATION_TYPE: "precomputed-annotations",
+    MESH_TYPE: "precomputed-meshes",
 }
 """``@type`` of an info -> converter."""
 
@@ -226,9 +204,6 @@ BY_KIND = {
     "skeleton": "precomputed-skeletons",
     "graph": "precomputed-skeletons",
     "mesh": "precomputed-meshes",
-    "point_cloud": "precomputed-annotations",
-    "line": "precomputed-annotations",
-    "polyline": "precomputed-annotations",
 }
 """Geometry type -> which precomputed format holds it."""
 
@@ -280,7 +255,13 @@ def _has_geometry(file: Path) -> bool:
 
 def _folder_kind(folder: Path) -> str | None:
     if (folder / "info").is_file():
-        return INFO_TYPES.get(str(read_info(folder).get("@type")))
+        info_type = read_info(folder).get("@type")
+        if info_type not in INFO_TYPES:
+            raise SourceError(
+                f"{folder}/info has the @type {info_type!r}; of Neuroglancer's formats {', '.join(INFO_TYPES)} are read. "
+                "Convert it to one of these with cloud-volume."
+            )
+        return INFO_TYPES[info_type]
     if is_spatialdata(folder):
         return "spatialdata"
     names = [found.name for found in folder.iterdir() if not found.name.startswith(".")]
@@ -359,8 +340,6 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     converter = CONVERTERS[_known(name)]
     converter.holding.check(shapes, name)
     found = [*converter.holding.losses(shapes), *converter.losses(shapes)]
-    if isinstance(content, Content) and content.coarser and not converter.holding.levels:
-        found.append(f"levels: {len(content.coarser)} coarser ones are left out")
     return list(dict.fromkeys(found))
 
 
@@ -585,8 +564,6 @@ def convert(
             f"{source} would not come through whole: {'; '.join(told)}. Convert without strict to leave these out."
         )
     if not to_store:
-        if how.steps is not None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
-            content = replace(content, coarser=tuple(step.shapes for step in make_pyramid(content.shapes, how.steps)))
         asked: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
         return told + write_file(content, target, **asked, **how.writing)
     write_store(content, target, how)
@@ -607,18 +584,9 @@ def write_store(content: Content, target: str | os.PathLike[str], how: Conversio
     cutting, shapes = how.cutting, content.shapes
     if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
         cutting = replace(cutting, axes=content.axes)
-    coarser = _given_levels(content) if how.steps is None else make_pyramid(shapes, how.steps)
+    coarser = () if how.steps is None else make_pyramid(shapes, how.steps)
     geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
-
-
-def _given_levels(content: Content) -> tuple[CoarseLevel, ...]:
-    """Return the coarser levels that a file has, as levels of a store: each with chunks and bins of twice the edges."""
-    ratios = [(2**number,) * content.shapes.n_dims for number in range(1, len(content.coarser) + 1)]
-    return tuple(
-        CoarseLevel(shapes, ratio, ratio, None, "manual", max(1, shapes.n_objects) / max(1, content.shapes.n_objects))
-        for shapes, ratio in zip(content.coarser, ratios, strict=True)
-    )
 
 
 def _content_of_file(source: str | os.PathLike[str], how: Conversion) -> Content:
@@ -631,6 +599,4 @@ def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[
     store = open_vectors(os.fspath(source))
     content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
     others = store.n_levels - 1
-    if how.level is None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
-        return replace(content, coarser=tuple(store.read(level=level) for level in range(1, others + 1))), []
     return content, [f"levels: {others} coarser ones are left out"] if others and how.level is None else []

@@ -1,9 +1,9 @@
-"""What Neuroglancer's precomputed formats share: the info file, transforms, and blobs by id, each a file or several in shards."""
+"""Neuroglancer's precomputed formats: skeletons, and meshes of a single resolution."""
 
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,7 @@ from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, tak
 TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Element types of values."""
 
-PER_MINISHARD = 512
-"""About how many blobs one list of a shard names."""
-
 IDENTITY = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
-
-
-@dataclass(frozen=True)
-class Blob:
-    """The bytes of one id, and where they stand in their shard.
-
-    Parameters
-    ----------
-    key : int
-        The id.
-    data : bytes
-        What is stored for it.
-    shard : bytes
-        The whole shard, or nothing where each id has a file of its own.
-    start : int
-        Where the data begin there.
-    """
-
-    key: int
-    data: bytes
-    shard: bytes = b""
-    start: int = 0
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -72,33 +47,30 @@ def moved(positions: NDArray[Any], info: Mapping[str, Any], path: Path) -> NDArr
     return (positions.astype(np.float64) @ matrix[:, :3].T + matrix[:, 3]).astype(np.float32)
 
 
-def read_blobs(path: Path, sharding: Mapping[str, Any] | None, suffix: str = "") -> Iterator[Blob]:
-    """Yield the blobs of a folder by ascending id.
+def read_blobs(path: Path, sharding: Mapping[str, Any] | None) -> Iterator[tuple[int, bytes]]:
+    """Yield the ids of a folder, ascending, and the bytes of each.
 
     Parameters
     ----------
     path : Path
         The folder.
     sharding : mapping or None
-        What ``info`` says of it; None: a file for each id, named by it and `suffix`.
+        The value of the same name in ``info``; None: a file for each id.
 
     Raises
     ------
     SourceError
-        If a shard is cut off or written in a way that is not known.
+        If a shard is truncated or has an unknown encoding.
     """
     if sharding is not None:
         shards = [blob for file in sorted(path.glob("*.shard")) for blob in _read_shard(file, sharding)]
-        yield from sorted(shards, key=lambda blob: blob.key)
+        yield from sorted(shards, key=itemgetter(0))
         return
-    names = [
-        file for file in path.iterdir() if file.name.endswith(suffix) and file.name.removesuffix(suffix).isdecimal()
-    ]
-    for file in sorted(names, key=lambda file: int(file.name.removesuffix(suffix))):
-        yield Blob(int(file.name.removesuffix(suffix)), file.read_bytes())
+    for file in sorted((file for file in path.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name)):
+        yield int(file.name), file.read_bytes()
 
 
-def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[Blob]:
+def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
     data = file.read_bytes()
     codecs: dict[str, Callable[[bytes], bytes]] = {"raw": bytes, "gzip": gzip.decompress}
     try:
@@ -116,55 +88,9 @@ def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[Blob]:
                 for key, size, end in zip(np.cumsum(keys).tolist(), sizes.tolist(), ends, strict=True):
                     if base + end > len(data):
                         raise ValueError("it ends inside a blob")
-                    start = base + end - size
-                    yield Blob(key, unpack(data[start : start + size]), data, start)
+                    yield key, unpack(data[base + end - size : base + end])
     except (KeyError, ValueError, TypeError, EOFError, OSError) as error:
         raise SourceError(f"{file} is no shard that can be read: {type(error).__name__}: {error}.") from None
-
-
-def write_shard(
-    path: Path, ids: NDArray[np.uint64], blobs: Sequence[bytes], ahead: Sequence[bytes] | None = None
-) -> dict[str, Any]:
-    """Write blobs into one shard of a folder; return what ``info`` says of it. What stands `ahead` of each is named by no list.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> sharding = write_shard(folder, np.array([7, 9], np.uint64), [b"a", b"bc"])
-    >>> [(blob.key, blob.data) for blob in read_blobs(folder, sharding)]
-    [(7, b'a'), (9, b'bc')]
-    """
-    bits = max(0, int(np.ceil(np.log2(max(len(ids), 1) / PER_MINISHARD))))
-    lists = (ids & np.uint64((1 << bits) - 1)).astype(np.int64)
-    order = np.lexsort((ids, lists))
-    before = [b""] * len(blobs) if ahead is None else ahead
-    sizes = np.array([len(blobs[row]) for row in order], np.uint64)
-    leads = np.array([len(before[row]) for row in order], np.uint64)
-    ends = np.cumsum(sizes + leads)
-    bounds, found, at = np.zeros((1 << bits, 2), "<u8"), [], int(ends[-1]) if len(ends) else 0
-    for number in range(1 << bits):
-        rows = np.flatnonzero(lists[order] == number)
-        if len(rows):
-            keys = np.diff(ids[order[rows]], prepend=np.uint64(0))
-            gaps = leads[rows]
-            gaps[0] = ends[rows[0]] - sizes[rows[0]]
-            found.append(np.stack([keys, gaps, sizes[rows]]).astype("<u8").tobytes())
-            bounds[number] = at, at + len(found[-1])
-            at += len(found[-1])
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "0.shard").write_bytes(
-        bounds.tobytes() + b"".join(before[row] + blobs[row] for row in order) + b"".join(found)
-    )
-    return {
-        "@type": "neuroglancer_uint64_sharded_v1",
-        "preshift_bits": 0,
-        "hash": "identity",
-        "minishard_bits": bits,
-        "shard_bits": 0,
-        "minishard_index_encoding": "raw",
-        "data_encoding": "raw",
-    }
 
 
 def take_bytes(data: bytes, at: int, count: int, kind: str, where: str) -> tuple[NDArray[Any], int]:
@@ -235,7 +161,7 @@ def read_skeletons(path: Path) -> Content:
         if said.get("data_type") not in TYPES or int(said.get("num_components", 0)) < 1:
             raise SourceError(f"{path}/info says the attribute {said}; expected a data_type of {', '.join(TYPES)}.")
         columns.append((str(said["id"]), str(said["data_type"]), int(said["num_components"])))
-    parts = [_read_one(blob, columns, path) for blob in read_blobs(path, info.get("sharding"))]
+    parts = [_read_one(key, data, columns, path) for key, data in read_blobs(path, info.get("sharding"))]
     if not parts:
         raise SourceError(f"{path} holds no skeletons.")
     offsets = counts_to_offsets(np.array([len(points) for _, points, _, _ in parts]))
@@ -259,22 +185,22 @@ def read_skeletons(path: Path) -> Content:
 
 
 def _read_one(
-    blob: Blob, columns: list[tuple[str, str, int]], path: Path
+    key: int, data: bytes, columns: list[tuple[str, str, int]], path: Path
 ) -> tuple[int, NDArray[Any], NDArray[np.int64], list[NDArray[Any]]]:
-    where = f"{path}, skeleton {blob.key}"
-    (n, m), at = take_bytes(blob.data, 0, 2, "<u4", where)
-    points, at = take_bytes(blob.data, at, 3 * int(n), "<f4", where)
-    edges, at = take_bytes(blob.data, at, 2 * int(m), "<u4", where)
+    where = f"{path}, skeleton {key}"
+    (n, m), at = take_bytes(data, 0, 2, "<u4", where)
+    points, at = take_bytes(data, at, 3 * int(n), "<f4", where)
+    edges, at = take_bytes(data, at, 2 * int(m), "<u4", where)
     if len(edges) and edges.max() >= n:
         raise SourceError(f"{where} has an edge to vertex {edges.max()}; it has {n}.")
     values = []
     for _, kind, channels in columns:
-        flat, at = take_bytes(blob.data, at, int(n) * channels, np.dtype(kind).newbyteorder("<").str, where)
+        flat, at = take_bytes(data, at, int(n) * channels, np.dtype(kind).newbyteorder("<").str, where)
         flat = flat.astype(kind)
         values.append(flat.reshape(-1, channels) if channels > 1 else flat)
-    if at != len(blob.data):
-        raise SourceError(f"{where} has {len(blob.data)} bytes; expected {at} by its info.")
-    return blob.key, points.reshape(-1, 3).astype(np.float32), edges.reshape(-1, 2).astype(np.int64), values
+    if at != len(data):
+        raise SourceError(f"{where} has {len(data)} bytes; expected {at} by its info.")
+    return key, points.reshape(-1, 3).astype(np.float32), edges.reshape(-1, 2).astype(np.int64), values
 
 
 def as_trees(links: NDArray[np.int64], n_vertices: int) -> NDArray[np.int64] | None:
@@ -336,3 +262,95 @@ def skeleton_losses(shapes: Shapes) -> Iterator[str]:
     yield from rounded(shapes, np.float32, "32 bits")
     for name, attribute in shapes.vertex_attributes.items():
         yield from value_losses("vertex", name, attribute)
+
+
+MESH_TYPE = "neuroglancer_legacy_mesh"
+
+MESH_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=())
+
+
+def read_meshes(path: Path) -> Content:
+    """Read a folder of precomputed meshes.
+
+    Parameters
+    ----------
+    path : Path
+        A folder with a manifest ``<id>:0`` for each mesh, with or without ``info``.
+
+    Returns
+    -------
+    Content
+        A mesh for each id; its fragments are concatenated, vertices on their seams stay double.
+
+    Raises
+    ------
+    SourceError
+        If a file is missing, cut off, or names a vertex that is not there.
+    """
+    info = read_info(path) if (path / "info").exists() else {}
+    files = {int(f.name[:-2]): f for f in path.iterdir() if f.name.endswith(":0") and f.name[:-2].isdecimal()}
+    if not files:
+        raise SourceError(f"{path} holds no meshes.")
+    ids = np.array(sorted(files))
+    meshes = [_read_mesh(files[key]) for key in ids.tolist()]
+    points, faces, offsets = _concat_surfaces(meshes)
+    face_offsets = counts_to_offsets(np.array([len(one) for _, one in meshes]))
+    return Content(Shapes("mesh", moved(points, info, path), offsets, ids, faces, face_offsets), axes=NANOMETRES)
+
+
+def _concat_surfaces(
+    surfaces: Sequence[tuple[NDArray[Any], NDArray[np.int64]]],
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the points (N, 3) of all surfaces, their triangles (M, 3) as rows of these, and offsets of the points."""
+    offsets = counts_to_offsets(np.array([len(points) for points, _ in surfaces], np.int64))
+    points = np.concatenate([np.zeros((0, 3), np.float32), *(points for points, _ in surfaces)])
+    faces = [part + start for (_, part), start in zip(surfaces, offsets, strict=False)]
+    return points.astype(np.float32), np.concatenate([np.zeros((0, 3), np.int64), *faces]), offsets
+
+
+def _read_mesh(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    try:
+        names = [str(name) for name in json.loads(file.read_text(encoding="utf-8"))["fragments"]]
+    except (ValueError, KeyError, TypeError):
+        raise SourceError(f"{file} names no fragments; expected JSON with the key 'fragments'.") from None
+    parts = []
+    for name in names:
+        fragment = file.parent / name
+        if fragment.parent != file.parent or not fragment.is_file():
+            raise SourceError(f"{file} names the fragment {name!r}, which is not in its folder.")
+        data = fragment.read_bytes()
+        (n,), at = take_bytes(data, 0, 1, "<u4", str(fragment))
+        points, at = take_bytes(data, at, 3 * int(n), "<f4", str(fragment))
+        if (len(data) - at) % 12:
+            raise SourceError(
+                f"{fragment} has {len(data) - at} bytes of faces; expected a multiple of 12. It is cut off."
+            )
+        faces = np.frombuffer(data, "<u4", -1, at).reshape(-1, 3)
+        if len(faces) and faces.max() >= n:
+            raise SourceError(f"{fragment} has a face of vertex {faces.max()}; it has {n}.")
+        parts.append((points.reshape(-1, 3), faces.astype(np.int64)))
+    points, faces, _ = _concat_surfaces(parts)
+    return points, faces
+
+
+def write_meshes(content: Content, path: Path) -> None:
+    """Write meshes as a folder in the single-resolution format, one fragment for each."""
+    shapes = content.shapes
+    if shapes.links is not None and shapes.links.shape[1] != 3:
+        raise SourceError(
+            f"The mesh has faces of {shapes.links.shape[1]} corners; Neuroglancer's formats hold triangles. "
+            "Cut the faces first."
+        )
+    path.mkdir()
+    (path / "info").write_text(json.dumps({"@type": MESH_TYPE}), encoding="utf-8")
+    for row, key in enumerate(np.asarray(shapes.ids).tolist()):
+        one = take_objects(shapes, np.array([row]))
+        faces = np.zeros((0, 3), "<u4") if one.links is None else one.links.astype("<u4")
+        (path / f"{key}:0").write_text(json.dumps({"fragments": [f"{key}:0:0"]}), encoding="utf-8")
+        points = np.ascontiguousarray(one.positions, "<f4")
+        (path / f"{key}:0:0").write_bytes(np.uint32(one.n_vertices).tobytes() + points.tobytes() + faces.tobytes())
+
+
+def mesh_losses(shapes: Shapes) -> Iterator[str]:
+    """Yield whether positions become narrower."""
+    yield from rounded(shapes, np.float32, "32 bits")

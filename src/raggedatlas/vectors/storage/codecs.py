@@ -640,18 +640,6 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
     return concat_blobs(cells)
 
 
-def encode_grid(points: NDArray[np.int32], faces: NDArray[np.int64]) -> bytes:
-    """Return a Draco bit stream of triangles with integer positions, (N, 3), encoded losslessly and in order.
-
-    Raises
-    ------
-    MissingExtraError
-        If DracoPy is not installed.
-    """
-    options: dict[str, Any] = {"quantization_bits": 0, "preserve_order": True}
-    return bytes(_draco_library().encode(points, faces.astype(np.uint32), **options))
-
-
 def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return vertices (N, 3) and faces (M, 3) of a Draco bit stream.
 

@@ -24,9 +24,11 @@ import numpy as np
 import pyarrow as pa
 from machine import cores
 
-from raggedatlas.testing.browser import Browser, find_browser
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import make_scene
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from browser import Browser, find_browser
 
 TYPES = 30
 PAUSE = 0.016

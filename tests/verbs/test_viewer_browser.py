@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.testing.browser import Browser, find_browser
+from browser import Browser, find_browser
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene
 from raggedatlas.verbs.viewer.server import ViewerServer

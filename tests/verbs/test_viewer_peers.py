@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from raggedatlas.testing.browser import Browser, find_browser
+from browser import Browser, find_browser
 from raggedatlas.verbs.viewer.exports import CONFIG
 from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene
 from raggedatlas.verbs.visualize import visualize

@@ -25,8 +25,8 @@ from scipy import stats
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 import raggedatlas as ra
+from browser import Browser, find_browser
 from raggedatlas.formats.cxg import inspect, validate
-from raggedatlas.testing.browser import Browser, find_browser
 from raggedatlas.verbs.explorer import ExplorerServer, find_explorer, serve
 
 PROGRAM = find_explorer()

@@ -18,12 +18,12 @@ def run_python(code: str, *arguments: str) -> str:
 
 
 def test_ls_imports_no_library_of_frames(tmp_path: Path) -> None:
-    """Listing an atlas needs neither pandas nor anndata, SciPy, h5py or lancedb."""
+    """Listing an atlas needs neither pandas nor anndata, SciPy, h5py or lancedb, and of this package neither formats nor queries."""
     RaggedAtlas.create(str(tmp_path / "atlas"))
     code = """
 import atexit, sys
 from raggedatlas.cli import main
-heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "numba", "zarr"}
+heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "zarr", "raggedatlas.formats", "raggedatlas.query"}
 atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
 sys.argv[:] = ["raggedatlas", "ls", sys.argv[1]]
 main()

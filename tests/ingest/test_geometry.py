@@ -29,8 +29,8 @@ from raggedatlas.errors import (
     ValuesError,
 )
 from raggedatlas.ingest import geometries
+from raggedatlas.ingest.detection import is_geometry
 from raggedatlas.ingest.geometries import GEOMETRY_STEPS
-from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.geometry_source import object_bounds
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import write_group_attributes

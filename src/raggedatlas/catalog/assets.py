@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,15 @@ from raggedatlas.model.records import (
     read_json,
     utc_now,
 )
-from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.store.arrays import ArraySpec, create_group, read_group_attributes, write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import equals, in_list, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import MaintenanceReport
 
 GRACE = timedelta(hours=1)
 """How long the arrays of a writer on another machine may be unchanged before the writer counts as dead."""
@@ -294,10 +296,14 @@ def asset_uids(catalog: Catalog) -> set[str]:
     return {record.uid for kind in records for record in kind}
 
 
-def _dropped(records: Iterable[DatasetRecord | ResultRecord | GeometryRecord], noun: str, n: int) -> MaintenanceReport:
+def _dropped(
+    records: Iterable[DatasetRecord | ResultRecord | GeometryRecord], noun: str, n: int
+) -> "MaintenanceReport":
     """Return the report of a drop: the groups that `gc` will free."""
     groups = tuple(record.zarr_group for record in records if record.zarr_group)
     notes = (f"the {noun} stay until gc() finds that no snapshot needs them",)
+    from raggedatlas.model.reports import MaintenanceReport
+
     return MaintenanceReport(groups=groups, n_cells=n, notes=notes)
 
 
@@ -327,6 +333,23 @@ def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[Dataset
     for record in records:
         groups.setdefault(record.uid, []).append(record)
     return groups
+
+
+def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """Return a summary of each dataset, in the order of adding; importing pandas for a frame takes longer than listing."""
+    return [
+        {
+            "uid": uid,
+            "name": records[0].name,
+            "n_cells": records[0].n_cells_added,
+            "spaces": ", ".join(dict.fromkeys(r.feature_space for r in records)),
+            "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
+            "n_features": ", ".join(str(r.n_features) for r in records),
+            "source": records[0].source,
+            "created_at": records[0].created_at,
+        }
+        for uid, records in group_by_dataset(read_records(catalog)).items()
+    ]
 
 
 def find_dataset(catalog: Catalog, uid_or_name: str) -> list[DatasetRecord]:
@@ -412,7 +435,7 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     tables.retry(DATASETS, attempt)
 
 
-def drop_dataset(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
+def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     """Remove a dataset from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
 
     The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in between,
@@ -501,7 +524,7 @@ def _snapshot_suffix(catalog: Catalog) -> str:
     return "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
 
 
-def drop_result(catalog: Catalog, name: str) -> MaintenanceReport:
+def drop_result(catalog: Catalog, name: str) -> "MaintenanceReport":
     """Remove a result from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
 
     The record is removed first, which makes the result invisible at once; then its column. If the process dies in between,
@@ -629,7 +652,7 @@ def rows_of_stores(
     return parts
 
 
-def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> MaintenanceReport:
+def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> "MaintenanceReport":
     """Remove geometry from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
 
     The record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the process

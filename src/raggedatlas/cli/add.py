@@ -177,8 +177,7 @@ def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
     """Add files, geometry stores, or model results for existing cells; a refused source leaves the atlas unchanged."""
-    from raggedatlas.ingest.geometry_detecting import is_geometry
-    from raggedatlas.ingest.results import is_results
+    from raggedatlas.ingest.detection import is_geometry, is_results
 
     if workers > 1 and len(options.files) == 1 and (is_geometry(options.files[0]) or is_results(options.files[0])):
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")

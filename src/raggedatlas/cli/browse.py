@@ -13,7 +13,7 @@ from raggedatlas.cli.printing import print_error, print_facts, print_json, print
 @expand_option_groups
 def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the datasets."""
-    from raggedatlas.query.browse import dataset_rows
+    from raggedatlas.catalog.assets import dataset_rows
 
     rows = dataset_rows(atlas_options.catalog(at))
     print_table(

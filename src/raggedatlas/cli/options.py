@@ -320,11 +320,14 @@ class AtlasOptions:
     def catalog(self, at: str | None) -> "Catalog":
         """Open the tables of the newest state, or of a snapshot."""
         from raggedatlas.catalog.catalog import open_catalog
+
+        catalog = open_catalog(self.location)
+        if at is None:
+            return catalog.current()
         from raggedatlas.catalog.snapshots import open_snapshot
         from raggedatlas.catalog.versions import find_version
 
-        catalog = open_catalog(self.location)
-        return catalog.current() if at is None else open_snapshot(catalog, find_version(catalog, parse_version(at)))
+        return open_snapshot(catalog, find_version(catalog, parse_version(at)))
 
 
 AtSnapshot = Annotated[str | None, value_option("SNAPSHOT", "Number or label of a snapshot")]

@@ -8,12 +8,10 @@ from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError
-from raggedatlas.formats.anndata import raise_if_invalid, with_rule_id
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.commit import add_sources
-from raggedatlas.ingest.geometry_detecting import is_geometry
+from raggedatlas.ingest.detection import is_geometry, is_results
 from raggedatlas.ingest.options import IngestOptions, open_progress, read_options
-from raggedatlas.ingest.results import add_results, is_results
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import GeometryReport, IngestReport, ResultReport
@@ -47,13 +45,19 @@ class Opener:
         """
         path = Path(self.what) if isinstance(self.what, str | Path) else None
         if path is not None and detect(path) in ANNDATA_FORMATS:
+            from raggedatlas.formats.anndata import raise_if_invalid
+
             self._checked = path
             self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
         return open_source(self.what)
 
     def explain(self, error: AtlasError) -> AtlasError:
         """Name the rule behind an error that came while the source was read, where there is one."""
-        return error if self._checked is None else with_rule_id(self._checked, error)
+        if self._checked is None:
+            return error
+        from raggedatlas.formats.anndata import with_rule_id
+
+        return with_rule_id(self._checked, error)
 
 
 def add(
@@ -99,6 +103,8 @@ def add(
         adds = add_transcripts if choices.get("counts") else add_geometry
         return adds(catalog, source, choices, progress)
     if is_results(source):
+        from raggedatlas.ingest.results import add_results
+
         return add_results(catalog, source, choices, progress)
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source)

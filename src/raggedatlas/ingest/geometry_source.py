@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError, ValuesError
-from raggedatlas.ingest.geometry_detecting import root_attributes
+from raggedatlas.ingest.detection import root_attributes
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.geometry import Geometry

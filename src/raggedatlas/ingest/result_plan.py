@@ -23,11 +23,9 @@ from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.results.dataset import ResultDataset, load_results_dataset
-from raggedatlas.results.folder import DATABASE, TABLE, read_config
-from raggedatlas.results.npy_results import InferenceDataSet
+from raggedatlas.results.folder import read_config
 from raggedatlas.results.schema import DATA
 from raggedatlas.results.validation import require_intact
-from raggedatlas.store.location import Location
 
 BLOCK_ROWS = 8192
 METRICS = ("l2", "cosine", "dot")
@@ -82,16 +80,6 @@ class ResultPlan:
         """Yield the values in table order, in bounded memory."""
         for start in range(0, len(self.rows), BLOCK_ROWS):
             yield self.read(self.rows[start : start + BLOCK_ROWS])
-
-
-def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether a source is a model's results, or a folder of some."""
-    if isinstance(source, ResultDataset | InferenceDataSet):
-        return True
-    if not isinstance(source, str | os.PathLike) or "://" in os.fspath(source):
-        return False
-    folder = Location.of(source).path
-    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
 
 
 def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> ResultPlan:  # noqa: ANN401

@@ -17,7 +17,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import open_progress, read_options
-from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, is_results, plan_result, result_exists
+from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, plan_result, result_exists
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.reports import ResultReport
@@ -28,8 +28,6 @@ from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:
     import lance
-
-__all__ = ["RESULT_STEPS", "add_results", "is_results"]
 
 RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record", "done")
 """The steps of adding a result, in order; each is reported just before the next begins."""

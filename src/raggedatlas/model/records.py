@@ -346,6 +346,11 @@ class DatasetRecord(BaseModel):
         """`facts`, read."""
         return read_json(DatasetFacts, self.facts, "datasets", self.zarr_group, "facts")
 
+    @property
+    def n_cells_added(self) -> int:
+        """Number of cells that the dataset was added with, in this space or not."""
+        return self.n_cells if self.file_facts.n_cells is None else self.file_facts.n_cells
+
 
 def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:
     """Read rows of `datasets`, in their order.

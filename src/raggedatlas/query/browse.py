@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, group_by_dataset, read_geometries, read_records
+from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.model.arguments import checked
@@ -299,26 +299,6 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
 
     columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
     return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
-
-
-def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """Return the rows of `list_datasets`, for whoever needs no frame: importing pandas takes longer than listing."""
-    rows = []
-    for uid, records in group_by_dataset(read_records(catalog)).items():
-        spaces = dict.fromkeys(r.feature_space for r in records)
-        rows.append(
-            {
-                "uid": uid,
-                "name": records[0].name,
-                "n_cells": Dataset(catalog, tuple(records)).n_cells,
-                "spaces": ", ".join(spaces),
-                "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
-                "n_features": ", ".join(str(r.n_features) for r in records),
-                "source": records[0].source,
-                "created_at": records[0].created_at,
-            }
-        )
-    return rows
 
 
 def describe(catalog: Catalog, what: str) -> str:

@@ -300,8 +300,7 @@ class Dataset:
     @property
     def n_cells(self) -> int:
         """Number of cells it was added with."""
-        n_cells = self.records[0].file_facts.n_cells
-        return self.records[0].n_cells if n_cells is None else n_cells
+        return self.records[0].n_cells_added
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -274,6 +274,8 @@ def row(cells: list[str]) -> str:
 
 def versions(python: Path, packages: Sequence[str] = PACKAGES, path: Sequence[Path] = ()) -> str:
     """Interpreter and package versions of one environment."""
+    if not python.exists():
+        return "not installed"
     code = (
         "import sys, platform, importlib.metadata as m\n"
         "have = {d.name.lower(): d.version for d in m.distributions()}\n"

@@ -140,7 +140,7 @@ def test_links_are_filed_and_found(store: str, directed: bool, width: int) -> No
     rng = np.random.default_rng(width)
     chunks, rows = rng.integers(-1, 2, (50, width, 2)), rng.integers(0, 4, (50, width))
     ones = np.ones(2, np.int64)
-    segments = encode_cross_links(chunks, rows, (0, directed, store), (ones, ones))
+    segments = encode_cross_links(chunks, rows, 0, (ones, ones), directed=directed, store=store)
     counts = np.bincount(np.concatenate([segment.record for segment in segments]), minlength=50)
     touched = np.array([len(set(map(tuple, chunk.tolist()))) for chunk in chunks])
     assert np.array_equal(counts, touched if store == "duplicate" else np.ones(50, int))

@@ -300,7 +300,7 @@ def _column_plan(table: pa.Table, source: str, shown: str, taken: set[str], opti
             f"The column {source!r} holds {field.type}, and a cell column holds one value for each cell; write vectors with "
             "atlas.add(ResultDataset) or annotate(adata, obsm=['X_umap'])."
         )
-    plan, _ = cell_column(field, column_name(shown), (shown, options.cast.get(source)))
+    plan, _ = cell_column(field, column_name(shown), shown, options.cast.get(source))
     return ColumnPlan(source, plan)
 
 

@@ -92,7 +92,7 @@ def plan_columns(
             continue
         stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
         taken.add(stored)
-        column, note = cell_column(field, stored, (chosen[field.name], options.cast.get(field.name)))
+        column, note = cell_column(field, stored, chosen[field.name], options.cast.get(field.name))
         reason = column_conflict(table.field(stored), column) if stored in table.names else None
         if reason is not None and options.on_clash != "error":
             column, note, reason = _settled(column, table, taken, reason, options.on_clash)
@@ -201,7 +201,7 @@ def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
     return stored
 
 
-def cell_column(field: pa.Field, stored: str, asked: tuple[str, str | None]) -> tuple[CellColumn, str]:
+def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
     """Return the cell column that a column of a file becomes, and a note for the report.
 
     Parameters
@@ -210,15 +210,16 @@ def cell_column(field: pa.Field, stored: str, asked: tuple[str, str | None]) -> 
         The column.
     stored : str
         Name in the cell table.
-    asked : tuple of str and (str or None)
-        Name under which results show it, and the type it is cast to, one of ``"str"``, ``"int"``, ``"float"``, ``"bool"``.
+    name : str
+        Name under which results show it.
+    cast : str or None
+        The type it is cast to, one of ``"str"``, ``"int"``, ``"float"``, ``"bool"``.
 
     Raises
     ------
     SchemaError
         If there is no such type.
     """
-    name, cast = asked
     facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:
         return CellColumn(stored, stored_type(field.type), facts), ""

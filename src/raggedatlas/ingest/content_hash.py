@@ -1,7 +1,8 @@
 """Passes over a source that write nothing: hashes of its entries and of its content."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class ContentHash:
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values, on another thread."""
         self._lengths, self._columns, self._values = StreamingHash(), StreamingHash(), StreamingHash()
-        self._names = submit(_hash_names, (cells, features))
+        self._names = submit(partial(_hash_names, cells), features)
 
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""
@@ -118,8 +119,7 @@ class ContentHash:
         return str(digest.hexdigest()[:32])
 
 
-def _hash_names(known: tuple[pa.Table, tuple[str, ...]]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
-    cells, features = known
+def _hash_names(cells: pa.Table, features: Sequence[str]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
     digest = hashlib.sha256()
     digest.update("\0".join([*features, ""]).encode())
     for field, column in zip(cells.schema, cells.columns, strict=True):

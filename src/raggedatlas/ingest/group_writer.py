@@ -202,7 +202,7 @@ class _LayerWriter:
 
 
 def write_group(
-    catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress, *,
+    catalog: Catalog, source: Source, path: str, group: GroupPlan, options: IngestOptions, progress: Progress, *,
     taken: set[str], content: ContentHash | None,
 ) -> PendingWrite:  # fmt: skip
     """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
@@ -213,8 +213,10 @@ def write_group(
         At the tip.
     source : Source
         The source.
-    plan : tuple
-        Path of the group, and what it holds.
+    path : str
+        Path of the group.
+    group : GroupPlan
+        What it holds.
     options : IngestOptions
         The caller's options; with ``dry_run`` everything is read and checked, nothing written.
     progress : callable
@@ -230,18 +232,17 @@ def write_group(
         If the value policy refuses a value; the caller removes the group.
     """
     try:
-        return _write(catalog, source, plan, options, progress, taken, {}, content)
+        return _write(catalog, source, path, group, options, progress, taken, {}, content)
     except _DtypeChangedError as error:
         if not options.dry_run:
-            catalog.arrays.child(*plan[0].split("/")).delete_prefix()
-        return _write(catalog, source, plan, options, progress, taken, error.right, None)
+            catalog.arrays.child(*path.split("/")).delete_prefix()
+        return _write(catalog, source, path, group, options, progress, taken, error.right, None)
 
 
 def _write(
-    catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
+    catalog: Catalog, source: Source, path: str, group: GroupPlan, options: IngestOptions, progress: Progress,
     taken: set[str], forced: Mapping[str, _LayerFormat], content: ContentHash | None,
 ) -> PendingWrite:  # fmt: skip
-    path, group = plan
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     with contextlib.ExitStack() as steps:

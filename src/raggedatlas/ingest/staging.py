@@ -585,7 +585,7 @@ def _write_groups(
         if begun:
             begun[-1].finish()
         part = write_group(
-            catalog, source, (plan.group_path(group), group), options, progress,
+            catalog, source, plan.group_path(group), group, options, progress,
             taken=taken[group.space.name], content=content if i == 0 else None,
         )  # fmt: skip
         part.written.n_new_features = _count_new(catalog, group)

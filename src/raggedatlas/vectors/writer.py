@@ -439,12 +439,11 @@ def write(
         chosen = None
     if not overwrite and place.exists():
         raise DuplicateError(f"{place.uri} already exists; choose another location, or pass overwrite=True.")
-    publish_files(place, _files(geometry, layout, place.name, (shards, chosen)), overwrite=overwrite)
+    publish_files(place, _files(geometry, layout, place.name, shards=shards, compression=chosen), overwrite=overwrite)
 
 
-def _files(geometry: Geometry, layout: str, name: str, options: tuple[bool, str | None]) -> Iterator[File]:
+def _files(geometry: Geometry, layout: str, name: str, *, shards: bool, compression: str | None) -> Iterator[File]:
     """Yield all files of a store."""
-    shards, compression = options
     if layout == "0.9":
         geometry = replace(geometry, levels=tuple(merge_local_links(level) for level in geometry.levels))
     yield group_json("", root_json(geometry, layout, name))

@@ -177,7 +177,7 @@ def neighbors(
         rows = np.sort(rows[rows >= 0])
     found: Neighbors | None = None
     if rows is None and not exact and isinstance(dataset, ResultDataset):
-        found = _search_index(dataset, vectors, (column, metric, int(k)), without)
+        found = _search_index(dataset, column, vectors, int(k), metric, without)
     if found is None:
         found = exact_neighbors(dataset, column, vectors, int(k), metric=metric, among=rows, without=without)
     return _to_table(dataset, names, found, _obs_columns(among, cells))
@@ -222,10 +222,14 @@ def _query_vectors(
 
 
 def _search_index(
-    dataset: ResultDataset, vectors: NDArray[np.float64], how: tuple[str, str, int], without: NDArray[np.int64]
+    dataset: ResultDataset,
+    column: str,
+    vectors: NDArray[np.float64],
+    k: int,
+    metric: str,
+    without: NDArray[np.int64],
 ) -> Neighbors | None:
     """Search the index, if the newest version has one for this distance."""
-    column, metric, k = how
     place = dataset.location
     with lance_errors(place.uri):
         table = open_table(place)

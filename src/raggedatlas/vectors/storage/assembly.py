@@ -108,7 +108,7 @@ def assemble_shapes(
     )
     if rules.kind in SEQUENTIAL or (level.links is None and cross is None):
         return _with_empty_links(shapes)
-    return _add_links(shapes, level, (rows, chosen, counts), rules, cross)
+    return _add_links(shapes, level, rows, rules, cross)
 
 
 def _with_empty_links(shapes: Shapes) -> Shapes:
@@ -149,12 +149,11 @@ def mask_repeated_rows(
 def _add_links(
     shapes: Shapes,
     level: Level,
-    placed: tuple[NDArray[np.int64], FragmentSelection, NDArray[np.int64]],
+    rows: NDArray[np.int64],
     rules: LinkRules,
     cross: CrossLinks | None,
 ) -> Shapes:
     """Add the links whose ends are all among the vertices, object by object."""
-    rows = placed[0]
     finder = RowLookup(rows, shapes.offsets, level.n_vertices)
     parts: list[tuple[NDArray[np.int64], Attributes]] = []
     if level.links is not None:

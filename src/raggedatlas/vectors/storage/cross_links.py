@@ -116,8 +116,11 @@ def anchor_chunks(chunks: NDArray[np.int64], scales: tuple[NDArray[np.int64], ND
 def encode_cross_links(
     chunks: NDArray[np.int64],
     rows: NDArray[np.int64],
-    policy: tuple[int, bool, str],
+    delta: int,
     scales: tuple[NDArray[np.int64], NDArray[np.int64]],
+    *,
+    directed: bool,
+    store: str,
 ) -> list[OffsetSegment]:
     """Sort links into arrays by offset, and into cells by source chunk.
 
@@ -125,17 +128,18 @@ def encode_cross_links(
     ----------
     chunks, rows : (M, L, D) and (M, L) int64
         Ends of the links.
-    policy : (delta, directed, store)
-        As in `CrossLinks`.
+    delta : int
+        How many levels the other ends are away, as in `CrossLinks`.
     scales : (source, target)
         Number of root chunks that a chunk spans, on the level of the first end and of the others: (D,) each.
+    directed, store : bool, str
+        As in `CrossLinks`.
 
     Returns
     -------
     list of OffsetSegment
         By name.
     """
-    delta, directed, store = policy
     n, width, n_dims = chunks.shape
     record = np.arange(n)
     order = np.broadcast_to(np.arange(width), (n, width)).copy()

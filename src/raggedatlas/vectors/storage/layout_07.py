@@ -172,7 +172,7 @@ def _object_files(root: str, level: Level, compression: str | None) -> Iterator[
         yield from array_node(f"{root}/object_index/offsets", blobs.bounds[:-1], None)
         if not objects.has_dense_ids:
             yield from array_node(f"{root}/object_index/object_ids", objects.ids, None)
-    yield from _tables(root, "object_attributes", ("object_attribute", level.object_attributes), compression)
+    yield from _tables(root, "object_attributes", "object_attribute", level.object_attributes, compression)
 
 
 def _group_files(root: str, level: Level, compression: str | None) -> Iterator[File]:
@@ -184,12 +184,11 @@ def _group_files(root: str, level: Level, compression: str | None) -> Iterator[F
     data, starts = encode_groups(groups.offsets, groups.ids)
     yield from array_node(f"{root}/groups/data", np.frombuffer(data, np.uint8), None)
     yield from array_node(f"{root}/groups/offsets", starts, None)
-    yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes), compression)
+    yield from _tables(root, "group_attributes", "groupings_attribute", groups.attributes, compression)
 
 
-def _tables(root: str, family: str, described: tuple[str, Attributes], compression: str | None) -> Iterator[File]:
+def _tables(root: str, family: str, kind: str, attributes: Attributes, compression: str | None) -> Iterator[File]:
     """Yield attributes of objects or groups; strings are encoded as codes with categories."""
-    kind, attributes = described
     if attributes:
         yield group_json(f"{root}/{family}", {})
     for name, attribute in attributes.items():

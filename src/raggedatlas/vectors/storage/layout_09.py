@@ -142,7 +142,9 @@ def _link_files(geometry: Geometry, k: int, grid: CellGridOptions, made: set[str
         n_records = n_inner
         if links is not None:
             scales = _level_scale(geometry, level, k), _level_scale(geometry, level, k + delta)
-            segments = encode_cross_links(links.chunks, links.rows, (delta, links.directed, links.store), scales)
+            segments = encode_cross_links(
+                links.chunks, links.rows, delta, scales, directed=links.directed, store=links.store
+            )
             n_records += sum(len(segment.rows) for segment in segments)
             yield from _segment_files(root, links, segments, grid)
         yield group_json(
@@ -222,12 +224,11 @@ def _object_files(root: str, level: Level) -> Iterator[File]:
             yield from small_array(f"{root}/object_index/object_ids", objects.ids, {})
         yield group_json(f"{root}/object_index", block)
         yield from vlen_array(f"{root}/object_index/manifests", encode_manifests(objects), {})
-    yield from _tables(root, "object_attributes", ("object_attribute", level.object_attributes))
+    yield from _tables(root, "object_attributes", "object_attribute", level.object_attributes)
 
 
-def _tables(root: str, family: str, described: tuple[str, Attributes]) -> Iterator[File]:
+def _tables(root: str, family: str, kind: str, attributes: Attributes) -> Iterator[File]:
     """Yield attributes as plain arrays; absent rows hold the array's fill value."""
-    kind, attributes = described
     if attributes:
         yield group_json(f"{root}/{family}", {})
     for name, attribute in attributes.items():
@@ -256,7 +257,7 @@ def _group_files(root: str, level: Level) -> Iterator[File]:
     listed = groups.ids[~np.repeat(run, counts)]
     blobs = Blobs(to_bytes(listed), counts_to_offsets(np.where(run, 0, counts)) * 8)
     yield from vlen_array(f"{root}/groups", blobs, block)
-    yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes))
+    yield from _tables(root, "group_attributes", "groupings_attribute", groups.attributes)
 
 
 def _is_range(groups: Groups) -> NDArray[np.bool_]:

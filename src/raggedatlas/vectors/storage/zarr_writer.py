@@ -204,7 +204,7 @@ def cell_array(
             content = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
             yield "/".join([path, "c", *map(str, cell)]), content
         return
-    yield from _shards(path, cells, (starts, stops), blobs, (shard, grid.compression, itemsize))
+    yield from _shards(path, cells, (starts, stops), blobs, shard, grid.compression, itemsize)
 
 
 def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -230,10 +230,11 @@ def _shards(
     cells: NDArray[np.int64],
     spans: tuple[NDArray[np.int64], NDArray[np.int64]],
     blobs: Blobs,
-    options: tuple[NDArray[np.int64], str | None, int],
+    shard: NDArray[np.int64],
+    compression: str | None,
+    itemsize: int,
 ) -> Iterator[File]:
     """Compose shards in memory; each is written once."""
-    shard, compression, itemsize = options
     slots = (
         np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
     )
@@ -325,12 +326,12 @@ def chunk_arrays(level: Level) -> Iterator[ArrayData]:
     """Yield every per-chunk array of a level; `path` is as in layout 0.7."""
     yield vertex_array(level, None if level.links is None else level.links.width)
     for name, attribute in level.vertex_attributes.items():
-        yield _attribute_array(f"vertex_attributes/{name}", ("attribute", name, attribute), level.bounds)
+        yield _attribute_array(f"vertex_attributes/{name}", "attribute", name, attribute, level.bounds)
     if level.fragments is not None:
         yield ArrayData("vertex_fragments", encode_fragments(level.fragments), {"zv_array": "vertex_fragments"})
         for name, attribute in level.fragment_attributes.items():
             path = f"fragment_attributes/{name}"
-            yield _attribute_array(path, ("fragment_attribute", name, attribute), level.fragments.bounds)
+            yield _attribute_array(path, "fragment_attribute", name, attribute, level.fragments.bounds)
     links = level.links
     if links is None:
         return
@@ -346,14 +347,13 @@ def chunk_arrays(level: Level) -> Iterator[ArrayData]:
     if links.fragments is not None:
         yield ArrayData("link_fragments", encode_fragments(links.fragments), {"zv_array": "link_fragments"})
     for name, attribute in links.attributes.items():
-        family = _attribute_array(f"link_attributes/{name}/0", ("link_attribute", name, attribute), links.bounds)
+        family = _attribute_array(f"link_attributes/{name}/0", "link_attribute", name, attribute, links.bounds)
         family.attributes["level_delta"] = 0
         yield family
 
 
-def _attribute_array(path: str, described: tuple[str, str, Attribute], bounds: NDArray[np.int64]) -> ArrayData:
+def _attribute_array(path: str, kind: str, name: str, attribute: Attribute, bounds: NDArray[np.int64]) -> ArrayData:
     """Return an attribute as one blob per chunk."""
-    kind, name, attribute = described
     values = attribute.values
     if values.dtype.kind not in "iuf":
         raise SourceError(

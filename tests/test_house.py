@@ -99,6 +99,26 @@ def test_files_and_functions_stay_small() -> None:
     assert found == []
 
 
+def unlike_members(annotation: ast.expr | None) -> bool:
+    """Return whether an annotation is ``tuple[...]`` with members of several types."""
+    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "tuple":
+        return False
+    members = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+    return len({ast.unparse(member) for member in members} - {"..."}) > 1
+
+
+def test_no_parameter_is_an_anonymous_tuple() -> None:
+    """Things of several types are passed one by one or as a class, whose fields have names."""
+    found = [
+        f"{name_of(path)}: {function.name}({argument.arg})"
+        for path in FILES
+        for function in functions_of(path)
+        for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        if unlike_members(argument.annotation)
+    ]
+    assert found == []
+
+
 def test_file_names_say_something() -> None:
     """No file or folder has a name that could hold anything."""
     parts = {path: path.relative_to(SRC).with_suffix("").parts for path in FILES}

@@ -94,7 +94,7 @@ def test_a_broken_table_is_refused(tmp_path: Path, text: str, said: str) -> None
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     """An unknown ending, bytes that are no Parquet and text that is none are refused by name."""
     (tmp_path / "a.docx").write_text("x")
-    with pytest.raises(SourceError, match=r"a\.docx is of no kind .*\.csv, .*swc-folder"):
+    with pytest.raises(SourceError, match=r"a\.docx is in no known format .*\.csv, .*swc-folder"):
         read_file(tmp_path / "a.docx")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(SourceError, match="no Parquet"):

@@ -140,7 +140,7 @@ def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
     write_file(tree(), tmp_path / "a.swc")
     convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=PyramidOptions(1, 2.0)))
     assert convert(tmp_path / "a.zv", tmp_path / "b.swc") == ["levels: 1 coarser ones are left out"]
-    with pytest.raises(SourceError, match="would not come through whole: levels"):
+    with pytest.raises(SourceError, match="would not be converted completely: levels"):
         convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(strict=True))
     assert not (tmp_path / "c.swc").exists()
     convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(level=1, strict=True))

@@ -1,4 +1,4 @@
-"""What a file of geometry says, whatever its format, and what a format can hold of it."""
+"""Content of a geometry file in any format, and what a format can represent."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Attributes, Shapes
 
 OBJECT_ID = "object_id"
-"""The column by which formats without ids keep them."""
+"""Column that stores object ids in formats without ids."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file of geometry says.
+    """Content of a geometry file.
 
     Parameters
     ----------
     shapes : Shapes
-        What it draws.
+        The geometry.
     metadata : mapping
-        What it says of the whole, for the root of a store: ``crs``, ``tractogram``, ``directed``, ...
+        Metadata of the file, for the root of a store: ``crs``, ``tractogram``, ``directed``, ...
     axes : tuple of Axis or None
-        Names and units of the axes, where the file says them.
+        Names and units of the axes; None if the file has none.
     left : tuple of str
-        What of the file is not taken, one line each.
+        What was not read, one line each.
     """
 
     shapes: Shapes
@@ -39,24 +39,24 @@ class Content:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a format can hold; what it cannot is reported, or refused where nothing would be left.
+    """What a format can represent; anything else is reported as a loss, or refused if nothing would remain.
 
     Parameters
     ----------
     kinds : tuple of str
-        Geometry types that can be written at all.
+        Geometry types that can be written.
     dims : tuple of int
-        Numbers of axes that can be written at all.
+        Numbers of axes that can be written.
     links : bool
-        Whether links are kept (those that follow from the order need not be).
+        Whether links are written; links implied by the order of vertices need not be.
     objects : str
-        ``"many"``; ``"one"``: several are joined and their ids lost; ``"anonymous"``: kept apart, but without their ids.
+        ``"many"``; ``"one"``: objects are joined and lose their ids; ``"anonymous"``: objects stay separate and lose their ids.
     vertex, link, object : tuple of str or None
-        Names of the attributes that are kept; None: all.
+        Names of the attributes that are written; None writes all.
     strings : bool
-        Whether texts are kept.
+        Whether strings are written.
     groups : bool
-        Whether groups are kept.
+        Whether groups are written.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -70,7 +70,7 @@ class Capabilities:
     groups: bool = False
 
     def check(self, shapes: Shapes, name: str) -> None:
-        """Refuse shapes that the format cannot draw.
+        """Raise for shapes that the format cannot represent.
 
         Raises
         ------
@@ -87,7 +87,7 @@ class Capabilities:
             )
 
     def losses(self, shapes: Shapes) -> Iterator[str]:
-        """Yield what would be lost, one line each."""
+        """Yield the losses, one line each."""
         if shapes.links is not None and not self.links and shapes.kind not in SEQUENTIAL:
             yield f"links: {shapes.n_links} are left out"
         if shapes.ids is not None and self.objects != "many":
@@ -109,12 +109,12 @@ class Capabilities:
 
 
 def is_text(attribute: Attribute) -> bool:
-    """Whether an attribute is text, plain or as codes of categories."""
+    """Return whether an attribute is text, as strings or as codes of categories."""
     return attribute.values.dtype.kind not in "iufb" or "categories" in attribute.metadata
 
 
 def encode_categories(texts: NDArray[Any]) -> Attribute:
-    """Return texts as codes of their sorted categories; None is -1.
+    """Return strings as codes of their sorted categories; None becomes -1.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def encode_categories(texts: NDArray[Any]) -> Attribute:
 
 
 def decode_categories(attribute: Attribute) -> NDArray[Any]:
-    """Return the values of an attribute, codes of categories as the texts they stand for (None where there is none)."""
+    """Return the values of an attribute; codes of categories become their strings, or None."""
     if "categories" not in attribute.metadata:
         return attribute.values
     categories = np.array([*attribute.metadata["categories"], None], object)
@@ -141,7 +141,7 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
 
 
 def group_vertices(kind: str, positions: NDArray[Any], owner: NDArray[Any], columns: Attributes) -> Shapes:
-    """Put vertices of named objects together, each object's in the order they came.
+    """Group vertices by object; the order within each object is kept.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def group_vertices(kind: str, positions: NDArray[Any], owner: NDArray[Any], colu
     Returns
     -------
     Shapes
-        Objects ascending; names become the object attribute ``name``.
+        Objects in ascending order; names become the object attribute ``name``.
     """
     names, codes = np.unique(owner, return_inverse=True)
     order = np.argsort(codes, kind="stable")
@@ -174,7 +174,7 @@ def group_vertices(kind: str, positions: NDArray[Any], owner: NDArray[Any], colu
 
 
 def check_content(shapes: Shapes, what: str) -> None:
-    """Refuse positions that are not finite and links that lead nowhere.
+    """Raise for positions that are not finite and links to vertices that do not exist.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def check_content(shapes: Shapes, what: str) -> None:
         owner = "" if shapes.ids is None else f" of object {shapes.ids[_owner(shapes, row)]}"
         raise ValuesError(
             f"{what}: vertex {row}{owner} lies at {shapes.positions[row].tolist()}; expected finite numbers. "
-            "Mend or leave out this vertex."
+            "Correct or remove this vertex."
         )
     if shapes.links is None or not shapes.n_links:
         return

@@ -1,4 +1,4 @@
-"""Any file of geometry, read and written by what it is."""
+"""Detect, read, write and convert files of geometry."""
 
 import inspect
 import json
@@ -42,17 +42,17 @@ class Converter:
     Parameters
     ----------
     what : str
-        In a few words.
+        A short description.
     endings : tuple of str
-        Of its files; none for folders that are told by what is in them.
+        Suffixes of its files; empty for folders, which are detected by their content.
     read : callable
         ``read(path, **options) -> Content``.
     write : callable
-        ``write(content, path, **options)``, to a path where nothing is.
-    holding : Holding
-        What it can hold.
+        ``write(content, path, **options)``; `path` does not exist yet.
+    holding : Capabilities
+        What the format can represent.
     losses : callable
-        What else is lost of shapes.
+        Returns further losses of shapes, one line each.
     """
 
     what: str
@@ -192,7 +192,7 @@ ENDINGS = {ending: name for name, converter in CONVERTERS.items() for ending in 
 
 
 SCHEME = "precomputed://"
-"""How Neuroglancer spells folders in its own formats; may stand before a path."""
+"""Prefix of paths of Neuroglancer's folders; optional."""
 
 INFO_TYPES = {
     SKELETON_TYPE: "precomputed-skeletons",
@@ -205,33 +205,33 @@ BY_KIND = {
     "graph": "precomputed-skeletons",
     "mesh": "precomputed-meshes",
 }
-"""Geometry type -> which precomputed format holds it."""
+"""Geometry type -> precomputed format."""
 
 ROUNDED = "rounded: "
-"""How a loss begins that ``strict`` lets pass: digits that the format's own width takes."""
+"""Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """Say which converter reads a path: by its ending, or by what a folder holds.
+    """Return the name of the converter that reads a path, by its suffix or by the content of a folder.
 
     Raises
     ------
     NotFoundError
         If it does not exist.
     SourceError
-        If it is of no known kind; with the kinds that are.
+        If its format is unknown; the message lists the known ones.
     """
     file = _path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     found = _folder_kind(file) if file.is_dir() else _file_kind(file)
     if found is None:
-        raise SourceError(f"{file} is of no kind of geometry that is read; {supported()} are.")
+        raise SourceError(f"{file} is in no known format of geometry; {supported()} can be read.")
     return found
 
 
 def supported() -> str:
-    """Return the endings and folders that are read, as a text."""
+    """Return the suffixes and folder formats that can be read, as text."""
     folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
     return f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
 
@@ -285,23 +285,23 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
     path : path
         The file or folder.
     format : str or None
-        Name of a converter; None: by ending or content (`detect`).
+        Name of a converter; None detects it (`detect`).
     **options
-        Of the format, e.g. ``axes=`` and ``objects=`` for tables, ``element=`` for SpatialData.
+        Options of the reader, e.g. ``axes=`` and ``objects=`` for tables, ``element=`` for SpatialData.
 
     Returns
     -------
     Content
-        Shapes, what is said of the whole, and what is not taken.
+        Shapes, metadata, and what was not read.
 
     Raises
     ------
     NotFoundError
         If it does not exist.
     SourceError
-        If it is of no known kind, damaged, or the options mean nothing; `ValuesError` for positions that are not finite.
+        If the format is unknown, the file is damaged or an option is unknown; `ValuesError` for positions that are not finite.
     MissingExtraError
-        Without the library that the format needs.
+        If the library that the format needs is not installed.
     """
     name = _known(format) if format is not None else detect(path)
     file = _path(path)
@@ -315,7 +315,7 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
 
 
 def plan_losses(content: Content | Shapes, name: str) -> list[str]:
-    """Say what would be lost by writing in a format; an empty list if nothing would.
+    """List what would be lost by writing in a format.
 
     Parameters
     ----------
@@ -327,7 +327,7 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     Raises
     ------
     SourceError
-        If the format cannot draw it at all.
+        If the format cannot represent these shapes at all.
 
     Examples
     --------
@@ -353,34 +353,34 @@ def write_file(
     overwrite: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> list[str]:
-    """Write shapes in a file format; the file or folder appears when it is whole.
+    """Write shapes in a file format; the file or folder appears when it is complete.
 
     Parameters
     ----------
     content : Content or Shapes
         What to write.
     path : path
-        Where; its ending says the format, as does ``precomputed://`` before it.
+        Target; its suffix, or the prefix ``precomputed://``, chooses the format.
     format : str or None
-        Name of a converter, where the path does not say it.
+        Name of a converter, where the path does not choose one.
     strict : bool
-        Refuse what would lose anything (but digits by the format's own width).
+        Refuse to write if anything would be lost, rounding to the format's precision excepted.
     overwrite : bool
-        Whether what is there is replaced.
+        Replace an existing file or folder.
     **options
-        Of the format, e.g. ``ascii=True`` for PLY.
+        Options of the writer, e.g. ``ascii=True`` for PLY.
 
     Returns
     -------
     list of str
-        What the format does not hold, one line each.
+        What the format cannot represent, one line each.
 
     Raises
     ------
     DuplicateError
-        If something is there already.
+        If the target exists.
     SourceError
-        If the format cannot draw it, or `strict` and something would be lost.
+        If the format cannot represent the shapes, or if something would be lost and `strict` is true.
     """
     made = content if isinstance(content, Content) else Content(content)
     file = _path(path)
@@ -402,7 +402,7 @@ def write_file(
 
 @contextmanager
 def _file_errors(what: str) -> Iterator[None]:
-    """Turn errors of the operating system into `StoreError`; errors raised on purpose pass."""
+    """Raise errors of the operating system as `StoreError`."""
     try:
         yield
     except AtlasError:
@@ -414,7 +414,7 @@ def _file_errors(what: str) -> Iterator[None]:
 def _write_aside(
     converter: Converter, content: Content, file: Path, options: dict[str, Any], *, overwrite: bool
 ) -> None:
-    """Write into a hidden folder beside the target, and move what came of it."""
+    """Write into a hidden folder next to the target, then move the result."""
     if not file.parent.is_dir():
         raise NotFoundError(f"There is no folder {file.parent} to write {file.name} into; make it first.")
     aside = file.parent / f".{uuid4().hex}.partial"
@@ -465,31 +465,31 @@ def _check_options(function: Callable[..., Any], name: str, options: dict[str, A
 
 
 ENDING = ".zv"
-"""How the names of geometry stores end, by custom of ours; what is there already is told by what is in it."""
+"""Suffix of new geometry stores; existing ones are detected by their content."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How something is converted.
+    """Options of `convert`.
 
     Parameters
     ----------
     read, written : str or None
-        Names of the formats of the source and of the target, where paths do not say them; ``"store"`` is a geometry store.
+        Formats of source and target, where the paths do not choose them; ``"store"`` is a geometry store.
     options : mapping
-        Of the reader of a file.
-    level : int
-        Which level of a store becomes a file.
+        Options of the reader of a file.
+    level : int or None
+        Level of a store to write to a file; None is the finest.
     layout : str
-        Of a store that is written.
+        Layout of a new store.
     steps : PyramidOptions or None
-        The pyramid of a store that is written; None: none, and from store to store the levels that are there.
+        Pyramid of a new store. None makes no coarser levels; from store to store it keeps the existing ones.
     cutting : ChunkingOptions
-        How a store is cut.
+        Chunks of a new store.
     strict : bool
-        Refuse what would lose anything.
+        Refuse to convert if anything would be lost.
     overwrite : bool
-        Whether what is there is replaced.
+        Replace an existing target.
     writing : mapping
         Options of the writer of a file.
     """
@@ -510,7 +510,7 @@ STORE = "store"
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is a geometry store, or is named as one: it ends in ``.zv``, or what is there says so."""
+    """Return whether a path ends in ``.zv`` or is an existing geometry store."""
     text = os.fspath(path)
     if text.rstrip("/").endswith(ENDING):
         return True
@@ -527,7 +527,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 def convert(
     source: str | os.PathLike[str], target: str | os.PathLike[str], how: Conversion = Conversion()
 ) -> list[str]:
-    """Convert a file or store of geometry into another; the target appears when it is whole.
+    """Convert a file or store of geometry into another; the target appears when it is complete.
 
     Parameters
     ----------
@@ -535,21 +535,21 @@ def convert(
         Files or folders of any format in `raggedatlas.vectors.converters.convert.CONVERTERS`, or geometry stores; stores also on
         object stores.
     how : Conversion
-        What paths do not say.
+        Options.
 
     Returns
     -------
     list of str
-        What of the source is not in the target, one line each.
+        What was lost, one line each.
 
     Raises
     ------
     NotFoundError, DuplicateError
-        If there is no source, or a target already.
+        If the source does not exist, or the target does.
     SourceError
-        If something cannot be read or drawn, or `how.strict` and something would be lost.
+        If something cannot be read or represented, or if something would be lost and `how.strict` is true.
     MissingExtraError
-        Without the library that a format needs.
+        If the library that a format needs is not installed.
     """
     _check_writing(how, target)
     from_store = how.read == STORE or (how.read is None and is_store(source))
@@ -558,29 +558,31 @@ def convert(
         write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
         return []
     content, left = _content_of_store(source, how) if from_store else (_content_of_file(source, how), [])
-    told = [*left, *content.left]
-    if how.strict and told:
+    losses = [*left, *content.left]
+    if how.strict and losses:
         raise SourceError(
-            f"{source} would not come through whole: {'; '.join(told)}. Convert without strict to leave these out."
+            f"{source} would not be converted completely: {'; '.join(losses)}. Convert without strict to leave these out."
         )
     if not to_store:
         asked: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
-        return told + write_file(content, target, **asked, **how.writing)
+        return losses + write_file(content, target, **asked, **how.writing)
     write_store(content, target, how)
-    return told
+    return losses
 
 
 def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
-    """Refuse options of a writer where a store is written, and those that have a place of their own."""
+    """Refuse writer options for a store, and those that `Conversion` has fields for."""
     own = sorted({"format", "overwrite", "strict"} & set(how.writing))
     if own:
-        raise SourceError(f"The options {', '.join(own)} are none of a writer; say them of the conversion itself.")
+        raise SourceError(
+            f"The options {', '.join(own)} are not options of a writer; pass them to the conversion itself."
+        )
     if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
         raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
 
 
 def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> None:
-    """Write what a file says as a geometry store, with a pyramid if `how.steps` asks for one."""
+    """Write the content of a file as a geometry store, with a pyramid if `how.steps` is set."""
     cutting, shapes = how.cutting, content.shapes
     if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
         cutting = replace(cutting, axes=content.axes)

@@ -1,7 +1,6 @@
 """GeoJSON, GeoParquet and SpatialData, against shapely, geopandas and files that spatialdata wrote."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import geopandas as gpd
@@ -22,15 +21,6 @@ from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 SQUARE = shapely.Polygon([(0, 0), (2, 0), (2, 2), (0, 0)])
 HOLED = shapely.Polygon([(0, 0), (9, 0), (9, 9), (0, 9)], [[(1, 1), (2, 1), (2, 2)], [(4, 4), (5, 4), (5, 5), (4, 5)]])
 SEVERAL = shapely.MultiPolygon([shapely.Polygon([(20, 0), (22, 0), (22, 2)]), HOLED])
-
-
-@pytest.fixture(scope="session")
-def peers(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
-    """Folder with files that other libraries wrote."""
-    folder = tmp_path_factory.mktemp("peers")
-    with zipfile.ZipFile(data_dir / "geometry_peers.zip") as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def frame(*geometries: shapely.Geometry) -> gpd.GeoDataFrame:

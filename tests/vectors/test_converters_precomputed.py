@@ -1,7 +1,6 @@
 """Skeletons and meshes in Neuroglancer's precomputed formats, as cloud-volume writes them."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,6 @@ import pytest
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.convert import read_file, write_file
 from raggedatlas.vectors.shapes import Shapes
-
-
-@pytest.fixture(scope="session")
-def peers(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
-    """Folder with files that other libraries wrote."""
-    folder = tmp_path_factory.mktemp("peers")
-    with zipfile.ZipFile(data_dir / "geometry_peers.zip") as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def test_skeletons_and_meshes_of_cloud_volume_are_read(peers: Path) -> None:

@@ -224,38 +224,16 @@ int32_t ra_claim_places(const uint32_t *columns, int64_t n, int64_t *taken, int6
     return RA_GOOD;
 }
 
-#define SCATTER(T)                                                                                                   \
-    static int32_t scatter_##T(const void *values, const int64_t *places, int64_t n, void *out, int64_t n_out)       \
-    {                                                                                                                \
-        const T *value = values;                                                                                     \
-        T *to = out;                                                                                                 \
-        for (int64_t i = 0; i < n; i++) {                                                                            \
-            if ((uint64_t)places[i] >= (uint64_t)n_out)                                                              \
-                return RA_BAD_BOUNDS;                                                                                \
-            to[places[i]] = value[i];                                                                                \
-        }                                                                                                            \
-        return RA_GOOD;                                                                                              \
-    }
-SCATTER(uint8_t)
-SCATTER(uint16_t)
-SCATTER(uint32_t)
-SCATTER(uint64_t)
-
-int32_t ra_scatter(const void *values, const int64_t *places, int64_t n, int32_t itemsize, void *out, int64_t n_out)
-{
-    RA_CHOOSE_WIDTH(itemsize, scatter, values, places, n, out, n_out)
-}
-
-int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const int64_t *at, int64_t n_runs,
-                     int32_t itemsize, void *out, int64_t n_out)
+int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const int64_t *counts,
+                     const int64_t *targets, int64_t n_runs, int32_t itemsize, void *out, int64_t n_out)
 {
     for (int64_t run = 0; run < n_runs; run++) {
-        int64_t start = starts[run], stop = starts[run + 1];
-        if (start < 0 || stop < start || stop > n || at[run] < 0 || stop - start > n_out - at[run])
+        int64_t start = starts[run], count = counts[run], target = targets[run];
+        if (start < 0 || count < 0 || target < 0 || start > n || count > n - start || target > n_out || count > n_out - target)
             return RA_BAD_BOUNDS;
-        if (stop > start)
-            memcpy((uint8_t *)out + at[run] * itemsize, (const uint8_t *)values + start * itemsize,
-                   (size_t)((stop - start) * itemsize));
+        if (count)
+            memcpy((uint8_t *)out + target * itemsize, (const uint8_t *)values + start * itemsize,
+                   (size_t)(count * itemsize));
     }
     return RA_GOOD;
 }
@@ -269,11 +247,11 @@ int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const
             if (stored[i] >= n_stored)                                                                               \
                 return RA_BAD_COLUMN;                                                                                \
             int32_t row = place[stored[i]];                                                                          \
-            if (row >= n_rows)                                                                                       \
+            if (row < -1 || row >= n_rows)                                                                           \
                 return RA_BAD_BOUNDS;                                                                                \
             places[i] = row;                                                                                         \
-            if (row >= 0)                                                                                            \
-                counts[row]++;                                                                                       \
+            /* Unwanted rows are counted, too: to leave them out would be a jump that is guessed wrongly. */         \
+            counts[row + 1]++;                                                                                       \
         }                                                                                                            \
         return RA_GOOD;                                                                                              \
     }

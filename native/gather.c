@@ -155,14 +155,3 @@ int32_t ra_gather(const struct ra_rows *rows, const struct ra_array *arrays, con
     struct reading r = {.rows = rows, .arrays = arrays, .maps = maps, .out = out, .room = room, .held = {-1, -1}};
     return out->counts ? RA_CHOOSE(gather_placed)(&r, where, which) : RA_CHOOSE(gather_plain)(&r, where, which);
 }
-
-void ra_close_gaps(const int64_t *at, const int64_t *indptr, int64_t n, const int32_t *columns, const void *values,
-                   int64_t itemsize, int32_t *out_columns, void *out_values)
-{
-    for (int64_t row = 0; row < n; row++) {
-        size_t count = (size_t)(indptr[row + 1] - indptr[row]);
-        memcpy(out_columns + indptr[row], columns + at[row], 4 * count);
-        memcpy((char *)out_values + indptr[row] * itemsize, (const char *)values + at[row] * itemsize,
-               count * (size_t)itemsize);
-    }
-}

@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 2
+#define RA_ABI 3
 
 enum ra_status {
     RA_GOOD = 0,
@@ -246,10 +246,6 @@ RA_API int32_t ra_arrange_rows(const int32_t *group, const int64_t *start, const
 RA_API int32_t ra_gather(const struct ra_rows *rows, const struct ra_array *arrays, const struct ra_maps *maps,
                          const struct ra_result *out, const struct ra_room *room, int64_t *where, int32_t *which);
 
-/* Copy `n` rows that begin at `at` to where `indptr`, (n + 1,), says, entries of 4 and of `itemsize` bytes. */
-RA_API void ra_close_gaps(const int64_t *at, const int64_t *indptr, int64_t n, const int32_t *columns,
-                          const void *values, int64_t itemsize, int32_t *out_columns, void *out_values);
-
 /* ---- csr.c: rows of sparse matrices ---- */
 
 /* Rows: row r has the entries bounds[r] <= i < bounds[r + 1]. Columns may be signed integers: they are compared as
@@ -292,20 +288,15 @@ RA_API int32_t ra_count_columns(const void *columns, int64_t n, int32_t itemsize
  * `places`, (n,), is written. */
 RA_API int32_t ra_claim_places(const uint32_t *columns, int64_t n, int64_t *taken, int64_t n_columns, int64_t *places);
 
-/* Put every value, of 1, 2, 4 or 8 bytes, at its place in `out`, (n_out,). */
-RA_API int32_t ra_scatter(const void *values, const int64_t *places, int64_t n, int32_t itemsize, void *out,
-                          int64_t n_out);
-
-/* Copy run i, starts[i] <= j < starts[i + 1] of `values`, (n,), to `out`, (n_out,), from at[i] on. `starts` has one
- * more than there are runs. */
-RA_API int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const int64_t *at, int64_t n_runs,
-                            int32_t itemsize, void *out, int64_t n_out);
+/* Copy runs: `counts[i]` elements of `values`, (n,), from `starts[i]` on to `out`, (n_out,), from `targets[i]` on. */
+RA_API int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const int64_t *counts,
+                            const int64_t *targets, int64_t n_runs, int32_t itemsize, void *out, int64_t n_out);
 
 /* Find the output row of every entry of a column-sorted copy, and count those of each.
  *
  * at      (n,) integers of 1, 2, 4 or 8 bytes, the stored row of each entry
  * place   (n_stored,) output row of every stored row, -1 where it is not wanted
- * counts  (n_rows,), added to
+ * counts  (n_rows + 1,), added to: unwanted entries, then those of each row
  * places  (n,), written */
 RA_API int32_t ra_count_places(const void *at, int64_t n, int32_t itemsize, const int32_t *place, int64_t n_stored,
                                int64_t *counts, int64_t n_rows, int32_t *places);

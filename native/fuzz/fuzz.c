@@ -146,8 +146,9 @@ static void sparse(const uint8_t *choice, const uint8_t *data, int64_t size)
         ra_claim_places(rows.columns, n, room(n_map, 8), n_map, room(n, 8));
     }
     if (itemsize == 8) {
-        ra_scatter(room(n, value_size), rows.columns, n, (int32_t)value_size, room(n_map, value_size), n_map);
-        ra_move_runs(room(n_map, value_size), n_map, rows.bounds, rows.columns, least(n_rows, n), (int32_t)value_size,
+        const int64_t *numbers = rows.columns;
+        int64_t n_runs = least(n_rows, n / 2);
+        ra_move_runs(room(n_map, value_size), n_map, rows.bounds, numbers, numbers + n_runs, n_runs, (int32_t)value_size,
                      room(n_map, value_size), n_map);
     }
 }
@@ -159,7 +160,7 @@ static void columns(const uint8_t *choice, const uint8_t *data, int64_t size)
     int64_t n_bounds = 8 * (n_columns + 1), n_rows = 1 + choice[3] % 20, value_size = itemsize_of(choice[4]);
     if (size < n_bounds)
         return;
-    int64_t n = (size - n_bounds) / itemsize, *numbers = room(n_columns, 8), *counts = room(n_rows, 8), n_out = 0;
+    int64_t n = (size - n_bounds) / itemsize, *numbers = room(n_columns, 8), *counts = room(n_rows + 1, 8), n_out = 0;
     int64_t *cursor = room(n_rows, 8);
     int32_t *place = room(n_stored, 4), *places = room(n, 4);
     for (int64_t i = 0; i < n_stored; i++)
@@ -169,7 +170,7 @@ static void columns(const uint8_t *choice, const uint8_t *data, int64_t size)
     const void *at = copy_of(data + n_bounds, n * itemsize);
     if (ra_count_places(at, n, (int32_t)itemsize, place, n_stored, counts, n_rows, places) != RA_GOOD)
         memcpy(places, at, (size_t)least(4 * n, n * itemsize));
-    for (int64_t r = 0; r < n_rows; n_out += counts[r++])
+    for (int64_t r = 0; r < n_rows; n_out += counts[++r])
         cursor[r] = n_out;
     int64_t *bounds = copy_of(data, n_bounds);
     for (int64_t i = 0; i <= n_columns && choice[6] & 1; i++)

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
-from raggedatlas.store.sparse import count_columns, count_kept, map_rows, remap_csr, sorting_order
+from raggedatlas.store.sparse import count_columns, count_kept, map_rows, move_runs, remap_csr, sorting_order
 from raggedatlas.testing.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
@@ -139,12 +139,36 @@ def test_bad_columns_are_noticed(width: int) -> None:
     assert (found[0][width:] == 7).all()
 
 
+@examples(60)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(0, 6)), max_size=5))
+def test_moved_runs_are_slices(runs: list[tuple[int, int, int]]) -> None:
+    """Runs are copied as assignments of slices are; one that leaves either array is refused."""
+    values, out = np.arange(8, dtype=np.uint16), np.zeros(7, np.uint32)
+    starts, counts, targets = np.array(runs, np.int64).reshape(-1, 3).T.copy()
+    if (starts + counts > len(values)).any() or (targets + counts > len(out)).any():
+        with pytest.raises(CorruptError, match="outside its entries"):
+            move_runs(values, starts, counts, targets, out)
+        return
+    expected = out.copy()
+    for start, count, target in runs:
+        expected[target : target + count] = values[start : start + count]
+    move_runs(values, starts, counts, targets, out)
+    assert out.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("run", [(-1, 1, 0), (0, -1, 0), (0, 1, -1), (2**62, 2**62, 0), (0, 2**62, 2**62)])
+def test_hostile_runs_are_refused(run: tuple[int, int, int]) -> None:
+    """Negative numbers and those whose sum overflows are outside."""
+    with pytest.raises(CorruptError, match="outside its entries"):
+        move_runs(np.zeros(4), *(np.array([part]) for part in run), np.zeros(4))
+
+
 def test_entries_of_a_copy_find_their_rows() -> None:
     """A row that is not stored, and a row that a column names twice, are told; what is not wanted is left out."""
     place, at = np.array([1, -1, 0], np.int32), np.array([0, 1, 2, 0], np.uint32)
-    counts, places = np.zeros(2, np.int64), np.empty(4, np.int32)
+    counts, places = np.zeros(3, np.int64), np.empty(4, np.int32)
     assert library().ra_count_places(at, 4, 4, place, 3, counts, 2, places) == GOOD
-    assert counts.tolist() == [1, 2]
+    assert counts.tolist() == [1, 1, 2]
     assert places.tolist() == [1, -1, 0, 1]
     assert library().ra_count_places(np.array([3], np.uint32), 1, 4, place, 3, counts, 2, places) == BAD_COLUMN
     values, columns, out = np.array([5, 6, 7, 8], np.uint16), np.zeros(3, np.int32), np.zeros(3, np.uint16)

@@ -24,7 +24,7 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
 from raggedatlas.store.runtime import BackgroundWriter, prefetch
-from raggedatlas.store.sparse import count_columns
+from raggedatlas.store.sparse import count_columns, move_runs
 from raggedatlas.store.sql import equals
 
 BAND_BYTES = 192 * 2**20
@@ -308,8 +308,7 @@ def _gathered(
         if (after > starts[1:]).any():
             raise CorruptError("The entries of a sparse group changed while they were sorted; run validate('deep').")
         for values, target in zip(parted, out, strict=True):
-            n, size = values.size, values.itemsize
-            library().ra_move_runs(values, n, runs, taken, len(taken), size, target, target.size)
+            move_runs(values, runs[:-1], np.diff(runs), taken, target)
         taken = after
     if not np.array_equal(taken, starts[1:]):
         raise CorruptError("Entries of a sparse group were lost while they were sorted; run validate('deep').")
@@ -327,5 +326,5 @@ def _sorted(
     library().ra_claim_places(columns.astype(np.uint32, copy=False), n, starts[:-1].copy(), n_columns, places)
     out = [np.empty(n, values.dtype) for values in arrays]
     for values, target in zip(arrays, out, strict=True):
-        library().ra_scatter(values, places, n, values.itemsize, target, n)
+        target[places] = values
     return starts, out

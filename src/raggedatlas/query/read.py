@@ -15,7 +15,16 @@ from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, ReadPla
 from raggedatlas.store.native import GOOD, I64, REPEATED, Columns, library
 from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges
 from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
-from raggedatlas.store.sparse import RowGatherer, RowGroup, can_gather, count_kept, map_rows, refuse_rows, sorting_order
+from raggedatlas.store.sparse import (
+    RowGatherer,
+    RowGroup,
+    can_gather,
+    count_kept,
+    map_rows,
+    move_runs,
+    refuse_rows,
+    sorting_order,
+)
 
 A = TypeVar("A")
 
@@ -343,10 +352,9 @@ def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]],
     indices = np.empty(int(indptr[-1]), pieces[0].indices.dtype)
     layers = {layer: np.empty(len(indices), values.dtype) for layer, values in pieces[0].layers.items()}
     for piece, place in zip(pieces, places, strict=True):
-        at = np.repeat(indptr[place] - piece.indptr[:-1], np.diff(piece.indptr)) + np.arange(len(piece.indices))
-        indices[at] = piece.indices
-        for layer, values in piece.layers.items():
-            layers[layer][at] = values
+        runs = piece.indptr[:-1], np.diff(piece.indptr), indptr[place]
+        for array, out in [(piece.indices, indices), *((piece.layers[layer], layers[layer]) for layer in layers)]:
+            move_runs(array, *runs, out)
     return CsrBlock(indptr, indices, layers, pieces[0].n_cols)
 
 
@@ -516,11 +524,11 @@ def _count_entries(part: PartPlan, one: _ColumnSelection) -> tuple[NDArray[np.in
     """Find for every entry of the selected columns its cell in the group (-1: not selected), and count entries per cell."""
     place = _stored_row_to_cell(one.copy, part.start[one.here], part.end[one.here])
     at = read_ranges(one.copy.indices, one.starts, one.ends)
-    counts, places = np.zeros(len(one.here), np.int64), np.empty(len(at), np.int32)
-    columns, rows = np.ascontiguousarray(at), len(counts)
-    if library().ra_count_places(columns, columns.size, columns.itemsize, place, place.size, counts, rows, places):
+    counts, places = np.zeros(len(one.here) + 1, np.int64), np.empty(len(at), np.int32)
+    stored, rows = np.ascontiguousarray(at), len(one.here)
+    if library().ra_count_places(stored, stored.size, stored.itemsize, place, place.size, counts, rows, places):
         raise CorruptError(f"The copy of {one.path} names a row that the group has not got; run validate().")
-    return places, counts
+    return places, counts[1:]
 
 
 def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 2
+ABI = 3
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -215,7 +215,6 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         _int, (I32, I64, I64, _long, I64, _long, I64, U8, I64, U8, OUT_I64, OUT_I64, OUT_I64, OUT_I64),
     ),
     "ra_gather": (_int, (*map(ctypes.POINTER, (Rows, Array, Maps, Result, Room)), _where, _which)),
-    "ra_close_gaps": (None, (I64, I64, _long, I32, ANY, _long, OUT_I32, OUT)),
     "ra_check_order": (_int, (_csr, _long, _where)),
     "ra_count_kept": (_int, (_csr, ANY, _long, _int, OUT_I64, _where)),
     "ra_map_rows": (
@@ -223,8 +222,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ra_count_columns": (_int, (ANY, _long, _int, OUT_I64, _long)),
     "ra_claim_places": (_int, (U32, _long, OUT_I64, _long, OUT_I64)),
-    "ra_scatter": (_int, (ANY, I64, _long, _int, OUT, _long)),
-    "ra_move_runs": (_int, (ANY, _long, I64, I64, _long, _int, OUT, _long)),
+    "ra_move_runs": (_int, (ANY, _long, I64, I64, I64, _long, _int, OUT, _long)),
     "ra_count_places": (_int, (ANY, _long, _int, I32, _long, OUT_I64, _long, OUT_I32)),
     "ra_fill_places": (
         _int,

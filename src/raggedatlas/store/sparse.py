@@ -630,8 +630,44 @@ def _compact(
     indptr = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=indptr[1:])
     kept = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), values.dtype)
-    library().ra_close_gaps(at, indptr, len(counts), indices, values, values.itemsize, *kept)
+    for array, out in zip((indices, values), kept, strict=True):
+        move_runs(array, at[:-1], counts, indptr[:-1], out)
     return indptr, *kept
+
+
+def move_runs(
+    values: NDArray[Any],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    out: NDArray[Any],
+) -> None:
+    """Copy runs of values, ``out[targets[i] : targets[i] + counts[i]] = values[starts[i] : starts[i] + counts[i]]``.
+
+    Parameters
+    ----------
+    values : (n,) any fixed-size dtype
+        What is copied, converted to the dtype of `out`.
+    starts, counts, targets : (n_runs,) int64
+        The runs.
+    out : (n_out,) any fixed-size dtype
+        Written to.
+
+    Raises
+    ------
+    CorruptError
+        If a run lies outside `values` or `out`; then some runs may have been copied.
+
+    Examples
+    --------
+    >>> out = np.zeros(3, np.int64)
+    >>> move_runs(np.arange(5), np.array([3, 0]), np.array([2, 1]), np.array([0, 2]), out)
+    >>> out
+    array([3, 4, 0])
+    """
+    values, size = np.ascontiguousarray(values, out.dtype), out.itemsize
+    if library().ra_move_runs(values, len(values), starts, counts, targets, len(starts), size, out, len(out)) != GOOD:
+        raise CorruptError("Rows of a sparse matrix lie outside its entries; run validate('deep').")
 
 
 def centred_svd(

@@ -92,7 +92,8 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
     node = container.get(path)
     truths = _truths(node)
     if truths is None:
-        return _by_anndata(container, path)
+        # Most arrays are numbers, and to import anndata takes as long as to read most tables of cells.
+        return container.whole(path) if node.shape and node.dtype.kind in "biufc" else _by_anndata(container, path)
     import pandas as pd
 
     values = container.whole(path)

@@ -86,6 +86,7 @@ def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
     """Return the lease of a dataset's group: empty after its add has finished, None if there never was one."""
     try:
         attributes = read_group_attributes(catalog.arrays, dataset_uid)
+    # A lease that cannot be read counts as none: `process_alive` then goes by the age of the files.
     except (NotFoundError, CorruptError):
         return None
     ours = attributes.get(_ATTRIBUTE)
@@ -132,6 +133,7 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
         For a process on another machine: how long the newest object of the location may be unchanged.
     """
     here = this_process()
+    # A pid means something only on its host, since its boot and in its namespace.
     if note is not None and all(note.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
         return _runs(note.get("pid"), note.get("process_start"))
     newest = place.last_modified()
@@ -156,6 +158,7 @@ def this_process() -> dict[str, Any]:
 def _runs(pid: object, process_start: object) -> bool:
     if not isinstance(pid, int) or pid <= 0:
         return False
+    # With /proc, the start time distinguishes a reused pid; elsewhere signal 0 only asks whether the pid exists.
     if Path("/proc/self/stat").exists():
         return bool(process_start) and _process_start(pid) == process_start
     try:
@@ -169,6 +172,8 @@ def _runs(pid: object, process_start: object) -> bool:
 
 def _process_start(pid: int) -> str:
     """Return when a process started, in clock ticks since boot; empty if unknown or a zombie."""
+    # The command name may contain spaces and parentheses, so fields are counted from the last `)`:
+    # 0 is the state (field 3 of proc(5)), 19 the start time (field 22).
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in {"Z", "X"} else ""
 
@@ -265,6 +270,7 @@ class AssetTable(Generic[Asset]):
                     raise
 
         def attempt() -> list[Asset]:
+            # Read at a fixed version, which the commit below checks: `update` never works on outdated records.
             version = tables.version(self.name)
             old = self.parse(Tables(tables.location, {self.name: version}).read(self.name))
             new = update(old)
@@ -279,6 +285,7 @@ class AssetTable(Generic[Asset]):
         removed: list[Asset] = []
 
         def without(old: list[Asset]) -> list[Asset]:
+            # Replaced, not extended: `change` calls this again after a lost race.
             removed[:] = [record for record in old if record.uid in uids]
             return [record for record in old if record.uid not in uids] if removed else old
 
@@ -418,9 +425,11 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
+        # Before the commit, whose response may be lost: the next attempt then finds these uids in the inventory.
         tried.update(record.uid for record in commit.records)
         if not commit.records:
             return
+        # An empty inventory has no first row on which concurrent merges would conflict (see below).
         if commit.replaces or not old:
             kept = rows.filter(
                 pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
@@ -633,6 +642,7 @@ def rows_of_stores(
         If a cell has shapes in several stores.
     """
     parts = []
+    # -1: no store yet; else the position in `records` of the store that has shapes of the cell.
     owner = np.full(table.num_rows, -1, np.int64)
     for i, record in enumerate(records):
         groups = table.column(f"{record.column}.zarr_group")
@@ -747,6 +757,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     """
     n_cleared = 0
     for column in geometry_columns(catalog.tables.schema(CELLS)):
+        # Readers pass over orphaned pointers, so those of a column that others keep changing can stay.
         with contextlib.suppress(ConflictError):
             n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
     named = {record.column for record in GEOMETRY_ASSETS.read(catalog)}
@@ -758,6 +769,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
 
 
 def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
+    # Pointers are read at the version that `update_columns` checks: a later commit to these rows is a conflict.
     version = catalog.tables.version(CELLS)
     pinned = Tables(catalog.tables.location, {CELLS: version})
     if column not in pinned.schema(CELLS).names:

@@ -95,12 +95,14 @@ class Catalog:
         make : callable
             Makes the object, which must not be modified.
         """
+        # The tip changes under the process; an object made from it could be outdated at the next call.
         if not self.read_only:
             return make()
         known: dict[Hashable, T] = self._memo.setdefault(kind, {})  # type: ignore[assignment]
         if facts not in known:
             made = make()
             while len(known) >= _REMEMBERED:
+                # Dicts keep insertion order: the first key is the oldest. Another thread may have removed it.
                 known.pop(next(iter(known)), None)
             known[facts] = made
             return made
@@ -136,6 +138,7 @@ class Catalog:
     def unfinished_purge(self) -> PurgeMark | None:
         """Return the mark of a purge that has begun and is not finished, or None."""
         try:
+            # Unpinned: no snapshot names a version of `atlas_versions`, and the mark is about the tip.
             marked = Tables(self.tables.location).metadata(VERSIONS).get(PURGE_KEY, "null")
         except NotFoundError:  # an atlas that is being created
             return None
@@ -163,6 +166,7 @@ class Catalog:
         hold the current content, and readers of the tip go by them.
         """
         mark = None if self.read_only else self.unfinished_purge()
+        # In the stages `begun` and `deleting`, the newest versions are the current content.
         if mark is None or mark.stage != "rewriting":
             return self
         newest = Tables(self.tables.location)
@@ -236,6 +240,7 @@ class Catalog:
         if space.has_features and not self.tables.has(space.registry):
             try:
                 self.tables.create(space.registry, registry.arrow_schema())
+            # Another process may have created the same registry in the meantime.
             except StoreError:
                 if not self.tables.has(space.registry):
                     raise
@@ -272,6 +277,7 @@ def create_catalog(
         If the codec profile is unknown, an atlas is there already, the place cannot be written, or the object store
         ignores conditional puts.
     """
+    # Called for its check: an unknown profile raises before anything is written.
     chunk_encoder(codec, np.uint32)
     _refuse_file(location)
     catalog = _catalog(location)
@@ -290,6 +296,7 @@ def create_catalog(
         raise SchemaError(
             f"registries names feature spaces that are not defined: {unknown}; pass them in spaces=[FeatureSpace(...)]."
         )
+    # Repeating a create that died is safe: `Tables.create` reuses an empty table with the same columns.
     for name, registry in chosen.items():
         catalog.tables.create(every[name].registry, registry.arrow_schema())
     catalog.tables.create(LAYOUTS, LAYOUTS_SCHEMA)

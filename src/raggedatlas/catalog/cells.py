@@ -62,6 +62,7 @@ def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
     """Return why a column cannot be appended to an existing one without changing a value, or None if it can."""
     if field.type == column.type:
         return None
+    # Types that may differ: `fit_values` then refuses single values that would change, such as -1 as uint64.
     both = {str(field.type), str(column.type)}
     if both <= {"int64", "uint64"} or (str(field.type) == "double" and pa.types.is_integer(column.type)):
         return None
@@ -152,7 +153,9 @@ def _convert_to_text(catalog: Catalog, name: str) -> None:
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     tables.fill_columns(CELLS, texts)
+    # One commit for both renames: every version of the table has a column of this name.
     tables.rename_columns(CELLS, {name: old, fresh: name})
+    # Rows appended between the two commits have a number in the old column and no text.
     late = tables.read(CELLS, ["uid", old], all_of(is_null(name), is_not_null(old)))
     if late.num_rows:
         rows = pa.table({"uid": late.column("uid"), name: text_of(late.column(old))})
@@ -218,6 +221,7 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
     position = {value: i for i, value in enumerate(old)}
     shared = [position[value] for value in new if value in position]
     consistent = shared == sorted(shared)
+    # Without a shared value, nothing says how the two orders interleave.
     if not consistent or not shared:
         return (*old, *(v for v in new if v not in position)), False
     merged: list[Any] = []
@@ -227,6 +231,7 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
             upto = rest.index(value) + 1
             merged += rest[:upto]
             rest = rest[upto:]
+        # A new value before a shared one goes in front of it; after the last shared one it follows all of `old`.
         elif rest and any(v in position for v in new[new.index(value) :]):
             merged.append(value)
         else:
@@ -272,6 +277,7 @@ def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) 
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        # Bounded batches, because `StoredFrame.chunks` decodes one batch of a column at a time.
         writer.write_table(table, max_chunksize=TEXT_ROWS)
     data = memoryview(sink.getvalue())
     catalog.arrays.child(dataset_uid).write_bytes(f"frames/{name}.arrow", data)
@@ -377,6 +383,7 @@ def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:
     try:
         if place.is_local:
             with pa.memory_map(str(place.child(key).checked_path())) as file:
+                # Not a copy: the buffer keeps the mapping after the file is closed.
                 data = file.read_buffer()
         else:
             data = pa.py_buffer(place.read_bytes(key))
@@ -442,6 +449,7 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     if not own:
         names = sorted({record.name for record in columns.values()})
         raise NotFoundError(f"{catalog.location.uri} has no annotation {name!r}; it has {names}.")
+    # A later annotation's column has copies of the values below it, which would remain visible.
     for shown, stack in column_stacks(schema).items():
         later = [columns[column].name for column in stack if column in columns and column not in own]
         if set(own) & set(stack) and stack[0] not in own:
@@ -467,6 +475,7 @@ def complete_annotations(catalog: Catalog) -> int:
     for upper, lower in incomplete_columns(catalog):
         field = catalog.tables.schema(CELLS).field(lower)
         facts = replace(facts_of(field) or ColumnFacts(lower, ""), name=_shown_name(catalog, upper))
+        # First the facts and type: the upper column may lack categories, or be numeric where the lower one is text.
         add_cell_columns(catalog, [CellColumn(upper, field.type, facts)], [])
         n_filled += catalog.tables.retry(CELLS, partial(_fill, catalog, upper, lower))
     return n_filled

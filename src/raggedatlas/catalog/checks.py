@@ -78,12 +78,14 @@ class _GroupCheck:
     def add(self, at: NDArray[np.int64], start: NDArray[np.int64] | None, end: NDArray[np.int64] | None) -> None:
         """Add the pointers of a batch of cells."""
         self.n += len(at)
+        # Only these may index `rows`; `_take_pointers` gives -1 for a null.
         good = (at >= 0) & (at < self.record.n_cells)
         if start is not None and end is not None:
             inside = (start >= 0) & (start <= end) & (end <= self.record.n_entries)
             self.n_entries += int((end - start)[inside].sum())
             self.outside += int((~inside).sum())
         self.outside += int((~good).sum())
+        # A row is repeated within this batch, or because `rows` has it from an earlier one.
         unique, counts = np.unique(at[good], return_counts=True)
         self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
         self.rows[unique] = True
@@ -117,6 +119,7 @@ class _GroupCheck:
         if self.owned and self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
             found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
+        # With cells missing or outside, the sum of entries differs for that reason and is no problem of its own.
         elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
             text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
             found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
@@ -142,10 +145,12 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     schema = catalog.tables.schema(CELLS)
     visible = visible_columns(catalog)
     marked = result_columns(schema)
+    # A marked column without a record belongs to an `add` of a result that is under way or died: nobody reads it.
     pointers = {name: of for name, of in pointer_columns(schema).items() if name not in marked or name in visible}
     shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
     pointers = {name: of for name, of in pointers.items() if name not in shapes}
     groups = {record.zarr_group: _GroupCheck(record) for record in records if record.pointer not in shapes}
+    # A result has one array for all datasets: its pointers come from any of them, and need not use every row.
     groups |= {r.zarr_group: _GroupCheck(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
     # Vectors are counted at level "deep" only: telling nulls from values needs the column to be decoded.
     pointing = [column for column, record in visible.items() if record.kind == "space" and column in schema.names]
@@ -221,6 +226,7 @@ def _take_pointers(
                 here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
             mine = [value[here] for value in values]
             seen.add(mine[0], *(mine[1:] or (None, None)))
+            # What is left points into a group of another dataset.
             here = (codes == code) & ~here
         if here.any():
             foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
@@ -228,12 +234,14 @@ def _take_pointers(
 
 def _check_uids(uids: list[pa.Array]) -> list[Problem]:
     every = pa.chunked_array(uids, pa.string())
+    # A null uid does not match and so counts as bad; the sum over no rows is null.
     bad = len(every) - (pc.sum(pc.match_substring_regex(every, "^[0-9a-f]{16}$")).as_py() or 0)
     problems = []
     if bad:
         problems.append(
             Problem("cell-uid", "must", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot.")
         )
+    # Mode `all` counts null as one value; by default, each null would count as a repeated uid.
     n_twice = len(every) - pc.count_distinct(every, mode="all").as_py()
     if n_twice:
         counts = pc.value_counts(every)
@@ -384,6 +392,7 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
     problems = []
     counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in known}
+    # `value_counts` has no entry for a dataset without pointers, where the record may say 0.
     if counts != {uid: n for uid, n in wanted.items() if n}:
         text = f"{sum(counts.values()):,} cells point to it, {sum(wanted.values()):,} are recorded"
         problems.append(_problem(record, "geometry-count", text))
@@ -400,6 +409,7 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
         least, greatest = (
             pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
         )
+        # Both null, here NaN: an axis that the store lacks, or an object without vertices.
         there = ~(np.isnan(least) & np.isnan(greatest))
         wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
     if wrong:
@@ -456,6 +466,7 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
         return first
     # Nothing that was remembered of the first look may answer the second.
     again = _check_once(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
+    # Damaged files fail both reads; a byte that was changed on its way, or a commit in between, fails only one.
     known, there = {(p.rule, p.path) for p in first}, {(p.rule, p.path) for p in again}
     found = Problems(p for p in again if p.level != "must" or (p.rule, p.path) in known)
     once = [p for p in first if p.level == "must" and (p.rule, p.path) not in there]
@@ -482,6 +493,7 @@ def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | N
         catalog = catalog.current()
         problems += _check_files(catalog, executor) if level == "deep" else []
         _validate(catalog, level, problems, executor)
+    # Workers that fail say nothing about the atlas, so this is not a problem `unreadable`.
     except WorkersError:
         raise
     except AtlasError as error:
@@ -502,6 +514,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
             return
         problems += _check_versions(catalog)
+        # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
         catalog = catalog.at(_tip_versions(catalog))
     found = _check_pinned(catalog)
     problems += found
@@ -620,6 +633,7 @@ def _check_versions(catalog: Catalog) -> list[Problem]:
         for name, version in record.table_versions.items():
             if name not in tags:
                 tags[name] = catalog.tables.tags(name) if catalog.tables.has(name) else {}
+            # A tag keeps the version, so it need not be opened; without one it may still exist, and `repair` tags it.
             if tags[name].get(record.tag) == version or Tables(catalog.tables.location, {name: version}).has(name):
                 continue
             text = f"version {version} of table {name!r} is gone"
@@ -660,6 +674,7 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
                     _COPY,
                 )
             )
+        # The group becomes a path: exactly two plain names, the first of them the dataset's own.
         parts = record.zarr_group.split("/")
         if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"

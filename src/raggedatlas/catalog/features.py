@@ -110,6 +110,7 @@ class Registry:
     def redirects(self) -> dict[str, str]:
         """Feature uid -> uid of the feature that it counts as, for those that count as another."""
         if self.identity is not None:
+            # Rows that name unregistered features are damage, which `check_identity` reports; they are skipped.
             pairs = (self.identity.column(name).to_pylist() for name in ("feature_uid", "target_uid"))
             return {uid: into for uid, into in zip(*pairs, strict=True) if uid in self.row_of and into in self.row_of}
         direct = {
@@ -119,6 +120,7 @@ class Registry:
         }
         ends = {}
         for uid in direct:
+            # Old redirects may be chains of several steps; `seen` ends a circle.
             end, seen = uid, {uid}
             while end in direct and direct[end] not in seen:
                 end = direct[end]
@@ -136,6 +138,7 @@ class Registry:
             return targets
         # Every uid is looked up among those of the mapping: a hash table of all uids would take longer.
         into = self.identity.column("target_uid").combine_chunks().dictionary_encode()
+        # -1: a target that is not registered; its features keep their own rows.
         ends = np.full(len(into.dictionary), -1)
         rows, found = find_rows(self.table.column("uid"), into.dictionary)
         ends[found] = rows
@@ -161,6 +164,8 @@ class Registry:
 
     def _answering(self, names: Sequence[str]) -> _Known:
         """Return the features that some names may mean: by id, symbol, previous symbol and alias, for each name their uids."""
+        # With and without what precedes a colon: that may be an organism (`mouse:Cd79a`) or part
+        # of an accession (`MGI:88319`).
         spellings = {part for name in names for part in (name, name.split(":", 1)[-1])}
         wanted = pa.array({*spellings, *(parse_accession(one).name for one in spellings)} - {""}, pa.string())
         uids, ids = self.table.column("uid"), self.table.column("feature_id")
@@ -209,6 +214,7 @@ class Registry:
             f"{organism}:{symbol}",
             f"{self._types.get(uid, parse_accession(identifier).namespace)}:{identifier}",
         )
+        # The first spelling that means this feature alone; the uid always does.
         spelling = next((text for text in spellings if self.resolve([text]).uids == (uid,)), uid)
         return f"{organism} {symbol} ({identifier}; write {spelling!r})"
 
@@ -248,6 +254,7 @@ class Registry:
         known = self._answering(names)
         for name in names:
             how, ends = self._lookup(name, known, follow=follow)
+            # Accessions such as `MGI:88319` contain a colon, so the complete text is tried first.
             if not ends and ":" in name:
                 how, ends = self._lookup_within(name, known, follow=follow)
             if len(ends) == 1:
@@ -274,6 +281,7 @@ class Registry:
             ("previous symbol", by_previous.get(name, [])), ("alias", by_alias.get(name, [])),
             ("alias", by_alias.get(parse_accession(name).name, [])),
         )  # fmt: skip
+        # The first way that finds a feature decides, even if it finds several and a later one would find one.
         for how, uids in ways:
             ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids if among(uid)})
             if ends:
@@ -360,6 +368,7 @@ def with_facts(table: pa.Table, facts: pa.Table | None) -> pa.Table:
         return table
     at = pc.index_in(facts.column("feature_uid"), value_set=table.column("uid").combine_chunks())
     facts = facts.filter(at.is_valid())
+    # Row i comes from the registry, or from the facts, numbered after it, where they know the feature.
     rows = np.arange(table.num_rows)
     rows[at.drop_null().to_numpy()] = table.num_rows + np.arange(facts.num_rows)
     for name in ("symbol", "symbol_source", "aliases"):
@@ -410,9 +419,11 @@ def find_datasets_with_features(
     tables = {
         s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)
     }
+    # At the tip, the stored mapping may lack the newest features.
     registry = replace(registry, identity=fresh_identity(catalog, space, tables))
     uids = registry.require(names)
     name_of = dict(zip(uids, names, strict=True))
+    # Layouts have the features as measured, before any counts as another.
     answers = {uid: end for uid, end in registry.redirects.items() if end in name_of} | {uid: uid for uid in uids}
     rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], in_list("feature_uid", answers))
     measured: dict[str, set[str]] = {}
@@ -559,6 +570,7 @@ def find_orthologs(catalog: Catalog, organism: str) -> Orthologs:
         names.setdefault((owner, symbol), set()).add(gene)
         names.setdefault((other_owner, other_symbol), set()).add(other)
         pair = Pair(gene, symbol, other, other_owner, other_symbol, relation, table)
+        # A pair is seen from the asked organism, whichever side of the table it is on.
         if organism == other_owner:
             pair = Pair(other, other_symbol, gene, owner, symbol, _FLIPPED.get(relation, relation), table)
         elif organism != owner:
@@ -571,6 +583,7 @@ def find_orthologs(catalog: Catalog, organism: str) -> Orthologs:
     listed: set[tuple[str, str]] = set()
     for _, pairs in sorted(by_rank.items()):
         _decide(pairs, listed, found)
+        # One set for both sides: no organism has the empty name, which marks accessions of other organisms.
         listed |= {end for owner, gene, other in pairs for end in ((owner, gene), ("", other))}
     found.evidence = {info.name: info.cite("ortholog") for info in tables[0]}
     return found
@@ -622,6 +635,7 @@ def map_to_orthologs(
     groups: dict[Pair, list[str]] = {}
     first_of: dict[str, Pair] = {}
     for uid, pair in sorted(pairs.items()):
+        # Pairs of one gene with several organisms differ; the first one seen is the key for all of them.
         groups.setdefault(first_of.setdefault(pair.gene, pair), []).append(uid)
     into: dict[str, str] = {}
     renamed: dict[str, Pair] = {}
@@ -649,6 +663,7 @@ def _genes_of(registry: Registry, catalog: Catalog, orthologs: Orthologs, *, as_
     if tables is not None:
         same = tables.same
         inputs = read_inputs(catalog, catalog.space(registry.space).registry)
+        # Derived again, because the stored mapping has target features but not the accessions of their genes.
         derived = derive_identity(inputs, registry.space, active_links(read_links(catalog), registry.space), tables)
         rows = inputs.column("uid").take(pa.array([*derived.genes], pa.int64())).to_pylist()
         known = dict(zip(rows, derived.genes.values(), strict=True))

@@ -131,6 +131,7 @@ class Genes:
         for one, end in pairs:
             ends.setdefault(one, set()).add(end)
             starts.setdefault((end, one.split(":")[0]), set()).add(one)
+        # One for one in both directions: neither several Ensembl ids for it, nor several of its prefix for the id.
         return {one: end for one, end in pairs if len(ends[one]) == 1 and len(starts[end, one.split(":")[0]]) == 1}
 
     def source_of_same(self, accession: str) -> str | None:
@@ -166,6 +167,7 @@ class Genes:
             ids = [row["accession"], *row["same"]]
             for level, names in enumerate(([row["symbol"]], row["previous"], row["aliases"], ids)):
                 cited = (level, info.rank, info.cite((*LEVELS, "id")[level]))
+                # Tuples compare by level, then by rank of the table: the best evidence for a name is kept.
                 found |= {name: min(found.get(name, cited), cited) for name in names if name}
         return {name: best[2] for name, best in found.items()}
 
@@ -175,6 +177,7 @@ class Genes:
         rows: list[dict[str, Any]] = self.rows.filter(
             pc.is_in(self.rows.column("accession"), value_set=every)
         ).to_pylist()
+        # An asked accession may itself count as that of another gene, to which its rows then belong.
         return [row for row in rows if self.same.get(row["accession"], row["accession"]) in genes]
 
     def _merged(self, gene: str, rows: list[dict[str, Any]]) -> Facts:
@@ -249,6 +252,7 @@ def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
     catalog.require_tip("identity.load()")
     kind_of = {info.name: info.kind for info in list_tables(catalog)}
     for table in tables:
+        # `setdefault` also catches two given tables of one name and different kinds.
         there = kind_of.setdefault(table.info.name, table.info.kind)
         if there != table.info.kind:
             raise DuplicateError(
@@ -311,8 +315,10 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
                 raise
 
     def once() -> None:
+        # Before the rest is read: if that is newer, the commit below fails and the attempt is repeated.
         at = catalog.tables.version(stored)
         old = _infos(catalog, stored)
+        # Keyed without the time, so that the same table loaded again is found and keeps the first one.
         there, now = {replace(info, loaded_at=""): info for info in old}, datetime.now(UTC).isoformat()
         dated = [
             one if one.loaded_at else there.get(one, replace(one, loaded_at=now)) for one in (t.info for t in fresh)
@@ -422,6 +428,7 @@ class NameResolver:
             self._by_name.setdefault(self._names[row], []).append(row)
         self._by_symbol = _rows_by_text(registry.column("symbol"), wanted)
         self._by_alias = _rows_by_alias(registry.column("aliases"), wanted)
+        # Symbols of antibodies and the like are no evidence of genes.
         for rows in (*self._by_symbol.values(), *self._by_alias.values()):
             rows[:] = [row for row in rows if gene[row]]
         self._claims: dict[str, list[Claim]] = {} if tables is None else tables.claims(wanted)
@@ -447,6 +454,7 @@ class NameResolver:
         for row in self._plain:
             candidates = self._candidates(row)
             rows = sorted({one.row for one in candidates if one.row >= 0})
+            # Of several features, only a source better than files may choose, and only if it names a single one.
             if len(rows) > 1:
                 best = min(one.rank for one in candidates if one.row >= 0)
                 first = sorted({one.row for one in candidates if one.row >= 0 and one.rank == best})
@@ -457,6 +465,7 @@ class NameResolver:
             if rows:
                 found.ambiguous[row] = tuple(rows)
                 continue
+            # No feature has the gene (`row` is -1): features whose names mean the same gene join each other below.
             best = min((one.rank for one in candidates), default=0)
             unregistered = [one for one in candidates if one.rank == best]
             if len({one.gene for one in unregistered}) == 1:
@@ -575,6 +584,7 @@ def find_connected_rows(
         Ascending.
     """
     owners, texts = _nodes(registry, links, tables)
+    # Genes and links are nodes too, numbered after the rows; they connect rows but are not returned.
     inside = np.zeros(max(registry.num_rows, int(owners.max(initial=-1)) + 1), bool)
     inside[: registry.num_rows] = pc.is_in(registry.column("uid"), value_set=touched).to_numpy()
     fresh = inside.copy()
@@ -602,6 +612,7 @@ def _nodes(
         columns = ("accession", "symbol", "previous", "aliases", "same")
         found += [(own + n, texts) for own, texts in (text_owners(tables.rows.column(name)) for name in columns)]
         n += tables.rows.num_rows
+    # Two entries per link with one owner, which connects its two features.
     found.append((n + np.arange(len(ends)) // 2, ends))
     texts = pa.chunked_array([texts for _, texts in found], pa.string())
     named = pc.fill_null(pc.not_equal(texts, ""), fill_value=False)

@@ -183,6 +183,7 @@ def _join_repeated(
     """Join the features of one accession, or of one name and organism: columns of one file, and those of uids of an earlier scheme."""
     organisms = pc.fill_null(registry.column("organism"), UNKNOWN)
     kinds = pc.fill_null(registry.column("other_type"), "") if "other_type" in registry.column_names else pa.scalar("")
+    # An accession denotes one gene by itself; a name does so only within its organism and kind.
     owners = pc.if_else(pa.array(accession), "", pc.binary_join_element_wise(kinds, organisms, "\0"))
     keys = pc.binary_join_element_wise(owners, ids, "\0")
     counts = pc.value_counts(keys)
@@ -196,6 +197,7 @@ def _join_repeated(
     for members in groups.values():
         name = ids[members[0]].as_py()
         [current] = feature_uids(space, [name], organisms[members[0]].as_py())
+        # The uid that files get today comes first; ties go by uid, so the order of registration does not matter.
         first = min(members, key=lambda row: (uids[row] != current, uids[row]))
         for row in members:
             if row != first:
@@ -219,11 +221,13 @@ def _end_chains(target: NDArray[np.int64], by_hand: frozenset[int]) -> None:
     own = np.arange(len(target))
     while True:
         ends = target[target]
+        # Each round doubles the steps taken, so log2(n) rounds follow the longest chain.
         for _ in range(len(target).bit_length()):
             further = ends[ends]
             if np.array_equal(further, ends):
                 break
             ends = further
+        # An end that still counts as another one lies on a circle.
         circling = np.flatnonzero(target[ends] != ends)
         if not len(circling):
             break
@@ -311,6 +315,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
             for name in derived_tables:
                 _create(catalog, name, IDENTITY_SCHEMA if name == IDENTITY else FACTS_SCHEMA)
             there = _versions(catalog, registries)
+        # Versions are taken before the rows are read: newer rows under an older stamp are only derived once more.
         inputs = _inputs(there)
         stamps = {_stamp(catalog, name) for name in derived_tables}
         if stamps == {inputs}:
@@ -318,6 +323,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         old = _read_mapping(catalog).cast(IDENTITY_SCHEMA)
         old_facts = _read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA) if with_tables else _NO_FACTS
         said = _Said(read_links(catalog), read_genes(catalog))
+        # Two stamps: a process died between the two commits below, so everything is derived anew.
         stamp = stamps.pop() if len(stamps) == 1 else None
         derived = [
             _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, old_facts)
@@ -398,6 +404,7 @@ def _derived(
         identity = derive_identity(registry, space, links, tables)
         return _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
     kept, kept_facts = (rows.filter(pc.equal(rows.column("space"), space)) for rows in (old, old_facts))
+    # Compaction does not change this column of Lance, so only rows that were really written are found.
     touched = catalog.tables.read(table, ["uid"], f"{CHANGED_AT} > {since}").column("uid").combine_chunks()
     if not len(touched):
         return kept, kept_facts
@@ -495,6 +502,7 @@ def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:
             target[row_of[uid]] = row_of.get(into, row_of[uid])
         _end_chains(target, frozenset())
         uids = registry.column("uid").to_pylist()
+        # No link where the rules give both features the same end anyway.
         moved = np.flatnonzero((target != np.arange(len(target))) & (derived[target] != derived))
         kept += [
             {
@@ -509,6 +517,7 @@ def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:
     if not kept:
         return
     _create(catalog, LINKS, LINKS_SCHEMA)
+    # Another process may have kept the same redirects already.
     if not catalog.tables.count(LINKS):
         catalog.tables.append(LINKS, pa.Table.from_pylist(kept, schema=LINKS_SCHEMA))
 

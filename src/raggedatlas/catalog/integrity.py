@@ -90,6 +90,7 @@ def write_manifest(catalog: Catalog, versions: Mapping[str, int]) -> str:
     entries = {path: known[path] for path in paths if path in known}
     data = Manifest(files=entries | _hash_files(tables.location, sorted(paths - set(entries)))).to_bytes()
     digest = hashlib.sha256(data).hexdigest()
+    # Named by its content, so an existing file is this one.
     tables.location.write_bytes(f"{FOLDER}/{digest}.json", data, only_if_absent=True)
     return digest
 
@@ -127,8 +128,10 @@ def seal_versions(catalog: Catalog) -> None:
             known = _read_head(catalog).files
         except CorruptError:
             known = {}
+        # Tag files can change, but `delete_manifest_log` empties the head before a tag is moved.
         kept = {path: entry for path, entry in known.items() if path in tags or path in paths}
         fresh = sorted((paths | tags) - set(kept))
+        # A snapshot that another process has just recorded may not have its final tags yet.
         made = Manifest(files=kept | _hash_files(tables.location, fresh, missing_ok=True), version=version).to_bytes()
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
         if tables.version(VERSIONS) == version:
@@ -209,6 +212,7 @@ def _newest(catalog: Catalog) -> Files:
         if record.manifest:
             try:
                 return read_manifest(catalog, record.manifest)
+            # `check_files` reports it; here it only means that files are hashed again.
             except (CorruptError, NotFoundError):
                 continue
     return {}
@@ -221,6 +225,7 @@ def _read_head(catalog: Catalog) -> Manifest:
         digest, _, data = catalog.tables.location.read_bytes(key).partition(b"\n")
     except NotFoundError:
         return Manifest()
+    # Empty since `delete_manifest_log`: tags are being moved, or the process that moved them died.
     if not digest and not data:
         return Manifest()
     if hashlib.sha256(data).hexdigest().encode() != digest:
@@ -349,6 +354,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
+        # A record that does not parse is reported by `check_specs`.
         specs = read_specs(record)
         checksums = record.array_checksums
     except AtlasError:
@@ -360,6 +366,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         problems += found
         if not found:
             sound.add(path)
+    # Values are judged only in arrays that read without a problem, so one damage gives one problem.
     bounds = _check_bounds(catalog.arrays, record.zarr_group, {path: specs[path] for path in sound})
     problems += bounds.values()
     sound -= bounds.keys()
@@ -441,6 +448,7 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     pointer = rows.column(record.pointer).combine_chunks()
     pointer = pointer.filter(pc.equal(pc.struct_field(pointer, "zarr_group"), record.zarr_group))
     row, start, end = (pc.struct_field(pointer, part).to_numpy() for part in ("zarr_row", "start", "end"))
+    # Other rows would index beyond `indptr`; `check_rows` reports them.
     good = (row >= 0) & (row < len(indptr) - 1)
     row, start, end = row[good], start[good], end[good]
     n = int(np.count_nonzero((indptr[row] != start) | (indptr[row + 1] != end)))

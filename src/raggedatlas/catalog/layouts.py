@@ -75,6 +75,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
             fresh = _fit(some.filter(at.is_null()), schema)
+            # Both arguments are in the order of `some`: row i of one is corrected by row i of the other.
             updated = _corrected(known.take(at.drop_null()), some.filter(at.is_valid()))
             changed = pa.concat_tables([fresh, updated])
             if updated.num_rows:
@@ -137,6 +138,7 @@ def sync_layouts(catalog: Catalog) -> int:
     ]
     if not known:
         return 0
+    # One lookup for all spaces: a feature's uid is a hash that includes its space.
     features = pa.concat_tables(known).combine_chunks()
     row = pc.index_in(stale.column("feature_uid"), value_set=features.column("uid").combine_chunks())
     index = features.column("global_index").take(row)
@@ -149,6 +151,7 @@ def sync_layouts(catalog: Catalog) -> int:
 def _drop_repeated(catalog: Catalog) -> None:
     rows = catalog.tables.read(LAYOUTS, ["layout_uid", "local_index"], row_ids=True)
     sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
+    # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
     repeated = sizes.filter(pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1)))
     if repeated.num_rows == 0:
         return
@@ -162,6 +165,7 @@ def _drop_repeated(catalog: Catalog) -> None:
 
 def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)
     def once() -> int:
+        # Before `changes` reads the rows: a commit in between is a conflict, not a lost update.
         version = catalog.tables.version(table)
         rows, n = changes()
         if rows.num_rows:
@@ -194,6 +198,7 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
         else:
             now = pc.coalesce(was, offered) if name == "feature_id" else pc.coalesce(offered, was)
         differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
+        # `not_equal` is null where either side is, but a value in place of a null is a change.
         changed |= differs | (was.is_null().to_numpy() & now.is_valid().to_numpy())
         columns[name] = now
     if "symbol" in given.column_names:
@@ -347,6 +352,7 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
     wanted = [(layout_uid(uids), uids, index) for uids, index in layouts]
     lists = {uid: (uids, index) for uid, uids, index in wanted if len(uids)}
     if lists:
+        # All rows of a layout are appended in one commit, so the first one shows that the others exist.
         where = all_of(in_list("layout_uid", lists), equals("local_index", 0))
         first = catalog.tables.read(LAYOUTS, ["layout_uid"], where)
         there = set(first.column("layout_uid").to_pylist())
@@ -393,6 +399,7 @@ def _split(rows: pa.Table) -> dict[str, Layout]:
     encoded = rows.column("layout_uid").combine_chunks().dictionary_encode()
     codes = encoded.indices.to_numpy()
     local = rows.column("local_index").to_numpy()
+    # Stable: of rows that two writers wrote twice, the first in table order is kept.
     order = np.lexsort((local, codes))
     codes, local = codes[order], local[order]
     first = np.ones(len(order), bool)

@@ -101,6 +101,7 @@ def optimize_table(
         Whether anything was written.
     """
     columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
+    # Here compaction comes first: an index that is built afterwards contains no deleted row.
     compacted = everything and catalog.tables.compact(name, everything=True)
     indexed = [catalog.tables.index(name, column, kind, rebuild=everything) for column, kind in columns]
     if name == CELLS:
@@ -152,6 +153,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     notes = []
     if assign_indices(catalog):
         notes.append("dense feature indices assigned")
+    # Repeated rows come from two appends, and thus at least two fragments.
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
@@ -170,6 +172,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
         notes.append("feature identities: recomputed")
     freed = 0
     if changed or keep < KEEP:
+        # Before the clean-up, which removes versions without a tag.
         notes += repair_tags(catalog)
         seal_versions(catalog)
         freed = vacuum_tables(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *optional], keep, notes)
@@ -287,6 +290,7 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Write this process into the mark, in a commit that fails if another process does so at the same time."""
     at = catalog.tables.version(VERSIONS)
     there = Catalog(catalog.location, Tables(catalog.tables.location, {VERSIONS: at}), catalog.arrays)
+    # Read at the version that the commit below checks, so of two processes one loses.
     known = PurgeMark.from_json(there.tables.metadata(VERSIONS).get(PURGE_KEY, "null"))
     here = this_process()
     if known is not None:
@@ -315,6 +319,7 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise
+    # Until two reads agree: a commit that was under way when the mark was written is then included.
     while mark.tables != (newest := _newest(catalog)):
         mark = mark.model_copy(update={"tables": newest})
     mark = mark.model_copy(update={"stage": "rewriting"})
@@ -380,6 +385,7 @@ def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Re
     listed = any(r.uid == uid for r in read_records(pinned))
     in_results = any(uid in result.cells_of for result in RESULT_ASSETS.read(pinned))
     in_geometry = any(geometry.uid in rewriter.stores for geometry in GEOMETRY_ASSETS.read(pinned))
+    # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
     deleted = any(pinned.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))
     if not (n or listed or in_results or in_geometry or deleted):
         return
@@ -394,6 +400,7 @@ def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Re
             "ignored": [other for other in record.ignored if other != uid],
         }
     )
+    # The row before the tags: if the process dies in between, `repair_tags` moves them to what the row names.
     change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
     delete_manifest_log(catalog)
     for name, version in versions.items():
@@ -438,6 +445,7 @@ class _Rewriter:
         else:
             kept = [record for record in GEOMETRY_ASSETS.parse(rows) if record.uid not in self.stores]
             rows = GEOMETRY_ASSETS.to_table(kept)
+        # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
         newest = tables.version(name)
         if not tables.overwrite_if(name, rows, newest):
             raise _concurrent_write_error(self.catalog)
@@ -453,6 +461,7 @@ class _Rewriter:
         if tables.has_deleted_rows(CELLS):
             results = {record.uid: record for _, record in _all_results(self.catalog, {})}
             optimize_table(self.catalog, CELLS, everything=True, results=list(results.values()))
+        # Another process may have committed in between; a different number of rows reveals it.
         newest = tables.version(CELLS)
         if Tables(tables.location, {CELLS: newest}).count(CELLS) != n_kept:
             raise _concurrent_write_error(self.catalog)
@@ -631,6 +640,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     """
     catalog.require_writable("repair")
     catalog = catalog.tip()
+    # First, because all other writes are refused until the purge is finished.
     notes = [f"finished the purge of {uid}" for uid in resume_purge(catalog)]
     notes += _remove_half_tables(catalog, grace)
     dead, alive = _cells_without_record(catalog, grace)
@@ -698,6 +708,7 @@ def _referenced(catalog: Catalog) -> set[str]:
         versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
         for version in sorted(versions):
             pinned = Tables(tables.location, {name: version})
+            # A tagged version may be gone; `validate` reports it (rule `lost-version`).
             if pinned.has(name):
                 reached.update(pinned.read(name, ["uid"]).column("uid").to_pylist())
     return reached

@@ -147,6 +147,7 @@ def _compare_cells(before: Catalog, after: Catalog, columns: list[tuple[str, str
     rows_before = uids[0][1][at.drop_null().to_numpy()]
     rows_after = uids[1][1][shared]
     changed = np.zeros(len(rows_before), bool)
+    # Two snapshots of one version can differ in which datasets are visible, but not in values.
     if _same_table(before, after):
         columns = []
     for old, new in (("cell_name", "cell_name"), *columns):
@@ -180,6 +181,7 @@ def _differs(old: pa.Array, new: pa.Array) -> NDArray[np.bool_]:
     both_null = old.is_null(nan_is_null=True).to_numpy(zero_copy_only=False) & new.is_null(nan_is_null=True).to_numpy(
         zero_copy_only=False
     )
+    # Null and NaN are different, although `both_null` counts either as missing.
     mixed = old.is_null().to_numpy(zero_copy_only=False) != new.is_null().to_numpy(zero_copy_only=False)
     differs: NDArray[np.bool_] = ~(same | (both_null & ~mixed))
     return differs
@@ -243,6 +245,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """
     catalog.require_tip("snapshot")
     check_label(label)
+    # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
     _refuse_taken(list_versions(catalog), label, catalog)
     optimize(catalog)
     pinned, draft, tag = _hold(catalog)
@@ -266,9 +269,11 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     )
     try:
         record = _record(catalog, draft)
+    # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
     except (DuplicateError, ConflictError):
         untag_everywhere(catalog, tag, list(draft.table_versions))
         raise
+    # The final tags before the provisional ones are removed: the versions are never without a tag.
     for table, version in record.table_versions.items():
         catalog.tables.tag(table, record.tag, version)
     untag_everywhere(catalog, tag, list(record.table_versions))
@@ -363,6 +368,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     if any(geometry.uid not in stores for geometry in GEOMETRY_ASSETS.read(catalog)):
         GEOMETRY_ASSETS.change(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
+    # The snapshot's table has the cells of adds that were under way, which have no record.
     if record.ignored:
         catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
     rows = then.tables.read(DATASETS)
@@ -398,6 +404,7 @@ def delete_version(catalog: Catalog, number: int) -> None:
         catalog.refuse_unfinished_purge("delete_version")
         kept = [r for r in old if r.version != record.version]
         highest = max(r.version for r in old)
+        # A row without tables reserves the highest number, so that it is not given again.
         return kept if kept and kept[-1].version == highest else [*kept, AtlasVersionRecord(version=highest)]
 
     change_versions(catalog, forget)
@@ -409,6 +416,7 @@ def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
     """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version."""
     for _ in range(_ATTEMPTS):
         draft = consistent_versions(catalog, assign=True)
+        # By the time in it, `gc` recognizes the tag of a process that died.
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         try:
             for table, version in draft.table_versions.items():
@@ -464,6 +472,7 @@ def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
         catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}))
+        # The new row has the highest number, so rows that only reserved one can go.
         return [*(record for record in old if record.table_versions), tried[-1]]
 
     change_versions(catalog, append)

@@ -116,6 +116,7 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
     tables, chance = Tables(catalog.tables.location), random.Random()
     for attempt in range(_ATTEMPTS):
         at = tables.version(VERSIONS)
+        # Pinned to the version that `overwrite_if` checks; the newest may be another one by now.
         old = versions_from_table(Tables(tables.location, {VERSIONS: at}).read(VERSIONS))
         new = change(old)
         if new is old or tables.overwrite_if(VERSIONS, versions_to_table(new), at):
@@ -208,6 +209,7 @@ def repair_tags(catalog: Catalog) -> list[str]:
             version = record.table_versions.get(table)
             if version is None or tags.get(record.tag) == version:
                 continue
+            # Before the first tag moves, or a process that dies here leaves hashes of the old tag files.
             if not moved:
                 delete_manifest_log(catalog)
             moved = True
@@ -239,6 +241,7 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
         Naming the datasets that are being added.
     """
     known = asset_uids(catalog)
+    # Groups as well as cells: an `add` has a group before it has cells.
     fresh = dict.fromkeys(
         [*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))]
     )

@@ -111,6 +111,7 @@ class FragmentWriter:
         """Finish the current file; the next batch starts a new one."""
         if self._file is None:
             return
+        # Cleared before closing, so that `discard` does not close a file again whose closing failed.
         file, self._file = self._file, None
         with lance_errors(str(self._path)):
             file.close()
@@ -172,6 +173,7 @@ def read_batches(
                         first, min(size, fragment.n_rows - first), batch_size=size
                     ).to_batches()
             else:
+                # `rows` ascend, so two bisections cut out those of this file.
                 own_rows = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
                 for first in range(0, len(own_rows), size):
                     chunk = own_rows[first : first + size].tolist()
@@ -215,6 +217,7 @@ def commit_fragments(
         for each in fragments
     ]
     with lance_errors(str(table)):
+        # No retries, with which Lance could commit on top of a version newer than `replaced`.
         return lance.LanceDataset.commit(
             str(table), lance.LanceOperation.Overwrite(schema, metadata), read_version=replaced, max_retries=0
         )
@@ -295,6 +298,7 @@ def read_manifest(path: Path) -> RunManifest | None:
         facts = {str(name): str(value) for name, value in document.get("facts", {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"{path} cannot be parsed: {error}.") from error
+    # Names become paths of files that are read and deleted; none may lead out of its folder.
     if Path(run).name != run or any(Path(each.name).name != each.name for each in fragments):
         raise CorruptError(f"{path} references files outside the result folder.")
     return RunManifest(columns, fragments, facts, run, n_parts)
@@ -452,6 +456,7 @@ class BatchWriter(ABC):
         """Finish the current file and write a checkpoint."""
         finished = files.finish()
         write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *finished)))
+        # After the checkpoint is written: `_fail` keeps exactly the files that it names.
         self._n_saved, self._saved_at = len(finished), time.monotonic()
 
     def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
@@ -555,6 +560,7 @@ class BatchWriter(ABC):
         """Commit; after an error keep the checkpoint of a long run, and abort otherwise."""
         if kind is not None:
             if self._state == "open" and self.is_saved and self._files is not None:
+                # The error of the block counts; without this checkpoint, only the work since the last one is lost.
                 with contextlib.suppress(AtlasError):
                     self._save(self._files)
             self._fail()
@@ -630,6 +636,7 @@ class IdHashSet:
         if bool(np.any(hashes[1:] == hashes[:-1])):
             return True
         return any(
+            # A hash above all of the run would be looked up one beyond its end.
             bool(np.any(run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes))
             for run in (*self._stored, *self._runs)
         )
@@ -642,6 +649,7 @@ class IdHashSet:
             # A stable sort merges two sorted runs in a single pass.
             merged.sort(kind="stable")
             self._runs.append(merged)
+        # Each run is more than `_RATIO` times as long as the next, so only the first can be too long.
         if len(self._runs[0]) >= MAX_RUN:
             self._stored.append(self._store(self._runs.pop(0)))
 

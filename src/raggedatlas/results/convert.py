@@ -113,6 +113,7 @@ def convert_results(
         for ids, values in files.iter_chunks(_CHUNK_BYTES):
             writer.write_batch(ids, values.astype(tensor.base, copy=False))
             written.add(len(ids))
+        # Within the block, whose end commits: after a difference nothing is committed.
         _compare(files, writer, rows, compared)
     dataset = ResultDataset({}, files.folder, mapped=False)
     if len(dataset) != files.n_rows:
@@ -138,6 +139,7 @@ class _ProgressCounter:
 def _sample(n_rows: int, size: int) -> NDArray[np.int64]:
     if size < 1:
         raise QueryError(f"spot_check={size}; expected at least 1, or None to verify all rows.")
+    # Sorted, because `iter_chunks` and `read_back` need ascending rows.
     return np.sort(np.random.default_rng(0).choice(n_rows, min(size, n_rows), replace=False))
 
 
@@ -149,6 +151,7 @@ def _compare(
     stored = _RowStream(writer.read_back(rows=rows), column)
     for ids, values in files.iter_chunks(_CHUNK_BYTES, rows):
         names, found = stored.take(len(ids))
+        # Bytes, because NaN is not equal to itself and -0.0 equals 0.0.
         if names != ids or values.astype(column.dtype, copy=False).tobytes() != found.tobytes():
             raise CorruptError(
                 f"{files.folder}: the data read back differ from the .npy files within {len(ids):,} rows starting at {ids[0]!r}; "

@@ -50,6 +50,7 @@ class HyraxDataset:
 
 def field_names(dataset: object) -> tuple[str, ...]:
     """Return the sorted field names of a dataset, one for each method ``get_<field>``."""
+    # `dir` of the instance: `ResultDataset` lists getters that are known only from its table.
     return tuple(sorted(name.removeprefix("get_") for name in dir(dataset) if name.startswith("get_")))
 
 
@@ -172,6 +173,7 @@ def _read_one(name: str, definition: Any) -> DatasetRequest:  # noqa: ANN401
     unknown = sorted(map(str, definition.keys() - _KEYS))
     if unknown:
         raise QueryError(f"Dataset {name!r} has unknown keys {unknown}; known are {sorted(_KEYS)}.")
+    # TOML has no null, so configurations say false for what is not set.
     options = {key: value for key, value in definition.items() if value not in (None, False)}
     if not isinstance(options.get("dataset_class"), str):
         raise QueryError(f"Dataset {name!r} has no dataset_class.")

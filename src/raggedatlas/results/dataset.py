@@ -118,6 +118,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             if version is None:
                 raise
             newest = int(open_table(self._location).version)
+            # Only an older version can have been replaced; a higher one never existed.
             if newest <= version:
                 raise
             raise NotFoundError(replaced_message(self._location.uri, version, newest)) from error
@@ -179,6 +180,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         RowIndexError, RowTypeError
             As for ``dataset[idx]``.
         """
+        # Frequent case, without arrays. Exact type: a bool is no row number, and `as_rows` refuses it.
         if type(idx) is int and 0 <= idx < self._n_rows:
             return self._ids[idx].as_py()
         rows, single = as_rows(idx, self._n_rows)
@@ -198,6 +200,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         tuple of (k,) int64 and (k,) int64, or None
             Row numbers, and the position in `ids` of the id of each row.
         """
+        # A `cached_property` keeps its value there once it was read.
         if "_ids" in self.__dict__ or not ids:
             return None
         with result_errors(self._table):
@@ -245,6 +248,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             out = np.empty(shape, chosen.dtype)
         if not isinstance(out, np.ndarray):
             raise QueryError(f"out is {brief(out)}; expected an array of shape {shape} and dtype {chosen.dtype}.")
+        # Of an array that is not contiguous, `reshape` would make a copy, and the rows would go into that.
         if out.shape != shape or out.dtype != chosen.dtype or not out.flags.c_contiguous:
             raise QueryError(
                 f"out has shape {out.shape} and dtype {out.dtype}; expected contiguous {shape} of {chosen.dtype}."
@@ -309,6 +313,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Return the getter ``get_<output>`` of an output; HyraxQL discovers outputs by these names, known only from the table."""
         if name.startswith("get_"):
+            # Before `__init__` has set it, `self.columns` would call this method again, without end.
             for column in self.__dict__.get("columns", ()):
                 if name == f"get_{column.name}":
                     return partial(self._read, column)
@@ -335,6 +340,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     def _read(self, column: ResultColumn, index: Any) -> NDArray[Any]:  # noqa: ANN401
         source = self._first if column is self._column and self._first is not None else self._reader(column)
         if type(index) is int and 0 <= index < self._n_rows:
+            # `one` may return a view of a mapped file or of a block that is shared.
             return source.one(index).reshape(column.shape).copy()
         rows, single = as_rows(index, self._n_rows)
         if single:
@@ -364,6 +370,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     def _read_through_lance(self, column: ResultColumn) -> RowReader:
         """Return a reader that holds a small column in memory, and reads rows of a large one through Lance on demand."""
         taken = LanceRowReader(self._table, column, self._n_rows)
+        # `mapped=False` reads every row through Lance, so nothing is kept in memory either.
         if self._n_rows == 0 or self._n_rows * column.n_bytes > _MAX_IN_MEMORY or not self._mapped:
             return taken
         values = np.empty((self._n_rows, column.n_values), column.dtype)

@@ -107,6 +107,7 @@ def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
         now = datetime.now(entries[-1]["timestamp"].tzinfo)
         gone = sum(now - after["timestamp"] >= grace for _, after in pairwise(entries))
         if gone:
+            # Lance spares recent files that no version names, as another writer's; here the caller is the only one.
             table.cleanup_old_versions(
                 retain_versions=len(entries) - gone, delete_unverified=True, error_if_tagged_old_versions=False
             )
@@ -209,6 +210,7 @@ class WriteLock:
 
     def _holds_the_file(self) -> bool:
         try:
+            # The lock counts only on the file that the next writer will open by this path.
             return self._file is not None and os.fstat(self._file).st_ino == self.path.stat().st_ino
         except FileNotFoundError:
             return False
@@ -218,6 +220,7 @@ class WriteLock:
         if self._file is None:
             return
         with contextlib.suppress(OSError):
+            # While the lock is still held: who has the file open then finds by `_holds_the_file` that it is gone.
             self.path.unlink()
         os.close(self._file)
         self._file = None
@@ -283,6 +286,7 @@ def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None)
             continue
         name = path.relative_to(result_dir).as_posix()
         size = path.stat().st_size
+        # The configuration is the one file that is replaced under its name.
         if name in known and path.name != CONFIG_FILE:
             found[name] = known[name]
         else:

@@ -147,6 +147,7 @@ class NpyResults:
         self._check_order()
         for batch in self.batches:
             names = batch.map()[_ID]
+            # An id after the last one gets the last place, where the comparison finds another id.
             places = np.minimum(_bisect(self.index, names), self.n_rows - 1)
             expected = self.index[places]
             wrong = np.flatnonzero((expected[_ID] != names) | (expected[_NUMBER] != batch.number))
@@ -156,6 +157,7 @@ class NpyResults:
                     f"{batch.path}, row {wrong[0]}: {INDEX_FILE} does not list the id {name!r} for batch {batch.number}; the two "
                     "belong to different runs."
                 )
+            # `_find_batches` compared the counts, so different places are all that the index lists for the batch.
             if len(np.unique(places)) != len(places):
                 again = np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])[0]
                 name = as_ids(names[again : again + 1], batch.number)[0]
@@ -172,6 +174,7 @@ class NpyResults:
         """Raise if the index is not sorted by id, or has duplicate ids."""
         last = self.index[_ID][:0]
         for block in self._blocks():
+            # The last id of the previous block is compared with the first of this one.
             names = np.concatenate([last, block[_ID]])
             same = np.flatnonzero(names[1:] == names[:-1])
             if len(same):
@@ -241,6 +244,7 @@ class NpyResults:
     @cached_property
     def by_id(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All ids, sorted, and for each the row number, counted over all batches."""
+        # From the batches: the index gives the batch of an id, but not its row there.
         names = np.concatenate([batch.map()[_ID] for batch in self.batches]) if self.batches else self.index[_ID]
         rows = np.argsort(names, kind="stable")
         return names[rows], rows
@@ -257,6 +261,7 @@ def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordF
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
+            # Version 3 differs from 2 only in the encoding of field names, which are ASCII here.
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             offset = file.tell()
@@ -282,6 +287,7 @@ def _bisect(index: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int64]:
     while np.any(low < high):
         middle = (low + high) // 2
         open_ = low < high
+        # Where the search has ended, `middle` may be one beyond the end; `open_` discards the comparison.
         less = open_ & (index[np.minimum(middle, len(index) - 1)][_ID] < names)
         low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
     return low
@@ -338,6 +344,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
             "InferenceDataSet reads results in .npy files, which are no longer written: convert the folder once with "
             "`raggedatlas convert_results --results-dir DIR`, and read it with ResultDataset.",
             DeprecationWarning,
+            # `checked` puts a frame between this method and its caller.
             stacklevel=3,
         )
         super().__init__(config)
@@ -456,6 +463,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
             given = np.asarray(as_numpy(index))
         except ValueError:
             given = np.empty(0)
+        # Everything else (slices, masks, empty lists, unsigned numbers) is left to `as_rows`.
         if given.dtype.kind == "i" and given.size:
             return as_rows(np.where(given < 0, given + len(self), given), len(self))
         return as_rows(index, len(self))
@@ -464,6 +472,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         """Copy rows, numbered in batch order."""
         tensor = self._files.tensor(promote=True)
         out = np.empty((len(rows), *tensor.shape), tensor.base)
+        # Side `right` passes over batches without rows, which start where the next one does.
         positions = np.searchsorted(self._files.starts, rows, side="right") - 1
         for position in np.unique(positions):
             chosen = np.flatnonzero(positions == position)

@@ -55,6 +55,7 @@ class JoinedDataset:
         made = find_class(request.dataset_class, _BUILTIN_CLASSES)
         own: dict[str, Any] = {}
         for key, value in request.dataset_config.items():
+            # A table named like a dataset class configures that class, which looks for it below `data_set`.
             if key in HyraxDataset.registry:
                 own.setdefault("data_set", {})[key] = value
             else:
@@ -68,10 +69,12 @@ class JoinedDataset:
                 raise NotFoundError(
                     f"Dataset {request.name!r} ({request.dataset_class}) has no field {name!r}; available are {', '.join(self.available)}."
                 )
+        # None: rows are matched by position; else one entry per row of the primary dataset (see `match`).
         self.rows: NDArray[np.int64] | None = None
 
     def column(self, name: str) -> pa.Array:
         """Read one field of all rows as strings."""
+        # The `ids` of a user's class may return anything; only `ObjectIds` is known to be text in row order.
         if name == OBJECT_ID and isinstance(ids := getattr(self.dataset, "ids", lambda: None)(), ObjectIds):
             return ids.to_arrow().cast(pa.large_string())
         values = [sample[name] for sample in self.samples(np.arange(len(self.dataset)), (name,))]
@@ -240,6 +243,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
             The batch, as described in the notes of the class.
         """
         rows, _ = as_rows(indices, len(self))
+        # A class's own collate expects a list of samples; without one, fields are read as arrays.
         if any(each.has_own_collate for each in self.datasets.values()):
             return self.collate(self.__getitems__(rows.tolist()))
         made: dict[str, Any] = {}
@@ -268,6 +272,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
             if found:
                 made[name] = self._filled(each.collate(found))
             else:
+                # No match in this batch: arrays without rows, as `batch` returns them.
                 made[name] = each.read(np.empty(0, np.int64), each.fields)
             if each.rows is not None:
                 made[_MATCHED.format(name)] = np.array([sample.get(name) is not None for sample in samples], bool)
@@ -393,6 +398,7 @@ class NanMode:
         if not missing.any():
             return values
         if self.mode == "zero":
+            # Zero of the same type, so that the result has the dtype of the values.
             return np.where(missing, values.dtype.type(0), values)
         rows = np.flatnonzero(missing.reshape(len(values), -1).any(axis=1))
         out = values.copy()

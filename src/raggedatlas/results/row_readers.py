@@ -108,6 +108,7 @@ class PageRowReader:
         done = 0
         while done < len(out):
             page = bisect_right(self._starts, start + done) - 1
+            # No page follows the last one; the caller has validated the rows, so it has the rest.
             end = self._starts[page + 1] if page + 1 < len(self._starts) else start + len(out)
             k = min(end - start, len(out)) - done
             begin = self._bases[page] + (start + done) * self._n
@@ -137,6 +138,7 @@ class LanceRowReader:
         self._table, self._column, self._n_rows = table, column, n_rows
         self._block = np.empty((0, column.n_values), column.dtype)
         self._start = 0
+        # Not -1, after which row 0 would count as read in sequence.
         self._last = -2
 
     def one(self, row: int) -> NDArray[Any]:
@@ -183,6 +185,7 @@ def to_matrix(stored: "pa.FixedSizeListArray", column: ResultColumn) -> NDArray[
     CorruptError
         If a value is null; results never contain nulls.
     """
+    # `flatten` respects the offset of a slice; `.values` does not.
     values = stored.flatten()
     if stored.null_count or values.null_count:
         raise CorruptError(
@@ -193,6 +196,7 @@ def to_matrix(stored: "pa.FixedSizeListArray", column: ResultColumn) -> NDArray[
 
 
 _WHITESPACE = re.compile(r"\s+")
+# Lance's description of a page of plain rows, without white space; one that reads differently is not mapped.
 _PLAIN_PAGE = (
     "PageLayout{{layout:Some(FullZipLayout(FullZipLayout{{bits_rep:0,bits_def:0,num_items:{n_rows},num_visible_items:{n_rows},"
     "value_compression:Some(CompressiveEncoding{{compression:Some(FixedSizeList(FixedSizeList{{items_per_value:{n_values},"
@@ -242,6 +246,7 @@ def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) 
     starts = np.concatenate([[0], np.cumsum([page.n_rows for page in pages])])
     offsets = [page.position // column.dtype.itemsize for page in pages]
     rows = PageRowReader(values, starts[:-1].tolist(), [page.file for page in pages], offsets, column.n_values)
+    # First and last row of every page, where a wrong offset or length would show.
     edges = np.unique(np.concatenate([starts[:-1], starts[1:] - 1]))
     return rows if _matches_lance(table, column, rows, edges) else None
 
@@ -256,6 +261,7 @@ def _find_pages(
     with result_errors(table):
         for fragment in table.get_fragments():
             files = [file for file in fragment.data_files() if field in file.fields]
+            # Deleted rows remain in the pages and would shift all rows after them.
             if fragment.num_deletions or len(files) != 1:
                 return None
             path = folder / "data" / files[0].path
@@ -406,6 +412,7 @@ def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArra
     fragments = table.get_fragments()
     starts = np.cumsum([0, *(each.count_rows() for each in fragments)])
     first = {each.fragment_id: start for each, start in zip(fragments, starts, strict=False)}
+    # A row address has the fragment's id in its upper 32 bits and the row within it in the lower ones.
     rows = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
     rows += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
     position = pc.index_in(found.column(OBJECT_ID), value_set=pa.array(list(ids), pa.string()))

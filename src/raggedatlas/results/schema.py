@@ -158,6 +158,7 @@ def read_facts(schema: pa.Schema) -> dict[str, str]:
 def _parse_column(field: pa.Field, table: Mapping[str, str], place: str) -> ResultColumn:
     own = _decode_metadata(field.metadata)
     try:
+        # Columns without keys of their own: the table's metadata has one JSON text for each, or two keys for `data`.
         if field.name in table and _SHAPE not in own:
             own = {key: json.dumps(value) for key, value in json.loads(table[field.name]).items()}
         elif field.name == DATA and _SHAPE not in own:

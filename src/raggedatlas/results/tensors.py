@@ -16,6 +16,7 @@ from raggedatlas.results.schema import DATA
 
 def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an array, or anything else)
     """Convert a tensor to an array, without a copy if possible; return other objects unchanged."""
+    # By attribute, so that PyTorch is not imported to recognize its tensors.
     if not hasattr(value, "detach"):
         return value
     try:
@@ -55,6 +56,7 @@ def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
         listed = list(given)
     except TypeError as error:
         raise SourceError(f"Batch {batch}: the ids are {brief(given)}; expected one id per row.") from error
+    # Exact type: subclasses such as `np.str_` are converted below.
     if set(map(type, listed)) <= {str}:
         return listed
     return [_as_id(value, batch, row) for row, value in enumerate(listed)]
@@ -139,6 +141,7 @@ def _first_object(values: NDArray[Any]) -> tuple[int, str]:
 
 
 def _stacked(rows: list[NDArray[Any]], batch: int, name: str) -> NDArray[Any]:
+    # Neither shape nor dtype are known; `_has_shape` of the writer keeps this array from defining a table.
     if not rows:
         return np.empty((0,))
     first = rows[0]
@@ -210,6 +213,7 @@ def as_rows(index: Any, n_rows: int) -> tuple[NDArray[np.int64], bool]:  # noqa:
     if isinstance(index, slice):
         return np.arange(*index.indices(n_rows)), False
     given = as_numpy(index)
+    # NumPy makes float64 of an empty list, which would be refused below.
     if isinstance(given, list | tuple | range) and len(given) == 0:
         return np.empty(0, np.int64), False
     try:

@@ -104,6 +104,7 @@ def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Proble
         else:
             message = "no checksum is recorded for this file."
             problems.append(Problem("R04", "practice", name, message, "Write the results again to record checksums."))
+    # The caller looks only at the first problem to decide whether files are damaged.
     return sorted(problems, key=lambda problem: problem.level != "must")
 
 
@@ -131,6 +132,7 @@ def _check_ids(table: "lance.LanceDataset", level: Level) -> list[Problem]:
         return []
     with lance_errors(table.uri):
         ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
+    # `count_distinct` does not count nulls, so they are subtracted as well.
     n_duplicates = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
     if not ids.null_count and not n_duplicates:
         return []

@@ -138,6 +138,7 @@ class ResultPartWriter(BatchWriter):
         except FileExistsError as error:
             self.abort()
             raise DuplicateError(self._already_written()) from error
+        # Before `StoreError`, because `MissingFileError` is both: the folder goes when the run ends.
         except FileNotFoundError as error:
             self.abort()
             raise NotFoundError(self._run_ended()) from error
@@ -147,6 +148,7 @@ class ResultPartWriter(BatchWriter):
             raise StoreError(f"{self.part.receipt} cannot be written: {error.strerror or error}.") from error
         finally:
             temporary.unlink(missing_ok=True)
+        # After the receipt: a process that dies in between leaves both, and the receipt counts.
         self.part.checkpoint.unlink(missing_ok=True)
         self._state = "finished"
 
@@ -253,6 +255,7 @@ class ResultDatasetWriter(BatchWriter):
         self._created_folders = create_folder(self.result_dir / DATABASE)
         self._replaced: int | None = None
         try:
+            # Before the folder is looked at, so that what is found there does not change afterwards.
             self._lock = WriteLock(self.result_dir / DATABASE)
         except BaseException:
             remove_empty_folders(self._created_folders)
@@ -281,6 +284,7 @@ class ResultDatasetWriter(BatchWriter):
                     f"The interrupted run in {self.result_dir} had {name} {resumed.get(name)!r}, and this one has "
                     f"{self.facts.get(name)!r}; their results cannot be mixed. Start again without resume."
                 )
+        # The commit fails if the table has a newer version by then.
         self._replaced = None if table is None else int(table.version)
         self._remove_unused_files(checkpoint)
 
@@ -292,6 +296,7 @@ class ResultDatasetWriter(BatchWriter):
         if is_committed(self.result_dir):
             table = open_table(results_location(self.result_dir))
             remove_old_versions(table, self._grace)
+            # Of all versions that are left: readers may have an older one open until its grace is over.
             needed = list_data_files(table)
         if checkpoint is None:
             self._checkpoint.unlink(missing_ok=True)
@@ -359,6 +364,7 @@ class ResultDatasetWriter(BatchWriter):
         self._require_open()
         if n < 1:
             raise QueryError(f"n={n}; a run has at least one part.")
+        # A resumed run keeps its parts: finished ones have a receipt, others perhaps a checkpoint.
         if self._manifest.run and not self._parts:
             if n != self._manifest.n_parts:
                 raise QueryError(
@@ -374,6 +380,7 @@ class ResultDatasetWriter(BatchWriter):
         self._parts += parts
         self._manifest = replace(self._manifest, run=run, n_parts=len(self._parts))
         own = () if self._files is None else self._files.fragments[: self._n_saved]
+        # Before the parts are handed out: only a checkpoint that names the run lets their files be resumed.
         write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *own)))
         return parts
 
@@ -438,6 +445,7 @@ class ResultDatasetWriter(BatchWriter):
         if self._columns is not None:
             schema, fragments = results_schema(self._columns, self.facts), self._finish_files()
             commit_fragments(self._table, schema, fragments, self._replaced)
+        # From here on nothing may abort: the files belong to the table.
         self._state = "committed"
         try:
             if replaced:
@@ -463,6 +471,7 @@ class ResultDatasetWriter(BatchWriter):
             return
         super().abort()
         with contextlib.suppress(OSError):
+            # The files of parts are not known to this writer; all that no version needs are removed.
             if self._parts:
                 self._remove_unused_files()
         self._release()

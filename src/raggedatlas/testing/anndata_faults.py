@@ -57,6 +57,7 @@ class Damage:
 
 def open_for_writing(path: Path) -> Any:  # noqa: ANN401  (a group of either library)
     """Open a file or folder to change it; HDF5 must be closed by the caller."""
+    # Consolidated metadata would still describe the elements that a change removes.
     return zarr.open_group(path, mode="r+", use_consolidated=False) if path.is_dir() else h5py.File(path, "r+")
 
 
@@ -100,6 +101,7 @@ def put(root: Any, path: str, values: Any, *, keep: bool = True, **attributes: A
     """Replace an array, or make one; attributes stay unless `keep` is false. Text is given as an array of dtype S or U."""
     parent, _, name = path.rpartition("/")
     group = root[parent] if parent else root
+    # Attributes go with the old array, and the encoding is among them.
     kept = dict(group[name].attrs) if keep and name in group else {}
     if name in group:
         del group[name]
@@ -143,6 +145,7 @@ def _fill(root: Any, *, awkward: bool) -> None:  # noqa: ANN401
     write_elem(root, "layers/dense", np.ones((N_OBS, N_VAR)))
     write_elem(root, "layers/csc", matrix.tocsc())
     write_elem(root, "obsm/pca", np.ones((N_OBS, 2), np.float32))
+    # A frame in `obsm` has the names of `obs` (A19).
     frame(root, "obsm/frame", "_index", texts("c1", "c2", "c3"), {"u": np.arange(N_OBS)})
     write_elem(root, "varm/loadings", np.ones((N_VAR, 2)))
     write_elem(root, "obsp/graph", sp.eye(N_OBS, format="csr"))
@@ -203,6 +206,7 @@ def frame(root: Any, path: str, index: str, names: Any, columns: Mapping[str, An
 def listed(group: Any, names: list[str]) -> None:  # noqa: ANN401
     """Set column-order."""
     if isinstance(group, h5py.Group):
+        # An empty list has no type that h5py could infer, so type and shape are given.
         group.attrs.create(
             "column-order", np.array(names, dtype=object), dtype=h5py.string_dtype(), shape=(len(names),)
         )
@@ -234,6 +238,7 @@ def _set(path: str, **attributes: Any) -> Change:  # noqa: ANN401
 def _put(path: str, values: Any, **attributes: Any) -> Change:  # noqa: ANN401
     """Replace the values of an array; its attributes stay."""
     named = {key.replace("_", "-"): value for key, value in attributes.items()}
+    # A change returns nothing; `and` discards the array that `put` returns.
     return lambda root: put(root, path, values, **named) and None
 
 
@@ -305,6 +310,7 @@ def _link_away(root: Any) -> None:  # noqa: ANN401
 
 def _second_index(root: Any) -> None:  # noqa: ANN401
     write_member(root["var"], "_index", np.arange(N_VAR))
+    # Listed, so that it does not break A77 as well.
     listed(root["var"], ["length", "_index"])
 
 
@@ -317,6 +323,7 @@ def _no_text_form(root: Any) -> None:  # noqa: ANN401
 
 
 def _ragged_frame(root: Any) -> None:  # noqa: ANN401
+    # The frame is written again, since one short column would break A75 instead.
     del root["obsm/frame"]
     frame(root, "obsm/frame", "_index", texts("c1", "c2"), {"u": np.arange(2)})
 
@@ -360,6 +367,7 @@ GENERAL = tuple(_damages(
     ("A27", "raw", "raw/X is too wide", _array("raw/X", np.ones((N_OBS, 5)))),
     ("A27", "raw", "raw is an array", _array("raw", _ANY, "raw", "0.1.0")),
     ("A28", "extra", "a stray group at the root", _stray_group, HDF5),
+    # The frame in `obsm` keeps the old names (A19).
     ("A29", "obs", "two cells of one name", _element("obs/_index", texts("c1", "c2", "c1")), {"A19"}),
     ("A30", "X", "X has three axes", _array("X", np.ones((N_OBS, N_VAR, 2))), {"A15"}),
     ("A30", "X", "X is text", _array("X", np.full((N_OBS, N_VAR), b"x"), "array")),
@@ -378,6 +386,7 @@ MATRICES = tuple(_damages(
     ("A54", "X", "a shape of three", _set("X", shape=[N_OBS, N_VAR, 1])),
     ("A54", "X", "a shape of fractions", _set("X", shape=[1.5, 2.0])),
     ("A55", "X", "too few pointers", _put("X/indptr", np.array([0, 2, 5], np.int32))),
+    # A CSC matrix of four columns has five pointers; four are those of the rows.
     ("A55", "layers/csc", "pointers of the other axis", _put("layers/csc/indptr", np.array([0, 2, 3, 5], np.int32))),
     ("A56", "X", "pointers go down", _put("X/indptr", np.array([0, 3, 2, 5], np.int32))),
     ("A56", "X", "pointers start late", _put("X/indptr", np.array([1, 2, 3, 5], np.int32))),
@@ -390,6 +399,7 @@ MATRICES = tuple(_damages(
     ("A60", "X", "unsigned pointers", _put("X/indptr", np.array([0, 2, 3, 5], np.uint64))),
     ("A60", "X", "indices are fractions", _put("X/indices", np.array([0, 2, 3, 0, 1], np.float32))),
     ("A61", "X/data", "values of half precision", _put("X/data", np.ones(5, np.float16))),
+    # A dtype of Zarr 3 has no byte order; it is set by a codec.
     ("A61", "layers/csc/data", "values in another byte order", _put("layers/csc/data", np.ones(5, ">f4")), ("hdf5", "zarr2")),
 ))  # fmt: skip
 
@@ -397,6 +407,7 @@ FRAMES = tuple(_damages(
     ("A70", "obsm/frame", "an array as dataframe", _array("obsm/frame", np.ones((N_OBS, 1)), "dataframe")),
     ("A70", "obs", "an array as the table of cells", _array("obs", np.arange(N_OBS, dtype=np.uint8), "dataframe")),
     ("A71", "obs", "no _index", _set("obs", _index=None)),
+    # The former index `gene` becomes a column that is not listed (A77).
     ("A71", "var", "_index names nothing", _set("var", _index="absent"), {"A77"}),
     ("A72", "var", "another version", _set("var", encoding_version=_VERSION)),
     ("A72", "obsm/frame", "the version of anndata 0.7", _set("obsm/frame", encoding_version="0.1.0")),

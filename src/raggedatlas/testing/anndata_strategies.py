@@ -58,12 +58,14 @@ def make_values(kind: str, dtype: str, shape: tuple[int, int], rng: np.random.Ge
     if target.kind == "f" and kind == "signed":
         values = np.where(values > 0, rng.normal(size=shape), 0)
     if target.kind in "bu":
+        # Half of the maximum: an entry that `in_form` repeats still fits as a sum, except for booleans.
         values = np.minimum(values, 1 if target.kind == "b" else np.iinfo(target).max // 2)
     return values.astype(target)
 
 
 def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:  # noqa: ANN401  (an array or a sparse matrix)
     """Return a matrix the form that some file has it in: one of `FORMS`."""
+    # SciPy has no sparse matrices of float16.
     if form == "dense" or values.dtype == np.float16:
         return values
     if form == "csc":
@@ -73,14 +75,17 @@ def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:  
         for start, stop in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True):
             order = rng.permutation(stop - start) + start
             matrix.indices[start:stop], matrix.data[start:stop] = matrix.indices[order], matrix.data[order]
+        # SciPy caches this flag and would go on taking the indices for sorted.
         matrix.has_sorted_indices = False
     if form == "repeated":
         rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
         parts = (np.tile(matrix.data, 2), np.concatenate([matrix.indices, matrix.indices[::-1]]))
         twice = np.concatenate([rows, rows[::-1]])
+        # The second copy runs backwards, so each row has its columns up and down again.
         parts[0][len(rows) :] = matrix.data[::-1]
         order = np.argsort(twice, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(twice, minlength=matrix.shape[0]))])
+        # Given as CSR, repeated entries stay; a conversion from COO would sum them.
         matrix = sp.csr_matrix((parts[0][order], parts[1][order], indptr), shape=matrix.shape)
     if form == "csr64":
         matrix.indptr, matrix.indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
@@ -94,6 +99,7 @@ def make_obs(n: int, rng: np.random.Generator, names: tuple[str, ...] = ()) -> p
     def holed(values: list[Any]) -> list[Any]:
         return [None if missing else value for value, missing in zip(values, gap, strict=True)]
 
+    # What pandas infers for text: objects before pandas 3, `str` since.
     of_text: Any = pd.Series(["a"]).dtype
     labels = ["late", "early", "it's"]
     columns: dict[str, Any] = {
@@ -194,6 +200,7 @@ def _exact(matrix: Any) -> NDArray[Any]:  # noqa: ANN401  (an array or a sparse 
     if isinstance(matrix, np.ndarray):
         return matrix.astype(wide)
     parts = matrix.tocoo()
+    # `out[row, col] += data` would add repeated entries once.
     np.add.at(out, (parts.row, parts.col), parts.data.astype(wide))
     return out
 

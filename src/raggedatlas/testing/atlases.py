@@ -126,6 +126,7 @@ def write_dataset(
     record, indptr = None, np.zeros(1, np.int64)
     for step in ("lease", "arrays", "features", "layout", "columns", "cells", "record"):
         if step == "lease":
+            # First, since `gc` removes arrays that neither a record nor a lease accounts for.
             take_lease(catalog, uid)
         elif step == "arrays":
             record, indptr = _write_arrays(catalog, uid, name, counts)
@@ -147,6 +148,7 @@ def write_dataset(
         elif step == "cells":
             _append_cells(catalog, uid, indptr, columns or {})
         elif record is not None:
+            # Only this makes the dataset visible; the record was made with the arrays, before its layout existed.
             commit_records(catalog, _adding(record.model_copy(update={"layout_uid": layout})))
             release_lease(catalog, uid)
         if step == last:
@@ -184,6 +186,7 @@ def _write_arrays(
         n_cells=len(counts),
         pointer=SPACE,
         name=name,
+        # Unique, so that the checks do not take two datasets of equal counts for copies.
         content_hash=uid,
         n_features=counts.shape[1],
         n_entries=len(indices),
@@ -298,6 +301,7 @@ def make_modelled(folder: Path, n_cells: tuple[int, int] = (14, 11), width: int 
     for i, n in enumerate(n_cells):
         atlas.add(small_anndata(i, n, GENES[3 * i : 3 * i + 8]), f"data-{i}", organism="human", progress=False)
     uids = atlas.checkout(atlas.snapshot("before")).query().to_pandas().index.to_numpy(dtype=object)
+    # Results must be joined by uid: their order is not that of the table, and some are missing.
     known = rng.permutation(len(uids))[: len(uids) * 4 // 5]
     values = rng.normal(size=(len(known), width)).astype(np.float32)
     write_results(
@@ -340,6 +344,7 @@ def npy_run(folder: Path, batches: Sequence[tuple[Any, Any]], generation: str = 
     written = np.array(index, [("id", dtype), ("batch_num", np.int64)])
     if generation == "0.6":
         np.save(folder / "batch_index_insertion_order.npy", written)
+    # Sorts in place, so the insertion order has to be saved before.
     written.sort(order="id")
     np.save(folder / "batch_index.npy", written)
     if generation != "0.2":

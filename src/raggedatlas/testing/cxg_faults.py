@@ -141,6 +141,7 @@ def _cut(name: str) -> Change:
     """Cut a file of values short."""
 
     def change(path: Path) -> None:
+        # Files of attributes begin with `a`; those of coordinates, with `d`, stay intact.
         largest = max((path / name).rglob("a*.tdb"), key=lambda at: at.stat().st_size)
         largest.write_bytes(largest.read_bytes()[:-9])
 
@@ -153,6 +154,7 @@ def _scratch(name: str, pattern: str) -> Change:
     def change(path: Path) -> None:
         at = next(one for one in sorted((path / name).rglob(pattern)) if one.is_file() and one.stat().st_size)
         raw = bytearray(at.read_bytes())
+        # Nothing is compressed here: the middle of `Xr` is values, which become NaN; that of six codes is a header.
         middle = len(raw) // 2
         raw[middle - 4 : middle + 4] = b"\xff" * 8
         at.write_bytes(bytes(raw))
@@ -167,6 +169,7 @@ def _emptied(path: Path) -> None:
 
 def _filled() -> tuple[Any, Any, Any]:
     rows, columns = np.nonzero(np.ones_like(VALUES))
+    # From 1, so that no zero is stored (C20).
     return rows, columns, np.arange(1, 1 + VALUES.size, dtype="f4")
 
 
@@ -188,6 +191,7 @@ def _part(name: str, *starts: int) -> Change:
         old = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
         axes = [tiledb.Dim(d.name, domain=d.domain, tile=1, dtype=d.dtype, ctx=context()) for d in old]
         attributes = [schema.attr(i) for i in range(schema.nattr)]
+        # `create` removes the old array with its metadata.
         meta = _metadata(path / name)
         create(path / name, axes, attributes)
         columns = OBS if name == "obs" else VAR
@@ -252,6 +256,7 @@ def _large_tile(path: Path) -> None:
         tiledb.Dim(f"__dim_{i}", domain=(0, n - 1), tile=t, dtype=np.uint32, ctx=context())
         for i, (n, t) in enumerate(((N_OBS, N_OBS), (8_000_000, 8_000_000)))
     ]
+    # Declared and never written, which breaks C23 too but takes no space.
     create(path / "emb" / "wide", axes, [tiledb.Attr("", dtype=np.float32, ctx=context())])
 
 
@@ -286,6 +291,7 @@ GENERAL = tuple(_damages(
     ("C05", "split", "a dense tile of 180 MB", _large_tile, "practice", {"C23"}),
     ("C07", "dense", "NaN in a dense X", _dense("X", _replaced(VALUES, (2, 2), np.nan), names=("obs", "var")), "practice"),
     ("C07", "split", "an infinite value in Xr and Xc", _half(lambda r, c, v: (r, c, _replaced(v, 2, -np.inf))), "practice"),
+    # One of 30 values is 3.3 %, below `SPARSEST`.
     ("C06", "dense", "a dense X of one value", _dense("X", np.eye(N_OBS, N_VAR, dtype="f4") * (np.arange(N_VAR) < 1), names=("obs", "var")), "should"),
     ("C06", "split", "a sparse X without zeros", _half(lambda r, c, v: _filled()), "should"),
 ))  # fmt: skip
@@ -300,6 +306,7 @@ def _again(path: Path, values: Any) -> None:  # noqa: ANN401
 ARRAYS = tuple(_damages(
     ("C10", "split", "no obs", _drop("obs")),
     ("C10", "split", "obs is a group", _array_as_group("obs")),
+    # Only `name_0` is written again: hints (C30) and colours (C53) of the other columns point nowhere.
     ("C10", "split", "obs is sparse", _sparse_frame("obs"), {"C30", "C53"}),
     ("C10", "split", "two rows of obs are written", _part("obs", 0)),
     ("C10", "split", "rows in the middle of obs are not written", _part("obs", 0, 4)),
@@ -327,6 +334,7 @@ ARRAYS = tuple(_damages(
     ("C19", "split", "values overwritten", _scratch("Xr", "a0.tdb"), {"C07"}),
     ("C19", "split", "another value in Xr", _half(lambda r, c, v: (r, c, _replaced(v, 2, 9)), both=False)),
     ("C19", "split", "a value is not in Xr", _half(lambda r, c, v: (r[1:], c[1:], v[1:]), both=False)),
+    # `Xc` keeps the entry in its place, so the halves differ as well (C19).
     ("C20", "split", "a column out of range", _half(lambda r, c, v: (r, _replaced(c, 3, 99), v), both=False), {"C19"}),
     ("C20", "split", "a place twice", _half(lambda r, c, v: (np.append(r, r[0]), np.append(c, c[0]), np.append(v, v[1])))),
     ("C20", "split", "a stored zero", _half(lambda r, c, v: (np.append(r, 0), np.append(c, 1), np.append(v, np.float32(0)))), "practice"),
@@ -414,6 +422,7 @@ METADATA = tuple(_damages(
     ("C61", "split", "two titles", _json("corpora", {"schema_version": "5.1.0", "title": "Large"}), "practice"),
     ("C70", "split", "Xr in version 0.2.0", _meta(META, cxg_version="0.2.0"), "practice", {"C13"}),
     ("C70", "old", "corpora in version 0.1", _json("corpora", {"schema_version": "2.0.0", "title": "Small", "X_normalization": "none"}), "practice"),
+    # The sixth cell of `Xr` and `Xc` is then beyond the axis (C20).
     ("C71", "split", _OTHER_N, _obs_of(5), {"C20"}),
     ("C71", "dense", _OTHER_N, _obs_of(4)),
     ("C71", "split", "another number of features", lambda path: write_half(path / "Xc", "var", N_VAR + 1, (_entries()[1], _entries()[0], _entries()[2]))),

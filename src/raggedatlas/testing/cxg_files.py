@@ -114,6 +114,7 @@ def write_cxg(path: str | Path, form: Form = "split") -> Path:
     old = form in ("sparse", "old", "unnamed")
     columns, hints = dict(OBS), dict(OBS_HINTS)
     if old:
+        # Before 0.3.0 there are no codes (C13); categories are text, and a missing one is `nan`.
         columns["kind"] = np.array([KINDS[code] if code >= 0 else "nan" for code in OBS["kind"]], dtype=object)
         hints["kind"] = {"type": "categorical"}
     write_frame(path / "obs", columns, hints)
@@ -138,6 +139,7 @@ def group_metadata(form: Form) -> dict[str, str]:
         "cxg_properties": json.dumps({"title": "Small", "about": "https://example.org/small"}),
         "cxg_category_colors": json.dumps(COLORS),
     }
+    # Version 0.1 has no corpora (C70), and schema 2 needs `X_normalization` (C60).
     if form != "old":
         extra = {"X_normalization": "none", "schema_version": "2.0.0"} if form == "sparse" else {}
         found["corpora"] = json.dumps({**CORPORA, **extra})
@@ -149,10 +151,12 @@ def write_matrix(path: Path, form: Form) -> None:
     if form == "split":
         rows, columns = np.nonzero(VALUES)
         write_half(path / "Xr", "obs", N_OBS, (rows, columns, VALUES[rows, columns]))
+        # The last key of `lexsort` is the first to sort by: columns, then rows.
         order = np.lexsort((rows, columns))
         rows, columns = rows[order], columns[order]
         write_half(path / "Xc", "var", N_VAR, (columns, rows, VALUES[rows, columns]))
     elif form == "sparse":
+        # Where the shift is not zero, every cell is stored, also those whose value is zero.
         stored = VALUES - SHIFT
         rows, columns = np.nonzero(stored)
         write_sparse(path / "X", (rows, columns, stored[rows, columns]))
@@ -253,4 +257,5 @@ def set_hints(path: Path, name: str, **hints: Any) -> None:  # noqa: ANN401
 
 def _dim(name: str, n: int, dtype: Any = np.uint32, start: int = 0) -> Any:  # noqa: ANN401
     tiledb = import_tiledb()
+    # Bounds are inclusive, and TileDB refuses a tile that is longer than its axis.
     return tiledb.Dim(name, domain=(start, start + n - 1), tile=min(n, 1000), dtype=dtype, ctx=context())

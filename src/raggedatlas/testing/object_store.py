@@ -88,11 +88,13 @@ class FaultyProxy:
         """Bind a free port; requests are answered from `start` on."""
         proxy = self
 
+        # The server makes a handler for each connection itself, so the proxy must be found by its class.
         class Handler(_Handler):
             owner = proxy
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        # Clients keep connections open; `server_close` would wait for their threads.
         self._server.block_on_close = False
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -167,6 +169,7 @@ class FaultyProxy:
         with self._lock:
             for cut in self._cuts:
                 if request.method == cut[0] and request.status < 300 and cut[1].search(request.path):
+                    # Safe within the loop, which this branch leaves; removed, so that a retry gets through.
                     self._cuts.remove(cut)
                     self.lost.append(request)
                     self.requests.append(Request(request.method, request.path, request.query, 0))
@@ -181,6 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
     owner: FaultyProxy
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    # Buffered, so that headers and body leave together.
     wbufsize = -1
 
     def __getattr__(self, name: str) -> object:
@@ -192,6 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         refused = self.owner.begin(self.command)
         try:
+            # Read even if the request is refused: on a kept connection it would be taken for the next request.
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if refused:
                 body = _ERROR.format(code=refused[1]).encode()
@@ -219,6 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _finish(self, status: int, headers: dict[str, str], data: bytes) -> None:
         """Log the request and answer it, or cut the connection."""
         path, _, query = self.path.partition("?")
+        # Logged before the answer leaves: a test that has it finds the request in the log.
         if self.owner.note(Request(self.command, unquote(path), query, status)):
             self.close_connection = True
             return
@@ -227,6 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in headers.items():
             if key.lower() not in _PER_HOP:
                 self.send_header(key, value)
+        # The answer to HEAD has the length of a body that is not sent.
         length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length)
         self.end_headers()

@@ -53,6 +53,7 @@ def processes() -> Iterator[Executor]:
         try:
             yield pool
         finally:
+            # Before the pool's own exit, which waits for tasks that still run.
             for process in list((pool._processes or {}).values()):
                 process.kill()
 

@@ -66,6 +66,7 @@ def lines() -> Shapes:
 
 def tree() -> Shapes:
     """Return two skeletons, each a binary tree."""
+    # Parents as in a binary heap: that of `i` is `(i - 1) // 2`, in the second tree counted from 20.
     links = [[i, (i - 1) // 2] for i in range(1, 20)] + [[i, (i - 21) // 2 + 20] for i in range(21, 40)]
     radius = {"radius": np.arange(40, dtype=np.float32)}
     return Shapes(
@@ -108,6 +109,7 @@ def by_kind(shapes: Shapes) -> Geometry:
     """Cut shapes of three axes by the kind of each vertex too (its row modulo 3): as if it were an axis, which is then left out."""
     kinds = np.arange(shapes.n_vertices)[:, None] % 3
     led = replace(shapes, positions=np.concatenate([kinds, shapes.positions], axis=1))
+    # Kinds are integers, so chunks of edge 1 on the first axis separate them.
     made = make_geometry(led, ChunkingOptions(chunk_shape=(1.0, *EDGE)))
     level = made.levels[0]
     facts = {
@@ -195,6 +197,7 @@ def make_slide(n_cells: int = 60, *, width: float = 100.0, seed: int = 0, n_loos
     counts = rng.poisson(weights * rng.integers(15, 45, n_cells)[:, None])
     cell = np.repeat(np.arange(n_cells), counts.sum(axis=1))
     gene = np.concatenate([np.repeat(np.arange(len(GENES)), row) for row in counts])
+    # The root spreads points evenly over the disk; at most 0.78 of the radius, they lie within the outline.
     angle, far = rng.uniform(0, 2 * np.pi, len(cell)), np.sqrt(rng.uniform(0, 0.6, len(cell)))
     inside = centres[cell] + (radius * far)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     loose = rng.uniform(0, width, (n_loose, 2))
@@ -214,6 +217,7 @@ def _centres(n: int, width: float, rng: np.random.Generator) -> tuple[NDArray[np
     side = int(np.ceil(np.sqrt(n)))
     step = width / side
     grid = np.stack(np.divmod(np.arange(n), side), axis=1)[:, ::-1]
+    # Jitter and the widest outline add up to 0.12 + 0.33 * 1.12 < 0.5 steps, so cells never overlap.
     return (grid + 0.5) * step + rng.uniform(-0.12, 0.12, (n, 2)) * step, 0.33 * step
 
 
@@ -222,6 +226,7 @@ def _outlines(centres: NDArray[np.float64], radius: float, ids: NDArray[np.int64
     angle = np.linspace(0, 2 * np.pi, corners, endpoint=False)
     far = radius * (1 + 0.12 * np.sin(angle[None] * rng.integers(2, 5, n)[:, None] + rng.uniform(0, 6, n)[:, None]))
     ring = centres[:, None] + far[:, :, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    # Shoelace formula; `roll` pairs the last corner with the first.
     area = 0.5 * np.abs(
         (ring[..., 0] * np.roll(ring[..., 1], -1, 1) - np.roll(ring[..., 0], -1, 1) * ring[..., 1]).sum(1)
     )

@@ -182,10 +182,12 @@ def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
     n_dims = int(positions.shape[1])
     if not len(positions):
         return (1.0,) * n_dims
+    # Converted before the subtraction, because the span of integers may exceed their dtype.
     span = positions.max(axis=0).astype(np.float64) - positions.min(axis=0).astype(np.float64)
     wide = span[span > 0]
     if not wide.size:
         return (1.0,) * n_dims
+    # Geometric mean of the spans above 0, by logarithms, because their product may overflow.
     edge = float(np.exp(np.log(wide).mean()) * (_VERTICES_PER_CHUNK / len(positions)) ** (1 / len(wide)))
     return (min(edge, float(wide.max())),) * n_dims
 
@@ -236,6 +238,7 @@ def _check_links(shapes: Shapes) -> None:
         raise SourceError(
             f"Link {row} refers to vertices {links[row].tolist()}; there are {shapes.n_vertices}, counted from 0."
         )
+    # Readers give a child that has a stored link no implicit parent, so a child can only have one parent.
     if kind == "skeleton" and len(np.unique(links[:, 0])) != len(links):
         raise SourceError(
             "A skeleton vertex has two parents; links are (child, parent). Write a graph if the shapes are not trees."
@@ -276,12 +279,14 @@ def _coarse_grid(step: CoarseLevel, grid: Grid, number: int) -> dict[str, Any]:
     n_dims = step.shapes.n_dims
     if len(step.bin_ratio) != n_dims or min(step.bin_ratio) < 1:
         raise SourceError(f"Level {number}: bin_ratio is {step.bin_ratio}; expected {n_dims} positive integers.")
+    # Without bins a chunk is one bin, so chunks have to grow with the bins.
     ratio = step.chunk_ratio or (step.bin_ratio if grid.bin_shape is None else (1,) * n_dims)
     if len(ratio) != n_dims or min(ratio) < 1:
         raise SourceError(f"Level {number}: chunk_ratio is {ratio}; expected {n_dims} positive integers.")
     base = grid.bin_shape or grid.chunk_shape
     bins = tuple(float(edge) * times for edge, times in zip(base, step.bin_ratio, strict=True))
     chunks = tuple(float(edge) * times for edge, times in zip(grid.chunk_shape, ratio, strict=True))
+    # Called for its error: bins of every level must divide its chunks (V100).
     bins_per_chunk(chunks, bins)
     return {"bin_shape": bins, "chunk_shape": chunks, "bin_ratio": [int(times) for times in step.bin_ratio]}
 
@@ -300,6 +305,7 @@ def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest
     }
     if finest.objects is None or level.objects is None:
         return replace(level, metadata=metadata)
+    # All levels list the same objects, so the count of the finest is that of the parent, as V101 requires.
     metadata |= {"preserves_object_ids": True, "inherited_num_objects": finest.objects.n_objects}
     return replace(pad_objects(level, finest.objects.ids), metadata=metadata)
 
@@ -311,6 +317,7 @@ def pad_objects(level: Level, ids: NDArray[np.int64]) -> Level:
     stray = np.setdiff1d(objects.ids, ids)
     if stray.size:
         raise SourceError(f"Object {stray[0]} of a coarser level is not in the finest level.")
+    # Both lists of ids ascend, so the blocks keep their order and only the bounds change.
     at = np.searchsorted(ids, objects.ids)
     counts = np.zeros(len(ids), np.int64)
     counts[at] = np.diff(objects.bounds)

@@ -75,6 +75,7 @@ class ChunkedLevel:
     def where(self) -> NDArray[np.int64]:
         """Stored row of each vertex."""
         n = len(self.source) - len(self.repeated)
+        # Repeated rows are left out, so each vertex has the one row in its own chunk.
         first = np.ones(len(self.source), bool)
         first[self.repeated[:, 1]] = False
         rows = np.empty(n, np.int64)
@@ -130,6 +131,7 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
     owner = vertex_owners(shapes)
     if shapes.kind in ORDERED_KINDS:
         begins = _mark_run_starts(shapes, chunks.codes, owner)
+        # Without repeated vertices, runs stay complete, so the runs are sorted instead of the vertices.
         by_run = grid.boundary == "explicit_links"
         stored = _store_runs(chunks, owner, begins) if by_run else _store(shapes, chunks, owner, np.cumsum(begins) - 1)
     else:
@@ -194,6 +196,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
         ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
         n_bins = int(np.prod(ratio))
         inside = chunk_coordinates(shapes.positions, grid.bin_shape) - chunks.keys(codes) * ratio
+        # Chunk and bin are rounded separately, so a vertex on a boundary may be outside the bins of its chunk.
         inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
         if top * n_bins >= 2**62:
             raise SourceError(
@@ -207,6 +210,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
     counts = np.diff(bounds)
     if n_bins > 1:
         chunk = np.repeat(np.arange(len(first)), counts)
+        # With `minlength`, empty bins at the end count too: fragment numbers are bin numbers (V114).
         counts = np.bincount(chunk * n_bins + sorted_codes % n_bins, minlength=len(first) * n_bins).astype(np.int64)
     starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], n_bins)
     fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
@@ -226,6 +230,7 @@ def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np
     begins = np.ones(len(codes), bool)
     np.not_equal(codes[1:], codes[:-1], out=begins[1:])
     begins[1:] |= owner[1:] != owner[:-1]
+    # A root inside a run would get the vertex before it as its implicit parent.
     if shapes.kind == "skeleton" and shapes.links is not None:
         roots = np.ones(len(codes), bool)
         roots[shapes.links[:, 0]] = False
@@ -263,8 +268,11 @@ def _store(
     codes, source, n = chunks.codes, np.arange(shapes.n_vertices), shapes.n_vertices
     if seams:
         ends = _find_repeated_ends(shapes, codes, piece)
+        # Copies are appended and all sorts are stable, so a copy is the last row of its piece.
+        # Both `_add_sequence_links` and `mask_repeated_rows` rely on that.
         source = np.concatenate([source, ends[:, 0]])
         codes = np.concatenate([codes, codes[ends[:, 1]]])
+        # A copy of an ordered kind ends the piece before the boundary; otherwise it belongs to its own object.
         piece = np.concatenate([piece, piece[ends[:, 1]] if shapes.kind in ORDERED_KINDS else piece[ends[:, 0]]])
         by_piece = stable_order(piece, int(piece.max(initial=0)) + 1)
         order = by_piece[stable_order(codes[by_piece], chunks.top)]
@@ -300,10 +308,12 @@ def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray
         return np.stack([ends + 1, ends], axis=1)
     if shapes.links is None:
         return np.zeros((0, 2), np.int64)
+    # A link is stored in the chunk of its first end, where the other ends are repeated.
     near = np.repeat(shapes.links[:, :1], shapes.links.shape[1] - 1, axis=1).reshape(-1).astype(np.int64)
     far = shapes.links[:, 1:].reshape(-1).astype(np.int64)
     crosses_chunks = codes[near] != codes[far]
     near, far = near[crosses_chunks], far[crosses_chunks]
+    # Once for each chunk, also if several links need the copy: `_repeated_rows` searches unique pairs.
     _, kept = np.unique(np.stack([far, codes[near]], axis=1), axis=0, return_index=True)
     return np.stack([far[kept], near[kept]], axis=1)
 
@@ -326,6 +336,7 @@ def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[
     bounds = np.searchsorted(stored.chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
     starts = stored.first - stored.bounds[stored.chunk]
     fragments = Fragments(bounds, np.ones(n, bool), starts, stored.counts, none)
+    # Rank of each object by id. Vertices without an object have the rank B and are cut off below.
     rank = np.full(len(ids) + 1, len(ids), np.int64)
     rank[np.argsort(ids)] = np.arange(len(ids))
     place = rank[stored.owner]
@@ -357,7 +368,9 @@ def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOr
     crosses_chunks = (chunk != chunk[:, :1]).any(axis=1)
     row = _repeated_rows(made, ends, chunk, row)
     fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
+    # With the identity convention each object is a fragment, also an empty one, which `stored` does not list.
     owner = fragment_of[made.where[ends[:, :2]]] if not grid.identity else vertex_owners(shapes)[ends[:, :2]]
+    # With repeated vertices, every link is within the chunk of its first end.
     inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~crosses_chunks
     if omits_parent_links(shapes, grid):
         inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
@@ -377,6 +390,7 @@ def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level
     if not len(at):
         return level
     before, after = by_path_order[at], by_path_order[at + 1]
+    # With "both", the last row of a piece is the copy of the vertex to which the link leads.
     last = stored.first[before] + stored.counts[before] - (2 if grid.boundary == "both" else 1)
     ends = np.stack([last, stored.first[after]], axis=1)
     chunk = np.stack([stored.chunk[before], stored.chunk[after]], axis=1)
@@ -412,6 +426,7 @@ def _inner_links(
     chunk, row, fragment = (part[stored] for part in where)
     fragments = level.fragments
     assert fragments is not None
+    # Fragments are numbered chunk by chunk, so this sorts by chunk as well.
     order = stable_order(fragment, fragments.n_fragments)
     counts = np.bincount(fragment, minlength=fragments.n_fragments).astype(np.int64)
     bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
@@ -427,6 +442,7 @@ def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
     for kind in (np.uint8, np.uint16, np.uint32):
         if n_rows <= int(np.iinfo(kind).max) + 1:
             return np.dtype(kind)
+    # After uint32, §7.5 names int64, not uint64.
     return np.dtype(np.int64)
 
 

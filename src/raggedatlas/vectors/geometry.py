@@ -17,6 +17,7 @@ from raggedatlas.vectors.shapes import Attributes, Groups, Strings
 
 CONVENTIONS = ("explicit", "implicit_sequential", "implicit_sequential_with_branches")
 INDEX_CONVENTIONS = ("standard", "identity")
+# Values of `cross_chunk_strategy` in the root, `boundary` in `ChunkingOptions`.
 CROSS_CHUNK = ("explicit_links", "boundary_deduplication", "both")
 CROSS_LEVEL = ("none", "implicit", "explicit")
 METHODS = ("per_object", "manual", "none")
@@ -92,6 +93,7 @@ class Objects:
     @property
     def has_dense_ids(self) -> bool:
         """Whether the ids are 0 to B - 1."""
+        # Ids ascend without repetition, so the first and the last one are enough.
         return not self.ids.size or bool(self.ids[0] == 0 and self.ids[-1] == len(self.ids) - 1)
 
 
@@ -218,6 +220,7 @@ class Axis:
 
     name: str
     unit: str | None = None
+    # Reading drops axes of any other type.
     type: str = "space"
 
 

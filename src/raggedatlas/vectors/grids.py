@@ -32,6 +32,7 @@ def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.i
 
 def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     """Return the chunk of each value on one axis."""
+    # As floats, integers above 2**53 could be rounded into a neighbouring chunk.
     if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
         divisor = int(edge)
         signed = values.dtype != np.uint64
@@ -57,6 +58,7 @@ def encode_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     top = 1
     for span in spans:
         top *= span
+    # If a span overflows int64, it is negative. `np.unique` numbers the keys in ascending order as well.
     if top >= _MAX_CODES or min(spans) < 1:
         codes = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
         return codes.astype(np.int64), int(codes.max()) + 1
@@ -117,6 +119,7 @@ def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
     n_dims = positions.shape[1]
     if not len(positions):
         return ChunkCodes(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
+    # The compiled function takes float32 and float64 only.
     if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
         return _encode_float_positions(np.ascontiguousarray(positions), sizes)
     cells = [_floor_divide(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
@@ -134,6 +137,7 @@ def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64])
     axes = range(positions.shape[1])
     # Axis by axis: all axes at once take NumPy thirty times as long.
     ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
+    # Division and rounding are monotone, so the extreme positions are in the extreme chunks.
     first, last = (
         np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
     )
@@ -177,6 +181,7 @@ class KeyIndex:
         """Return the row of each wanted key, or -1: (m,) int64."""
         if not len(self.keys) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
+        # Encoded in one call, because codes from two calls are not comparable.
         codes, _ = encode_keys(np.concatenate([self.keys, wanted]))
         own, requested = codes[: len(self.keys)], codes[len(self.keys) :]
         rows = np.minimum(np.searchsorted(own, requested), len(own) - 1)

@@ -13,6 +13,7 @@ from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import Root, parse_root
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
+# What damaged metadata may raise while it is parsed; the element then shows the message.
 _UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -172,7 +173,9 @@ def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
         if node["node_type"] == "array":
             return _array(path, node, block, n_bytes)
         inner = files.children(path)
+        # Keys have two axes or more, so the dot tells them from deltas of links, such as 0 or -1.
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
+        # These arrays are parts of one element, and are not listed.
         is_index_folder = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
         children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
         summary = _array_summary(block, len(chunks) if chunks else None) or "group"
@@ -190,6 +193,7 @@ def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int)
     names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
     said = _array_summary(block, None if listed is None else len(listed)) or "array"
     said = f"{said}, sharded" if sharded else said
+    # The shape of a grid of cells says nothing about the data.
     shape = None if listed is not None else tuple(int(size) for size in node["shape"])
     dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
     name = path.rsplit("/", maxsplit=1)[-1]
@@ -266,6 +270,7 @@ def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
     """
     found = Location.of(place)
     try:
+        # Searched as bytes, because damaged metadata may not parse.
         return b'"zarr_vectors"' in found.read_bytes("zarr.json")
     except NotFoundError:
         return False

@@ -23,6 +23,7 @@ from raggedatlas.vectors.grids import bins_per_chunk, check_edges
 VERSIONS = {"0.7": "0.7.0", "0.9": "0.9.2"}
 """Value of ``zv_version`` in each layout."""
 
+# Keys with a field of their own in `Geometry`; all others are preserved in its `metadata`.
 _OWN_KEYS = (
     *("zv_version", "chunk_shape", "bounds", "geometry_types", "links_convention", "object_index_convention"),
     *("cross_chunk_strategy", "base_bin_shape", "cross_level_depth", "cross_level_storage", "format_capabilities"),
@@ -33,6 +34,7 @@ _OWN_LEVEL_KEYS = ("level", "vertex_count", "arrays_present", "fragments_tile")
 def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
     """Return the attributes of the root group."""
     facts: dict[str, Any] = {
+        # First, so that no preserved key replaces one of those below.
         **geometry.metadata,
         "zv_version": VERSIONS[layout],
         "format_capabilities": list(geometry.capabilities),
@@ -125,11 +127,13 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
         if key not in facts:
             raise CorruptError(f"{where}: the root has no {key!r}.")
     version = str(facts["zv_version"])
+    # The third part of the version is ignored: 0.9.x is layout 0.9.
     layout = ".".join(version.split(".")[:2])
     if layout not in VERSIONS:
         raise SourceError(
             f"{where} is of zarr-vectors {version}; supported are 0.7 and 0.9. Write it again from its source in one of these."
         )
+    # Unknown tokens of `format_capabilities` are tolerated (V099), so only required ones are refused.
     unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
     if unknown:
         raise SourceError(f"{where} requires {unknown[0]!r}, which is not supported; a newer raggedatlas may read it.")
@@ -180,6 +184,7 @@ def level_chunk_shape(geometry: Geometry, metadata: Mapping[str, Any]) -> tuple[
 def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -> NDArray[np.int64]:
     """Return how many root chunks a chunk of this level spans, per key part; 1 for parts that are not axes."""
     shape = level_chunk_shape(geometry, metadata)
+    # A multiple of the root's chunk (V100), except for rounding of the stored edges.
     scale = np.rint(np.asarray(shape) / np.asarray(geometry.chunk_shape)).astype(np.int64)
     lead = np.ones(n_parts - len(scale), np.int64)
     return np.concatenate([lead, scale])

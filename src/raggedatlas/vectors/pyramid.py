@@ -94,10 +94,12 @@ def select_objects(shapes: Shapes, steps: PyramidOptions) -> list[NDArray[np.boo
     n_objects = len(shapes.offsets) - 1
     order = np.random.default_rng(steps.seed).permutation(n_objects)
     if steps.keep == "largest":
+        # Ties stay in random order, because the sort is stable.
         order = order[np.argsort(-np.diff(shapes.offsets)[order], kind="stable")]
     result = []
     for level in range(1, steps.n_levels + 1):
         kept = np.zeros(n_objects, bool)
+        # Without 1e-9, a product rounded to just above an integer would keep one object too many.
         kept[order[: int(np.ceil(n_objects * steps.sparsity**level - 1e-9))]] = True
         result.append(kept)
     return result
@@ -119,6 +121,7 @@ def masks_from_weights(
         there = weights[alive]
         wanted = int(np.ceil(len(there) / steps.factor ** (level + 1)))
         if 0 < wanted < len(there):
+            # The bar never falls, so that each level is a subset of the finer one.
             bar = max(bar, float(np.partition(there, len(there) - wanted)[len(there) - wanted]))
         yield alive & (weights >= bar) & (weights > 0)
 
@@ -148,6 +151,7 @@ def build_coarse_levels(
         gone = np.diff(shapes.offsets) > 0
         gone &= np.bincount(owner[mask], minlength=len(gone)) == 0
         if shapes.ids is not None and gone.any():
+            # Dropped objects have no vertices left, so the rows in `found` stay valid.
             level = take_objects(level, np.flatnonzero(~gone))
         yield level, found[finer]
         finer = np.flatnonzero(mask)
@@ -180,6 +184,7 @@ CURVE_BITS = 63
 def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the rank of each point on a Z-order curve through the bounding box, (N,)."""
     n_dims = positions.shape[1]
+    # All bits together must leave the sign of an int64 free.
     bits = min(CURVE_BITS // n_dims, 21)
     low = positions.min(0) if len(positions) else np.zeros(n_dims)
     width = positions.max(0) - low if len(positions) else np.ones(n_dims)
@@ -202,6 +207,7 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     owner = object_rows(shapes)
     chance = np.random.default_rng(steps.seed).permutation(shapes.n_vertices)
     order = np.lexsort((chance, z_order_ranks(shapes.positions.astype(np.float64)), owner))
+    # Owners are the first sort key, so each object has the same range in `order` as in the shapes.
     firsts = shapes.offsets[owner]
     stride = max(2, round(steps.factor))
     strides: list[int] = []
@@ -209,6 +215,7 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     def masks() -> Iterator[NDArray[np.bool_]]:
         rank = np.arange(len(order)) - firsts
         for level, objects in enumerate(select_objects(shapes, steps), 1):
+            # Used by `stand_in`, which `build_coarse_levels` therefore calls before it draws the next mask.
             strides.append(stride**level)
             kept = np.zeros(len(order), bool)
             kept[order] = rank % strides[-1] == 0
@@ -239,6 +246,7 @@ def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> ND
     [inf, 3.0, inf]
     """
     weights, points = np.zeros(len(positions)), np.ascontiguousarray(positions, np.float64)
+    # Space for the pieces of a line that are not yet split: never more than its points.
     room = int(np.diff(offsets).max(initial=0)) + 1
     pieces, bounds = np.empty((room, 2), np.int64), np.empty(room)
     fault = library().ra_weigh_lines(
@@ -312,6 +320,7 @@ def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -
     n_links = len(links)
     near, far = links.T.ravel(), links[:, ::-1].T.ravel()
     order = np.argsort(near, kind="stable")
+    # Each link is listed from both of its ends, hence the number modulo `n_links`.
     adjacency = np.stack([far[order], order % max(n_links, 1)], 1)
     bounds = counts_to_offsets(np.bincount(near, minlength=n_vertices))
     members, ends = np.empty(2 * n_links, np.int64), np.empty((n_links, 2), np.int64)
@@ -330,10 +339,12 @@ def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which vertices always stay: branch points, ends, isolated vertices, ends of loops, and roots of skeletons."""
     degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
     fixed: NDArray[np.bool_] = degree != 2
+    # A link from a vertex to itself counts twice, so that the vertex looks like an inner one.
     fixed[links[links[:, 0] == links[:, 1], 0]] = True
     if shapes.kind == "skeleton":
         has_parent = np.zeros(shapes.n_vertices, bool)
         has_parent[links[:, 0]] = True
+        # Links on both sides of a root point to it, so no single link can replace them.
         fixed |= ~has_parent
     return fixed
 
@@ -438,6 +449,7 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
     same = Surface(points, faces, np.arange(len(points)))
     if len(faces) <= max(n_faces, MIN_FACES):
         return same
+    # Only flat meshes keep their border, which is their outline.
     closed, flat = is_closed(faces), np.ptp(points, axis=0).min() == 0 if len(points) else True
     narrow = faces.astype(np.int32)
     for aggressiveness in AGGRESSIVENESS:
@@ -490,6 +502,7 @@ def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
             first, last = level.offsets[row], level.offsets[row + 1]
             points = _pad_to_3d(level.positions[first:last])
             faces = faces_before[row]
+            # Meshes of dropped objects are passed through unchanged; `take_objects` removes them.
             wanted = int(np.ceil(len(faces) / steps.factor)) if kept[objects[row]] else len(faces)
             surfaces.append(decimate(points, faces, wanted))
         full = _replace_meshes(level, surfaces)

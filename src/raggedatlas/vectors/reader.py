@@ -32,6 +32,7 @@ from raggedatlas.vectors.storage.level_reader import LevelReader, attribute_filt
 from raggedatlas.vectors.storage.object_index import ObjectIndex, read_groups, read_table_attribute, read_tables
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, node_attributes
 
+# Value of `OWNER_ATTRIBUTE` for a fragment of several objects, which only the object index names.
 _SHARED = -2
 
 
@@ -51,6 +52,7 @@ class LevelQuery:
     def __init__(self, reader: LevelReader, rules: LinkRules, *, identity: bool) -> None:
         self.reader, self.rules = reader, rules
         self.index = ObjectIndex(reader)
+        # An existing object index has priority over the declared convention.
         self.identity = identity and not self.index.is_there
         if self.identity and len(reader.keys.keys) > 1:
             raise CorruptError(f"{reader.where} has {len(reader.keys.keys)} chunks; the identity convention needs one.")
@@ -125,8 +127,10 @@ class LevelQuery:
         objects = self.manifests(ids)
         at = self._chunk_rows(objects)
         touched = np.unique(at[at >= 0])
+        # Absent chunks stay -1; only blocks without fragments may refer to them.
         place = np.where(at >= 0, np.searchsorted(touched, at), -1)
         attributes = self.object_attributes(names, ids)
+        # Links and Draco cells need complete chunks; otherwise only rows of the fragments are copied.
         if self.reader.is_draco or not (self.rules.kind in SEQUENTIAL or self.rules.kind == "point_cloud"):
             level, cross = self.load(touched, names)
             chosen, bounds = self._numbered(level, objects, place)
@@ -190,6 +194,7 @@ class LevelQuery:
         chosen, bounds = self._numbered(level, every, self._chunk_rows(every))
         if once:
             chosen, bounds = self._without_repeats(chosen, bounds)
+        # Appended after the last bound, where fragments belong to no object.
         loose = np.ones(n_fragments, bool)
         loose[chosen] = False
         chosen = np.concatenate([chosen, np.flatnonzero(loose)])
@@ -231,6 +236,7 @@ class LevelQuery:
             inside = _in_box(near.positions, low, high)
             ids = self._hit(near, owners, inside)
             shapes = self.take(ids, names) if self.has_objects else self._owned(rows, owners, names)
+            # Here `take` has returned just the objects that were hit; `_owned` returns all in these chunks.
             if self.has_objects and whole:
                 return shapes
             if whole:
@@ -244,6 +250,7 @@ class LevelQuery:
         """Return which chunks may have vertices in a box."""
         keys = self.reader.keys.keys
         edges = np.asarray(self.reader.chunk_shape)
+        # The leading parts of keys are values of an attribute, not space.
         own = keys[:, keys.shape[1] - len(edges) :]
         return np.flatnonzero(((own >= np.floor(low / edges)) & (own <= np.floor(high / edges))).all(axis=1))
 
@@ -251,6 +258,7 @@ class LevelQuery:
         self, rows: NDArray[np.int64], box: tuple[NDArray[np.float64], NDArray[np.float64]], names: Sequence[str] | None
     ) -> Shapes:
         """Return the points of a cloud without objects that are in a box."""
+        # If fragments are the rows in order, points are found without them.
         parts = () if self.reader.tiles else ("fragments",)
         level = self._loaded(rows, names, parts)
         if level.fragments is not None:
@@ -273,6 +281,7 @@ class LevelQuery:
         if named is not None and not (named.values == _SHARED).any():
             return every, named.values.astype(np.int64)
         chunk, blocks = self.index.by_chunk
+        # Blocks are sorted by chunk, and so found by bisection.
         first, last = np.searchsorted(chunk, rows, side="left"), np.searchsorted(chunk, rows, side="right")
         near = take_manifests(blocks, concat_ranges(first, last - first))
         number, bounds = self._numbered(level, near, np.repeat(np.arange(len(rows)), last - first))
@@ -375,6 +384,7 @@ class VectorStore:
             raise CorruptError(f"{location.uri} has the levels {numbers}; expected 0, 1, 2, ...")
         self._levels: dict[int, LevelQuery] = {}
         self.n_levels = len(numbers)
+        # Arrays of another version are refused on opening, not on the first read.
         self._open(0)
 
     def __repr__(self) -> str:
@@ -568,6 +578,7 @@ class VectorStore:
         if groups is None or number is None:
             raise NotFoundError(f"Group {group!r} does not exist in {opened.reader.where}.")
         members = groups.members(number)
+        # Groups may repeat ids, but ids of shapes are unique; the order of the group is kept.
         _, first = np.unique(members, return_index=True)
         return opened.take(members[np.sort(first)], attributes)
 
@@ -592,6 +603,7 @@ class VectorStore:
 
     def _crossing(self, number: int, delta: int) -> CrossLinkReader:
         """Return the links from one level to another."""
+        # Links to a level that does not exist (V058) are read in the grid of this level.
         target = self._open(number + delta).reader if 0 <= number + delta < self.n_levels else None
         return CrossLinkReader(self._open(number).reader, target, delta)
 

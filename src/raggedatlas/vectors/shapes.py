@@ -80,6 +80,7 @@ class Attribute:
         >>> Attribute(np.array([5, 6, 7])).take(np.array([2, 0])).values.tolist()
         [7, 5]
         """
+        # A mask would be taken for the rows 0 and 1.
         if not isinstance(rows, slice) and (kind := np.asarray(rows).dtype).kind not in "iu":
             raise RowTypeError(
                 f"Rows of an attribute are selected by {kind} values; expected row numbers or a slice. "
@@ -113,6 +114,7 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
     """
     result: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
+        # Metadata of the other parts is dropped: codes of parts with other categories are not translated.
         first = next(part[name] for part in parts if name in part)
         values = [
             part[name].values
@@ -219,6 +221,7 @@ class Shapes:
                 f"Positions have shape {positions.shape} and dtype {positions.dtype}; expected rows of coordinates, (N, D), "
                 "of floats or integers. Rows of different lengths cannot form such an array."
             )
+        # Noted before offsets are filled in: a cloud without offsets has no objects.
         lone = self.offsets is None
         if self.ids is None and not (lone and self.kind == "point_cloud"):
             object.__setattr__(self, "ids", np.arange(1 if lone else len(self.offsets) - 1))
@@ -283,6 +286,7 @@ def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - 
     made = np.asarray(ids)
     if made.shape != (n_objects,) or (made.size and made.dtype.kind not in "iu"):
         raise SourceError(f"Object ids are {made.dtype} of shape {made.shape}; expected {n_objects} integers.")
+    # An id of uint64 above this limit would become negative.
     if made.size and (made.min() < 0 or made.max() > np.iinfo(np.int64).max):
         raise SourceError(f"Object ids go from {made.min()} to {made.max()}; expected 0 to 2**63 - 1.")
     if n_objects > 1 and len(np.unique(made)) != n_objects:
@@ -338,6 +342,7 @@ def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int6
     [5, 6, 0, 1, 2]
     """
     offsets = counts_to_offsets(counts)
+    # Each range is shifted by the ranges before it, so one `arange` counts through all of them.
     return np.repeat(np.asarray(starts, np.int64) - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
@@ -422,6 +427,7 @@ def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] |
     links : (M, L) integers or None
         The new links, as rows of the old vertices, all of them kept.
     """
+    # The number of kept vertices before each vertex: its new row, and the new value of an offset.
     counts = counts_to_offsets(kept)
     return replace(
         shapes,

@@ -56,11 +56,14 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
     """Stage a folder, and rename it to its final name."""
     target = location.checked_path()
     mark = uuid4().hex[:8]
+    # Next to the target, because `rename` only works within a file system.
     stage, old = (target.with_name(f".{target.name}.{mark}.{end}") for end in ("tmp", "old"))
     with store_errors(f"write {location.uri}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write_all(stage, files)
+            # A folder with files cannot be replaced by `rename`. If the process is killed between the two
+            # renames, the old store is left under its hidden name.
             if target.exists():
                 target.rename(old)
             stage.rename(target)
@@ -69,6 +72,7 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
                 old.rename(target)
             shutil.rmtree(stage, ignore_errors=True)
             raise
+    # Outside the `try`: the new store is complete, and must stay even if the old one cannot be removed.
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -82,6 +86,7 @@ def _write_all(stage: Path, files: Iterable[File]) -> None:
         if folder not in result:
             Path(folder).mkdir(parents=True, exist_ok=True)
             result.add(folder)
+        # A key that is yielded twice fails here.
         with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
             _write_pieces(file.fileno(), pieces)
 
@@ -91,6 +96,7 @@ def _write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None
     waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     at = 0
     while at < len(waiting):
+        # Systems limit the number of pieces of a call, and may write less than they are given.
         written = os.writev(descriptor, waiting[at : at + 512])
         while at < len(waiting) and written >= len(waiting[at]):
             written -= len(waiting[at])
@@ -112,9 +118,12 @@ def _publish_remote(location: Location, files: Iterable[File]) -> None:
         waiting.clear()
 
     if location.exists():
+        # The root goes first, so readers find no store instead of one that is partly deleted.
+        # After an interrupted write there are objects, but no root to delete.
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(store, "zarr.json")
         location.delete_prefix()
+        # Cached indexes belong to the old shards, whose keys the new ones may have.
         forget_indexes(location)
     try:
         with store_errors(f"write {location.uri}"):
@@ -188,6 +197,7 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
     if positions.dtype.kind == "f" and not np.isfinite(positions).all():
         raise ValuesError(f"{where}: a position is not finite.")
     _check_bounds(level.bounds, len(level.chunks), len(positions), f"{where}: vertices")
+    # Keys are searched by bisection, in `KeyIndex` and in readers.
     if len(level.chunks) > 1 and not _is_ascending(level.chunks):
         raise SourceError(f"{where}: chunk keys are not ascending.")
     check_rows(level.vertex_attributes, len(positions), "vertex")
@@ -247,6 +257,7 @@ def _check_names(level: Level) -> None:
         families.append(level.groups.attributes)
     for names in families:
         for name in names:
+            # A slash would make two valid parts of a name; as a backslash it is refused.
             validate_key(name.replace("/", "\\"))
 
 
@@ -296,6 +307,7 @@ def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) 
 def _is_ascending(keys: NDArray[np.int64]) -> bool:
     """Return whether keys are strictly ascending, first part first."""
     steps = np.diff(keys, axis=0)
+    # Equal keys differ nowhere: `argmax` gives 0, where the step is 0, so they are refused.
     first = (steps != 0).argmax(axis=1)
     return bool((steps[np.arange(len(steps)), first] > 0).all())
 
@@ -350,6 +362,7 @@ def _append_local_links(level: Level, more: CrossLinks) -> Links:
         ones = np.arange(len(level.chunks) + 1)
         fragments = Fragments(ones, np.ones(len(ones) - 1, bool), 0 * ones[1:], np.diff(level.bounds), ones[:0])
     owner = _vertex_fragments(level, fragments)[level.bounds[chunk] + ends[:, 0]]
+    # By chunk first, since `bounds` bisects the chunks, then by fragment.
     order = np.lexsort((owner, chunk))
     bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
     sizes = np.bincount(owner, minlength=fragments.n_fragments).astype(np.int64)
@@ -366,6 +379,7 @@ def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
     chunk = np.repeat(np.arange(len(level.chunks)), np.diff(fragments.bounds))
     rows = local + np.repeat(level.bounds[chunk], counts)
     owner = np.repeat(fragments.bounds[:-1], np.diff(level.bounds))
+    # In reverse order, so that a vertex of several fragments gets the first one.
     owner[rows[::-1]] = np.repeat(every, counts)[::-1]
     return owner
 

@@ -85,6 +85,7 @@ TEXT = "text"
 
 def split_spec(name: str, n: int, other: str) -> Form:
     """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): value and position on the other axis of every entry."""
+    # TileDB refuses a tile that is longer than its axis, hence `min` here and in the forms below.
     return Form((Axis(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
 
 
@@ -133,6 +134,8 @@ def create(path: Path, form: Form) -> None:
     with tiledb_errors(path, writes=True):
         axes = [
             dim(
+                # Bounds are inclusive, so no axis can be empty: the sink refuses such shapes first (C71).
+                # Filters of axes matter to sparse arrays only, which store coordinates.
                 *(axis.name, (0, axis.length - 1), axis.tile, shuffled if axis.shuffled else None),
                 dtype=np.dtype(axis.dtype),
                 ctx=context(),
@@ -140,6 +143,7 @@ def create(path: Path, form: Form) -> None:
             for axis in form.axes
         ]
         attributes = [
+            # Shuffling regroups the bytes of a value, so it has no effect on types of one byte.
             _attribute(name, dtype, packed if dtype.endswith("int8") else shuffled)
             for name, dtype in form.attributes.items()
         ]
@@ -156,6 +160,7 @@ def _attribute(name: str, dtype: str, numeric_filters: Any) -> Any:  # noqa: ANN
 
 def _create_array(path: Path, axes: list[Any], attributes: list[Any], *, sparse: bool, **options: Any) -> None:  # noqa: ANN401
     tiledb = import_tiledb()
+    # In `Xr` and `Xc` all entries of a row share their only coordinate, which TileDB takes for duplicates.
     options |= {"sparse": sparse, "allows_duplicates": sparse, "offsets_filters": filters(), "ctx": context()}
     schema = tiledb.ArraySchema(tiledb.Domain(*axes, ctx=context()), attributes, **options)
     tiledb.Array.create(absolute_uri(path), schema, ctx=context())
@@ -184,6 +189,7 @@ def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
     width = sum(
         TEXT_BYTES if column.values.dtype == object else column.values.dtype.itemsize for column in table.columns
     )
+    # Each assignment below is a fragment of whole tiles; a band that ended within a tile would store it twice.
     step = max(1, TABLE_BYTES // (width * TABLE_TILE)) * TABLE_TILE
     with open_array(path, "w") as array:
         for start in range(0, n_rows, step):
@@ -254,6 +260,7 @@ class GlobalOrderWriter:
             return
         with tiledb_errors(self._path, writes=True):
             self._begun = True
+            # The query keeps bare pointers, so copies made here must live until `_submit` returns.
             buffers = {name: np.ascontiguousarray(values) for name, values in parts.items()}
             for name, values in buffers.items():
                 self._query.set_data_buffer(name, values, values.size)
@@ -263,6 +270,7 @@ class GlobalOrderWriter:
         """Finish the fragment."""
         with tiledb_errors(self._path, writes=True):
             if self._begun:
+                # TileDB holds back the cells of the last incomplete tile; without this they are lost.
                 self._query.finalize()
             self.abort()
 
@@ -325,6 +333,7 @@ def consolidate(path: Path, most: int) -> None:
             }
         )
         tiledb.consolidate(absolute_uri(path), config=config, ctx=context())
+        # Consolidation leaves the old fragments in place, where `array_fragments` still counts them.
         tiledb.vacuum(absolute_uri(path), ctx=context())
 
 
@@ -371,6 +380,7 @@ class DenseBandWriter:
                 array[self.n_rows : self.n_rows + self._n_pending, :] = self._band[: self._n_pending]
             self.n_rows += self._n_pending
             self._n_pending = 0
+            # `fill` of a sparse block sets its non-zeros only and relies on zeros everywhere else.
             self._band[:] = 0
 
 
@@ -424,6 +434,7 @@ def write_extra_arrays(folder: Path, arrays: Any) -> None:  # noqa: ANN401
     if not isinstance(arrays, Mapping):
         return
     for name, value in arrays.items():
+        # Members come from the AnnData itself; `coverage` has no place there, so `source` keeps it among the extras.
         is_member = name in MEMBERS and name != COVERAGE
         if isinstance(value, Mapping) and is_path_name(str(name)) and not is_member:
             _write(folder / str(name), value)

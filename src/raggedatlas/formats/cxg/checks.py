@@ -70,6 +70,7 @@ def check_members(checker: CxgChecker) -> None:
         if kinds.get(name) != kind:
             text = f"it is {_with_article(kinds[name])}" if name in kinds else "it does not exist"
             checker.report(rule, name, f"{text}; expected {_with_article(kind)}.")
+    # An embedding that cannot be opened is no array of the checker, but its C00 shows that `emb` is not empty.
     reported = (problem.path for problem in checker.problems)
     if kinds.get(EMB) == "group" and not any(name.startswith(f"{EMB}/") for name in (*checker.arrays, *reported)):
         checker.report("C22", EMB, "there is no embedding in it.")
@@ -134,6 +135,7 @@ def _check_dense(checker: CxgChecker, name: str, info: ArrayInfo, rule: str, *, 
         checker.report(rule, name, "nothing of it is written.")
     elif not info.is_fully_written:
         spans = " and ".join(f"{low} to {high}" for low, high in info.written)
+        # `written` has outer bounds only; where they match the axes, what is missing lies in between.
         gaps = all(span == (axis.low, axis.high) for span, axis in zip(info.written, info.axes, strict=True))
         text = "not all of it" if gaps else f"only {spans} of it"
         checker.report(rule, name, f"{text} is written; the rest would be read as fill values.")
@@ -247,6 +249,7 @@ def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
         return {}
     columns = checker.arrays[name].names
     index = values.get(INDEX)
+    # A column called `index` has its hint under the key that names the index column.
     if index is None or isinstance(index, dict):
         checker.report("C30", name, f"{HINTS} names no index column.", "practice")
     elif index not in columns:
@@ -322,6 +325,7 @@ def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[
     path = checker.path / name
     with open_array(path) as array:
         check_text_offsets(path, array.schema, attribute_files(array.schema, column))
+        # One column at a time: TileDB crashes if several of a damaged array are read at once.
         reader = array.query(attrs=[column])
         for start in range(0, values.shape[0], ROWS):
             read = reader[start : min(start + ROWS, values.shape[0])]
@@ -329,6 +333,7 @@ def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[
 
 
 def _read_index_name(checker: CxgChecker, name: str) -> Any:  # noqa: ANN401  (any JSON)
+    # Hints that are not a JSON object were reported by `_hints`.
     with suppress(ValueError, TypeError, AttributeError):
         return parse_json(checker.arrays[name].metadata.get(HINTS, "{}")).get(INDEX)
     return None
@@ -339,12 +344,14 @@ def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None
     for attribute in checker.arrays[name].attributes:
         hint = hints.get(attribute.name, {})
         categories = hint.get("categories")
+        # Within the loop: a damaged column must not hide problems of the others.
         with checker.guarded(f"{name}/{attribute.name}"):
             if attribute.dtype.kind in "iu" and isinstance(categories, list) and hint.get("type") == "categorical":
                 _read_codes(checker, name, attribute.name, len(categories))
             elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
                 _read_booleans(checker, name, attribute.name)
             elif attribute.name:
+                # The shown index and the original one (`TableInfo.index`) may be two columns.
                 is_index = attribute.is_text and (attribute.name == index or NUMBERED.fullmatch(attribute.name))
                 _read_text(checker, name, attribute.name, hashed=bool(is_index))
 
@@ -352,6 +359,7 @@ def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None
 def _read_text(checker: CxgChecker, name: str, column: str, *, hashed: bool) -> None:
     """Read every value; of an index, also count repeated names."""
     if not hashed:
+        # Reading is the check: damage raises, which `guarded` reports.
         for _ in iter_column_blocks(checker, name, column):
             pass
         return
@@ -363,6 +371,7 @@ def _read_text(checker: CxgChecker, name: str, column: str, *, hashed: bool) -> 
 def _read_extent(checker: CxgChecker, name: str, column: str) -> tuple[int, int]:
     """Return the lowest and highest value of a column, (0, -1) without rows."""
     extents = [(int(v.min()), int(v.max())) for v in iter_column_blocks(checker, name, column)]
+    # The extent (0, -1) breaks none of the bounds that callers test.
     lows, highs = zip(*extents, strict=True) if extents else ((0,), (-1,))
     return min(lows), max(highs)
 
@@ -381,6 +390,7 @@ def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
     where = f"{name}/{column}"
     if low < 0 or high > 1:
         checker.report("C28", where, f"it is a boolean with the value {high if high > 1 else low}.")
+    # Viewers number the values that occur: the code 1 is beyond the only one, see `_Encoder._booleans`.
     elif low == 1 and name == OBS:
         checker.report("C28", where, "every value is true, which the Explorer cannot show.", "practice", _ALL_TRUE)
 
@@ -430,6 +440,7 @@ def _check_version(checker: CxgChecker) -> None:
         checker.report("C50", GROUP_METADATA, f"{VERSION} is {stored!r:.40}, which is not a version.")
     elif stored not in known:
         checker.report("C50", GROUP_METADATA, f"{VERSION} is {stored}; known are {', '.join(known)}.")
+    # A missing version is reported above (C50) and claims nothing that `Xr` could contradict.
     if checker.version in (UNNAMED, "0.1", "0.2.0") and XR in checker.arrays and stored is not None:
         checker.report("C70", GROUP_METADATA, f"it declares version {checker.version}, but {XR} exists.")
     if checker.version == "0.1" and CORPORA in checker.arrays[GROUP_METADATA].metadata:
@@ -482,6 +493,7 @@ def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
     values: dict[str, Any] | None = checker.read_json(GROUP_METADATA, CORPORA, "C60")
     if values is None:
         return None
+    # Old schemas keep their number in an object `version`.
     old = values.get("version")
     schema = values.get("schema_version") or (old.get("corpora_schema_version") if isinstance(old, dict) else None)
     needed = {"schema_version": schema, "title": values.get("title")}
@@ -492,6 +504,7 @@ def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
         checker.report("C60", GROUP_METADATA, f"{CORPORA} has no {' and no '.join(missing)}.", "practice")
     default = values.get("default_embedding")
     names = {name.removeprefix(OBSM_PREFIX) for name in list_members(checker.path / EMB)}
+    # Schemas name embeddings as AnnData does, `X_umap`; a CXG has `umap`.
     if isinstance(default, str) and names and default.removeprefix(OBSM_PREFIX) not in names:
         checker.report("C60", GROUP_METADATA, f"the default embedding {default} does not exist.", "practice")
     return values
@@ -582,6 +595,7 @@ def validate(path: str | Path, level: Depth = "metadata") -> Problems:
         raise NotFoundError(f"File or folder {path} does not exist; check the path.")
     marked = tiledb_kind(path) == "group"
     checker = CxgChecker(path, level == "full", list_members(path))
+    # Nothing else is checked here: every rule would be broken in any other folder.
     if not marked and not is_cxg(path):
         checker.report("C01", "", "it is not a TileDB group, and has no arrays obs and var.")
         return checker.problems

@@ -18,6 +18,7 @@ STEP_BYTES = 16 << 20
 SPARSEST, DENSEST = 0.05, 0.60
 """Share of non-zero values below which a matrix should not be dense, and above which not sparse."""
 
+# Multipliers and shifts of splitmix64; the shift by 32 joins cell and feature.
 _MIX = tuple(np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _SHIFTS = tuple(np.uint64(one) for one in (32, 30, 27, 31))
 
@@ -142,6 +143,7 @@ def _read_matrix(checker: CxgChecker) -> None:
             with checker.guarded(name):
                 counted[name] = _count_entries(checker, name, shape)
                 _report_counts(checker, name, counted[name])
+    # A half that raised is reported as damaged (C00); comparing it would add a false C19.
     if len(counted) == 2:
         _compare(checker, counted[XR], counted[XC])
 
@@ -207,6 +209,7 @@ def _count_entries(checker: CxgChecker, name: str, shape: tuple[int, int]) -> En
     for read in iter_entries(checker, name):
         block = _within(counts, read)
         digests = _digests(block, max(shape))
+        # Sums do not depend on the order of entries, so `Xr` and `Xc` can be compared without sorting either.
         counts.cells += np.bincount(block[0], digests, minlength=shape[0])
         counts.features += np.bincount(block[1], digests, minlength=shape[1])
         major, minor = (block[1], block[0]) if name == XC else (block[0], block[1])
@@ -222,6 +225,7 @@ def _within(counts: EntryCounts, block: Block) -> Block:
     _count(counts, "zeros", values == 0, (cells, features))
     _count(counts, "nonfinite", ~np.isfinite(values), (cells, features))
     counts.n += len(values)
+    # `bincount` refuses negative positions and grows beyond the axis for large ones.
     return block if inside.all() else (cells[inside], features[inside], values[inside])
 
 
@@ -246,6 +250,7 @@ def _count_repeated(
     major, minor = np.concatenate([carried[0], block[0]]), np.concatenate([carried[1], block[1]])
     if not len(major):
         return carried
+    # A row may span several blocks: all its entries so far are carried along.
     is_last = major == major[-1]
     kept = major[is_last], minor[is_last]
     keys = major * max(counts.shape) + minor
@@ -253,6 +258,7 @@ def _count_repeated(
     if (steps <= 0).any():
         order = np.argsort(keys, kind="stable")
         keys, major, minor = keys[order], major[order], minor[order]
+        # Keys are not negative, so the first one never equals -1.
         again = np.diff(keys, prepend=-1) == 0
         # Carried entries were counted with the previous block.
         again &= order >= len(carried[0])
@@ -266,11 +272,13 @@ def _digests(block: Block, longest: int) -> NDArray[np.float64]:
     mixed = cells.astype(np.uint64) << _SHIFTS[0]
     mixed += features.astype(np.uint64)
     mixed *= _MIX[0]
+    # Bits instead of values, by which NaN equals itself; float64 makes the type of `Xr` and `Xc` irrelevant.
     mixed ^= values.astype(np.float64).view(np.uint64)
     for shift, factor in ((_SHIFTS[1], _MIX[1]), (_SHIFTS[2], _MIX[2])):
         mixed ^= mixed >> shift
         mixed *= factor
     mixed ^= mixed >> _SHIFTS[3]
+    # The sum of `longest` numbers of that many bits stays below 2**53, so `_compare` may use `!=`.
     bits = min(32, _EXACT_BITS - longest.bit_length())
     return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
 
@@ -287,6 +295,7 @@ def _report_counts(checker: CxgChecker, name: str, counts: EntryCounts) -> None:
             "C20", name, f"{counts.zeros:,} of its values are zero, the first at {counts.first['zeros']}.", "practice",
             "Leave zeros out.",
         )  # fmt: skip
+    # `Xc` repeats the values of `Xr`; each is reported once.
     if counts.nonfinite and name != XC:
         checker.report("C07", name, _nonfinite_text(counts.nonfinite, counts.first["nonfinite"]))
     share = counts.n / max(1, counts.shape[0] * counts.shape[1])

@@ -98,6 +98,7 @@ def is_cxg(path: Path) -> bool:
     if not path.is_dir() or tiledb_kind(path) == "array":
         return False
     arrays = [name for name in MEMBERS if tiledb_kind(path / name) is not None]
+    # Copying can drop the empty file that marks the group, so two arrays of a CXG are enough without it (C01).
     return bool(arrays) if tiledb_kind(path) == "group" else {OBS, VAR} <= set(arrays)
 
 
@@ -191,6 +192,7 @@ def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
         stored = array.meta.get(VERSION)
     if stored is None:
         return UNNAMED, f"version {UNNAMED}: {GROUP_METADATA} has no {VERSION}"
+    # The value is untrusted: bytes or a number must end as an unknown version (C50), not as a crash.
     text = stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
     return text, f"version {text}: {GROUP_METADATA} says so"
 
@@ -266,6 +268,7 @@ def inspect(path: str | Path) -> CxgInspection:
         detection = detect(path)
         version, layout, reason = detection.version, detection.layout, detection.reason
     except SourceError as error:
+        # C00 is damage of a single array, and the others can still be described; anything else is no CXG.
         if not str(error).startswith("C00"):
             raise
         version, layout, reason = UNNAMED, None, str(error)
@@ -297,6 +300,7 @@ def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
 
 
 def _array(path: str, at: Path, info: ArrayInfo) -> Element:
+    # A sparse array is declared with every possible cell; fragments know how many are stored.
     name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
     form = "sparse array" if info.sparse else "dense array"
     metadata = tuple(_metadata(path, key, value) for key, value in sorted(info.metadata.items()))

@@ -136,7 +136,9 @@ class LazyArray:
         others = [name for i, name in enumerate(names) if i != axis]
         taken = [name for name in attribute_names(schema) if name in (ANONYMOUS, OBS, VAR)]
         with tiledb_errors(self.path):
+            # Any order is accepted and sorted in `compress_entries`, so TileDB is not asked to sort.
             query = query_attributes(self.array, *taken, dims=names, order="U")
+            # A plain query excludes the end of a slice; `multi_index` includes it, and alone takes lists of points.
             reader = query.multi_index if inclusive else query
             columns = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
         other = columns[others[0]] if others else columns[next(name for name in taken if name)]
@@ -209,6 +211,7 @@ class ShiftedRowReader:
         block = self._rows.read(start, stop)
         out = np.tile(self._shift, (stop - start, 1))
         rows = np.repeat(np.arange(stop - start), np.diff(block.indptr))
+        # Fancy `+=` adds once per position: correct because `compress_entries` refuses repeated entries (C20).
         out[rows, block.indices] += block.layers["values"]
         return DenseBlock({"values": out.astype(self.dtype)})
 
@@ -271,12 +274,15 @@ def compress_entries(
         C20 for duplicate or out-of-range coordinates.
     """
     major, minor, values = entries
+    # Checked before keys are made: a coordinate beyond the axis would look like one of the next row.
     if len(minor) and int(minor.max()) >= n_minor:
         at = int(minor.argmax())
         raise SourceError(
             f"C20: {path} has an entry ({int(major[at]):,}, {int(minor[at]):,}), but the other dimension has size {n_minor:,}; "
             "write the CXG again."
         )
+    # Coordinates are uint32, whose product would wrap; in int64 it fits, since `read_table_info` limits
+    # both axes to 2**31.
     key = (major.astype(np.int64) - extent[0]) * n_minor + minor.astype(np.int64)
     steps = np.diff(key)
     if len(steps) and int(steps.min()) <= 0:
@@ -288,6 +294,7 @@ def compress_entries(
             raise SourceError(
                 f"C20: {path} has two entries at ({where[0] + extent[0]:,}, {where[1]:,}), and viewers use either; write the CXG again."
             )
+    # Row `i` begins at the first key that is not below `i * n_minor`, also if it is empty.
     indptr = np.searchsorted(key, np.arange(extent[1] - extent[0] + 1, dtype=np.int64) * n_minor).astype(np.int64)
     return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
 
@@ -370,6 +377,7 @@ def _columns_at_once(opened: LazyArray, columns: NDArray[np.int64], n_rows: int,
     if not len(columns):
         return csc_matrix((n_rows, 0), dtype=opened.attribute(ANONYMOUS, "C14"))
     major, minor, values = opened.read_points(columns, axis=axis)
+    # Requested columns may be far apart; their ranks make the compressed axis dense.
     ranks = np.searchsorted(columns, major)
     indptr, minor, values = compress_entries(opened.path, (ranks, minor, values), (0, len(columns)), n_rows)
     return csc_matrix((values, minor, indptr), (n_rows, len(columns)))

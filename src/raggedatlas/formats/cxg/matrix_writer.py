@@ -96,6 +96,7 @@ class MatrixWriter:
     def _count_nonfinite(self, block: CsrBlock) -> None:
         nonfinite = np.flatnonzero(~np.isfinite(block.layers["values"]))
         if len(nonfinite) and self.first_nonfinite is None:
+            # `right` skips empty rows, which share the pointer of the entry but do not contain it.
             row = int(np.searchsorted(block.indptr, nonfinite[0], side="right")) - 1
             self.first_nonfinite = (self.n_rows + row, int(block.indices[nonfinite[0]]))
         self.n_nonfinite += len(nonfinite)
@@ -146,6 +147,7 @@ class _DenseLayout:
         values = block.layers["values"]
 
         def fill(band: NDArray[Any], rows: slice) -> None:
+            # `rows` counts from the start of the block, which may be split over two bands.
             indptr = block.indptr[rows.start : rows.stop + 1]
             entries = slice(int(indptr[0]), int(indptr[-1]))
             at = np.repeat(np.arange(rows.stop - rows.start), np.diff(indptr))
@@ -174,6 +176,7 @@ class _SplitLayout:
     def append(self, block: CsrBlock) -> None:
         rows = _row_numbers(block, self._row)
         columns, values = block.indices.astype(np.uint32), block.layers["values"]
+        # Rows arrive in order, which is the global order of an array of one axis: `Xr` needs no sort.
         self._by_row.write({OBS: rows, ANONYMOUS: values, VAR: columns})
         self._sort.add(rows, columns, values)
         self._row += block.n_rows
@@ -187,6 +190,7 @@ class _SplitLayout:
                 columns = np.repeat(np.arange(first, first + len(bounds) - 1, dtype=np.uint32), np.diff(bounds))
                 by_column.write({VAR: columns, ANONYMOUS: values, OBS: rows})
             by_column.close()
+        # `abort` below knows `_by_row` only, so `Xc` must be closed here.
         except BaseException:
             by_column.abort()
             raise
@@ -226,6 +230,8 @@ class _TiledLayout:
                     band = csc_array(
                         (values, rows.astype(np.int64) - low, bounds), (int(rows.max()) - low + 1, len(bounds) - 1)
                     )
+                    # Tiles go down a band of columns, and cells in a tile by rows: a band sorted by rows is in global
+                    # order. A row that is split over two runs has its lower columns in the first.
                     by_row = band.tocsr()
                     at = np.repeat(np.arange(low, low + by_row.shape[0], dtype=np.uint32), np.diff(by_row.indptr))
                     columns = by_row.indices.astype(np.uint32) + np.uint32(first)
@@ -276,8 +282,10 @@ def normalize_block(block: Block, first: int) -> CsrBlock:
         indptr, indices, values = _canonical(block)
         n_cols = block.n_cols
     small = _as_float32(values, indptr, first)
+    # Tested after rounding, so that float64 values that became 0 are dropped too; NaN is kept.
     if not small.all():
         kept = small != 0
+        # Entry `i` of the running count is the number of entries kept before `i`, hence the new pointer.
         indptr = np.concatenate([[0], np.cumsum(kept)])[indptr]
         indices, small = indices[kept], small[kept]
     return CsrBlock(indptr, indices, {"values": small}, n_cols)
@@ -287,12 +295,16 @@ def _canonical(block: CsrBlock) -> tuple[NDArray[np.int64], NDArray[Any], NDArra
     indptr, indices, values = block.indptr, block.indices, block.layers["values"]
     steps = np.diff(indices.astype(np.int64, copy=False))
     starts = indptr[1:-1]
+    # Steps from one row to the next mean nothing and count as ascending. Empty rows at either end have no
+    # such step: they would address -1, or the place after the last step.
     steps[starts[(starts > 0) & (starts < len(indices))] - 1] = 1
     if not len(steps) or steps.min() > 0:
         return indptr, indices, values
     from scipy.sparse import csr_array
 
+    # SciPy sums in the dtype of the values, where small integers wrap and True + True is True.
     wide = {"b": np.int64, "i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
+    # `sum_duplicates` sorts in place; the indices belong to the caller.
     matrix = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, block.n_cols))
     matrix.sum_duplicates()
     return matrix.indptr.astype(np.int64), matrix.indices, matrix.data

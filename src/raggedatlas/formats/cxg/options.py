@@ -56,6 +56,7 @@ class ConversionLoss:
 def sort_losses(losses: Iterable[ConversionLoss]) -> tuple[ConversionLoss, ...]:
     """Sort losses, worst first, otherwise in the given order."""
     order = list(LOSS_KINDS)
+    # A sink is asked for the same key more than once and records a loss each time; `fromkeys` keeps the first.
     return tuple(sorted(dict.fromkeys(losses), key=lambda loss: order.index(loss.fate)))
 
 
@@ -217,5 +218,6 @@ class CxgOptions:
                 raise SourceError(
                     f"Invalid {name} {getattr(options, name)!r} for a CXG; choose one of {', '.join(legal)}."
                 )
+        # Evaluated for its error: an unknown embedder must fail before anything is written.
         _ = options.embedder
         return options

@@ -78,6 +78,7 @@ _METADATA = (
     Rule("C71", "must", "All arrays agree on the number of cells and features.", _AGAIN, stated=False),
 )  # fmt: skip
 
+# Problems are sorted in this order (`Checker.by_rule`), and docs/reference/cxg-rules.md has one row each.
 RULES: dict[str, Rule] = {rule.id: rule for rule in (*_GENERAL, *_ARRAYS, *_HINTS, *_MATRIX, *_METADATA)}
 """Id -> rule, in order."""
 
@@ -97,6 +98,7 @@ def rules_page() -> str:
     return validation.rules_page(_HEAD, RULES.values(), {"needs": lambda rule: rule.depth})
 
 
+# `coverage` and unknown arrays are not opened: no rule is about them.
 _KNOWN = {OBS, VAR, X, XR, XC, SHIFT, GROUP_METADATA, UNS}
 
 
@@ -129,6 +131,7 @@ class CxgChecker(Checker[str]):
 
     def reason(self, error: AtlasError) -> str:
         """Return the first part of the message, without the rule id."""
+        # Messages of readers end in `; ` and the fix, which a problem has as a field of its own.
         return f"{str(error).removeprefix('C00: ').partition('; ')[0]}."
 
     def open_arrays(self) -> None:
@@ -164,6 +167,7 @@ class CxgChecker(Checker[str]):
     @property
     def is_old(self) -> bool:
         """Whether its version is known and before 0.3.0."""
+        # A damaged `cxg_group_metadata` also leaves `UNNAMED`; only a missing one means the oldest version.
         return self.version in ("0.1", "0.2.0") or (self.version == UNNAMED and GROUP_METADATA not in self.members)
 
     @property
@@ -183,4 +187,5 @@ class CxgChecker(Checker[str]):
 
     def _size(self, name: str) -> int | None:
         info = self.arrays.get(name)
+        # An axis of text has the size 0, since it is not counted.
         return info.shape[0] if info is not None and len(info.axes) == 1 and info.shape[0] else None

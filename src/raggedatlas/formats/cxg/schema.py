@@ -40,6 +40,7 @@ UNNAMED = "unnamed"
 VERSIONS = (UNNAMED, "0.1", "0.2.0", "0.3.0")
 """Known versions, old to new."""
 
+# In newer files the title of the properties may be a file name, see `source._read_group_metadata`.
 TITLED_BY_PROPERTIES = ("0.1",)
 """Versions in which the title in `PROPERTIES` takes precedence over the one in `CORPORA`."""
 

@@ -112,6 +112,8 @@ class CxgSink:
             _raise_if_exists(path)
         if not path.parent.is_dir():
             raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
+        # Next to the target, since `_publish` renames and a rename cannot cross file systems; `_remove_abandoned`
+        # parses this name.
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
         self._folder = self._work / "cxg"
         with tiledb_errors(path, writes=True):
@@ -145,6 +147,7 @@ class CxgSink:
         if key in (OBS, VAR, self.options.x) or head == UNS:
             return True
         if head == "obsm" and rest:
+            # `begin` has judged arrays that are matrices; tables in `obsm` come here first.
             if key not in self._seen_embeddings:
                 self._losses.append(ConversionLoss(key, "lost", _NO_EMBEDDING))
             return key in self._matrices
@@ -181,6 +184,7 @@ class CxgSink:
             raise SchemaError(f"{key} follows rows of a matrix; a CXG needs tables and metadata first.")
         head, _, rest = key.partition("/")
         if key in (OBS, VAR):
+            # `obs` may be long and stays column by column; `_encode` needs columns of `var` together.
             self._frames[key] = value.frame() if key == VAR and isinstance(value, ColumnTable) else value
         elif head == UNS:
             self._uns.update({rest: value} if rest else dict(value))
@@ -267,6 +271,7 @@ class CxgSink:
             )
         shape = (x.shape[0], x.shape[1])
         lengths = tuple(len(self._frames[name]) for name in (OBS, VAR))
+        # TileDB has no axis of length 0.
         if shape != lengths or 0 in shape:
             raise SourceError(
                 f"C71: {x.key} has shape {shape}, but there are {lengths} cells and features; a CXG needs at least one of each."
@@ -288,6 +293,7 @@ class CxgSink:
         self._check_strict()
         if self.options.on_losses is not None:
             self.options.on_losses(self.losses)
+        # `_tables` marks the start; the frames are released before rows arrive, as the tables replace them.
         self._tables, self._contents, self._frames, self._uns = tables, contents, {}, {}
         self._main = MatrixWriter(self._folder, self._work / "columns", shape, x.n_entries, self.options)
         for key, name in names.items():
@@ -301,6 +307,7 @@ class CxgSink:
             raise SourceError(
                 f"C30: var has no column {shown!r} for var_index; available are {[str(c) for c in var.columns][:20]}."
             )
+        # A stored choice (`uns["cxg"]`) is taken as it is; only a requested column is made unique.
         if self.options.var_index is not None and FEATURE_NAME not in var.columns and not var[shown].is_unique:
             self._losses.append(
                 ConversionLoss(f"var/{FEATURE_NAME}", "converted", f"made of {shown}, whose names are shared")
@@ -311,6 +318,7 @@ class CxgSink:
             shown = FEATURE_NAME if names.is_unique and not names.isna().any() else None
         shown = shown if shown in var.columns else None
         obs = self._frames[OBS]
+        # Columns are encoded now, for the losses, but written in `commit`; long ones wait in files meanwhile.
         spool = ColumnSpill(self._work / "cells") if len(obs) > SPILL_ROWS else None
         return encode_table(obs, manner, spool=spool), encode_table(var, replace(manner, axis=VAR), shown)
 
@@ -374,6 +382,8 @@ class CxgSink:
     def _publish(self) -> None:
         old = self._work / REPLACED
         with tiledb_errors(self.path, writes=True):
+            # A kill between the two renames leaves no CXG under the name; `_remove_abandoned` of the next run
+            # moves the old one back.
             if self.options.overwrite and self.path.exists():
                 self.path.rename(old)
             else:
@@ -435,6 +445,7 @@ def _lock_folder(work: Path) -> int | None:
     except ImportError:
         return None
     lock = os.open(work / f"{LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
+    # Without locks (some network file systems) the first name stays: no run removes the folder after a kill.
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Renamed only once locked, so that no other run mistakes the folder for an abandoned one.
@@ -451,6 +462,7 @@ def _remove_abandoned(folder: Path) -> None:
             with lock.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 replaced = lock.parent / REPLACED
+                # `.NAME.HEX.partial` -> `NAME`; split from the right, since `NAME` has dots too.
                 target = folder / lock.parent.name[1:].rsplit(".", 2)[0]
                 if replaced.exists() and not target.exists():
                     # Killed between the two renames of an overwrite: restore the old CXG.
@@ -512,6 +524,7 @@ def principal_components(
         n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
     )  # fmt: skip
     scores = left * lengths
+    # The sign of a singular vector is arbitrary; this rule makes runs comparable.
     largest = np.take_along_axis(scores, np.abs(scores).argmax(axis=0)[None, :], axis=0)
     components[:, : len(lengths)] = scores * np.where(largest < 0, -1.0, 1.0)
     return components
@@ -548,6 +561,7 @@ class _LogNormalized:
         from scipy.sparse import csr_array
 
         for block in self._blocks():
+            # One NaN or infinite value would make every component NaN.
             values = np.nan_to_num(block.layers["values"].astype(np.float64), posinf=0, neginf=0)
             if isinstance(block, CsrBlock):
                 rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))

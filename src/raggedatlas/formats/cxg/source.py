@@ -252,6 +252,7 @@ class _CxgReader:
             for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
                 if opened.shape() != (n,):
                     raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
+            # Rows need `Xr` alone; `Xc` is checked all the same, so that `columns` does not fail later.
             by_row.attribute(VAR, "C15")
             by_column.attribute(ANONYMOUS, "C16")
             by_column.attribute(OBS, "C16")
@@ -274,6 +275,7 @@ class _CxgReader:
         shift = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
         if shift.shape != (self.shape[1],):
             raise SourceError(_shape_error(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
+        # Without a shift rows stay sparse; a shift of zeros would make them dense for nothing (C45).
         return shift if shift.any() else None
 
     def _space(self) -> str:
@@ -315,6 +317,7 @@ class _CxgReader:
         if self.var.shown is not None and (self.var.shown != self.var.index or FEATURE_NAME in self.var.columns):
             side["var_index"] = self.var.shown
         if UNS in self.detection.members and self._uns:
+            # Last: a key of `uns` replaces the same key of `corpora`.
             values |= read_unstructured(self.path / UNS)
         elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
@@ -359,6 +362,7 @@ class _CxgReader:
             if listed is not None:
                 values[f"{column}_colors"] = listed
             elif table:
+                # Colours that do not cover the categories are kept as JSON, and `collect_metadata` writes them back.
                 left[column] = table
         side |= {"colors": json.dumps(left)} if left else {}
         return values
@@ -380,6 +384,7 @@ class _CxgReader:
     def _extras(self) -> dict[str, Callable[[], Any]]:
         readers: dict[str, Callable[[], Any]] = {}
         for name in self.detection.members:
+            # `coverage` is a member of the format without a place in AnnData.
             if name not in (COVERAGE, *self.detection.extras):
                 continue
             size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
@@ -400,6 +405,7 @@ def obsm_name(name: str, all_names: Sequence[str]) -> str:
     """
     if name == SPATIAL:
         return name
+    # `X_pca` keeps its name unless `pca` exists too, whose key in `obsm` would be the same.
     taken = name.startswith(OBSM_PREFIX) and name.removeprefix(OBSM_PREFIX) not in all_names
     return name if taken else f"{OBSM_PREFIX}{name}"
 
@@ -499,6 +505,7 @@ def read_unstructured(path: Path) -> dict[str, Any]:
     else:
         tiledb = import_tiledb()
         with tiledb_errors(path):
+            # `open_array` does this for arrays; groups are opened here only.
             check_file_sizes(path)
         with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context()) as group:
             stored = dict(group.meta.items())

@@ -44,6 +44,7 @@ class SpilledColumn:
         """Read consecutive rows, (k,) of its dtype."""
         start, stop, _ = rows.indices(self.n_rows)
         with tiledb_errors(self.path, writes=True), pa.memory_map(str(self.path)) as file:
+            # On a memory map `read_all` copies nothing; only the chosen rows become NumPy values.
             column = pa.ipc.open_file(file).read_all().column(0).slice(start, stop - start)
             values: NDArray[Any] = column.to_numpy().astype(self.dtype)
             return values
@@ -89,6 +90,7 @@ class ColumnSpill:
             with pa.OSFile(str(path), "wb") as file:
                 for part in _batches(parts):
                     dtype = part.dtype
+                    # `large_string` has 64-bit offsets, which a batch of long texts may need.
                     values = pa.array(part, pa.large_string() if dtype.kind == "O" else None)
                     batch = pa.record_batch([values], ["values"])
                     writer = pa.ipc.new_file(file, batch.schema) if writer is None else writer

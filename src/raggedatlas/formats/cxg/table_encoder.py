@@ -173,6 +173,7 @@ def _column_table(frame: "pd.DataFrame") -> ColumnTable:
 
 
 def _column_of(frame: "pd.DataFrame", i: int) -> "pd.Series[Any]":
+    # By position, since names of columns may repeat.
     return frame.iloc[:, i]
 
 
@@ -181,6 +182,7 @@ def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]
     names: list[str] = []
     losses = []
     for name in given:
+        # TileDB ends names at NUL and reserves those with `__`; `index` is a key of the hints with another meaning.
         plain = name.replace("\0", "")
         plain = f"_{plain.lstrip('_')}" if plain.startswith("__") else plain
         plain = f"{plain or 'column'}_" if plain in (INDEX, "") else plain
@@ -287,6 +289,7 @@ class _Encoder:
 
     def _require_unicode(self, name: str, values: list[str]) -> None:
         try:
+            # Joined, the column is encoded by one call; halves of characters do not merge into a valid one.
             "".join(values).encode()
         except UnicodeEncodeError as error:
             raise SourceError(
@@ -311,6 +314,7 @@ class _Encoder:
 
     def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
         missing = series.isna().to_numpy()
+        # `Int64`, `UInt8` and the like are NumPy's names in lower case.
         known = series[~missing].to_numpy(np.dtype(str(series.dtype).lower()) if nullable else None)
         low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         if low < INT32.min or high > INT32.max or (missing.any() and max(-low, high) > EXACT_IN_FLOAT32):
@@ -320,6 +324,7 @@ class _Encoder:
             return Column(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
         if str(series.dtype) != "int32":
             self.note(name, "converted", f"{series.dtype} is written as int32")
+        # `known` is the column itself here, since nothing is missing.
         return Column(name, known.astype(np.int32), {"type": "int32"})
 
     def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> Column:
@@ -369,12 +374,14 @@ class _Encoder:
             values = values.reorder_categories(sorted(values.categories))
         if len(values.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(series)):
             self.note(name, "converted", f"its {len(values.categories):,} categories are written as text")
+            # `collect_metadata` writes colours for every column with labels; as text this one has no categories.
             del self.labels[name]
             return self._text(name, pd.Series(values.astype(object)))
         return self._categories(name, values)
 
     def _categories(self, name: str, categorical: "pd.Categorical") -> Column:
         labels = [str(category) for category in categorical.categories]
+        # `_categorical` has set them in the order of the frame, in which `uns` has the colours.
         self.labels.setdefault(name, labels)
         if self.options.by_codes:
             return Column(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})
@@ -386,6 +393,7 @@ class _Encoder:
             shown = list(dict.fromkeys([*labels, MISSING_TEXT]))
         elif missing and MISSING_TEXT in labels:
             self.note(name, "changed", f"{missing:,} missing values join the category {MISSING_TEXT!r}")
+        # Code -1, a missing value, takes the last item, which is `nan`.
         values = np.array([*labels, MISSING_TEXT], object)[codes]
         return Column(name, values, {"type": "categorical", "categories": shown})
 
@@ -398,6 +406,7 @@ class _Encoder:
             self.note(name, "changed", "numbers as categories lose unused ones, and are read back sorted")
         self.labels[name] = [label_of(value) for value in categorical.categories.tolist()]
         values = pd.Series(categorical.astype("Int64" if categorical.categories.dtype.kind in "iu" else np.float64))
+        # `Int64` would be reported as a nullable column, which the frame does not have.
         whole = values.astype(categorical.categories.dtype) if not values.isna().any() else values
         encoded = self._encoded(name, whole)
         assert encoded is not None
@@ -447,6 +456,7 @@ def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> in
     import pandas as pd
 
     n_parts, n_repeated = np.uint64(1 + n // MAX_HASHES), 0
+    # Equal names have equal hashes and so fall into one part, which is sorted by itself.
     for part in range(int(n_parts)):
         hashes = (pd.util.hash_array(block.astype(object), categorize=False) for block in blocks())
         own = np.sort(np.concatenate([np.empty(0, np.uint64), *(each[each % n_parts == part] for each in hashes)]))

@@ -82,6 +82,7 @@ def read_table_info(path: Path) -> TableInfo:
     with open_array(path) as array:
         low, high = _domain(path, array)
         n_rows = high - low + 1
+        # The size is declared in an untrusted schema: checked before anything is allocated by it.
         if n_rows > MAX_ROWS:
             raise LimitError(f"{path} declares {n_rows:,} rows; at most {MAX_ROWS:,} are read.")
         if not is_fully_written(path, array.schema):
@@ -136,6 +137,7 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
         for name, read in values.items()
         if name != at
     }
+    # A range matches the index of the columns and gives a table without any its rows; names would match nothing.
     frame = pd.DataFrame({name: pd.Series(column) for name, column in columns.items()}, index=range(stored.n_rows))
     names = np.array([str(i) for i in range(stored.n_rows)], object) if at is None else _texts(values[at])
     frame.index = pd.Index(names, dtype=object, name=_label(stored))
@@ -167,6 +169,7 @@ def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
     import pandas as pd
 
     hint = stored.hints.get(name)
+    # Categories need the complete column; only plain text can be read in blocks.
     is_text = not isinstance(hint, dict) or (hint.get("type") != "categorical" and "categories" not in hint)
     if is_text and _is_long_text(stored, name):
         # A short column is read as objects, whose dtype pandas infers.
@@ -266,6 +269,7 @@ def _categories(what: str, categories: Any) -> list[str] | None:  # noqa: ANN401
 def _enumerated(what: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
     import pandas as pd
 
+    # Numbers are stored as int32 or wider; narrower signed integers are codes, which mean nothing without a list.
     if values.dtype.kind == "i" and values.dtype.itemsize < 4:
         raise SourceError(
             f"C13: {what} holds codes ({values.dtype}), but the metadata {HINTS} lists no categories for them, so their meaning is "
@@ -281,6 +285,7 @@ def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  #
     distinct = dict.fromkeys(values.tolist())
     unlisted = [value for value in distinct if value not in set(categories) and value != MISSING_TEXT]
     names = pd.Index([*categories, *unlisted], dtype=object)
+    # `get_indexer` returns -1 for the only text that is not among the names, `nan`: a missing value.
     return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)
 
 
@@ -289,7 +294,9 @@ def _codes_to_categorical(what: str, values: NDArray[Any], categories: list[str]
 
     if values.dtype.kind not in "iub":
         return pd.Categorical(values)
+    # Codes may be unsigned; as int64 all types compare with -1 alike.
     codes = values.astype(np.int64)
+    # Booleans of a column without a False (`_Encoder._booleans`); codes of pandas are signed, so the type tells.
     if values.dtype == np.uint8 and tuple(categories) == TRUTHS:
         return codes != 0
     wrong = np.flatnonzero((codes < -1) | (codes >= len(categories)))

@@ -94,6 +94,7 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
     """
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=mode == "w"):
+        # Only arrays that are read are untrusted; those open for writing were made by this process.
         if mode == "r":
             check_file_sizes(path)
         opened = tiledb.open(absolute_uri(path), mode, ctx=context())
@@ -134,6 +135,7 @@ def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
     tiledb = import_tiledb()
     try:
         yield
+    # First, since `StoreError` is an `OSError` and would be wrapped again.
     except AtlasError:
         raise
     except (tiledb.TileDBError, OSError, UnicodeError) as error:
@@ -154,7 +156,10 @@ MAX_CHUNK_BYTES = 64 << 20
 """Maximum size of a decoded chunk in bytes; larger sizes mean damage, since the library writes 64 KiB, or one cell."""
 
 _FRAGMENTS = "__fragments"
+# Version, stored and decoded size, type, size of a cell, encryption, size of the filters, which follow it.
 _HEADER = Struct("<IQQBQBI")
+# Chunks of a tile; decoded, stored and described size of a chunk; numbers of parts; decoded and stored size
+# of a part.
 _TILE, _CHUNK, _PARTS, _PART = Struct("<Q"), Struct("<III"), Struct("<II"), Struct("<II")
 
 _CHECKSUM_BYTES = 24
@@ -250,6 +255,7 @@ def _find_special_file(path: Path) -> Path | None:
     folders, seen = [path], set()
     while folders:
         folder = folders.pop()
+        # A link to a folder above would otherwise be followed without end.
         real = os.path.realpath(folder)
         if real in seen:
             continue
@@ -282,6 +288,8 @@ def _check_offsets(bounds: Path, texts: Path, *, checked: bool) -> None:
                 continue
             # In the old fragment layout the first offset of a tile is not necessarily 0.
             first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else offsets[0]
+            # Compared, not subtracted: differences of uint64 wrap. The last offset equals the length if the last text
+            # is empty.
             if (offsets[1:] < offsets[:-1]).any() or offsets[0] != first or offsets[-1] - first > length[0]:
                 raise _CorruptFileError("has offsets that decrease or exceed its text")
 
@@ -292,6 +300,7 @@ def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[N
     file.seek(0)
     while file.tell() < end:
         (n,) = _read_struct(file, _TILE, end)
+        # `n` is untrusted; no file has more chunks than bytes, and `_read_struct` stops at the end.
         chunks = [_chunk(file, end, decoded=bounds, checked=checked) for _ in range(min(n, end))]
         if bounds:
             values = np.concatenate([np.empty(0, np.uint8), *chunks])
@@ -328,6 +337,7 @@ def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, i
     if checked:
         n_sums = sum(_PARTS.unpack_from(described)) if len(described) >= _PARTS.size else 0
         described = described[_PARTS.size + n_sums * _CHECKSUM_BYTES :]
+    # The first number counts headers of earlier filters that were compressed too; here zstd is the first.
     n_described, n = _PARTS.unpack_from(described) if len(described) >= _PARTS.size else (1, 0)
     if n_described or len(described) != _PARTS.size + n * _PART.size:
         raise _CorruptFileError("has a chunk with an invalid header")
@@ -548,6 +558,7 @@ def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiled
     for box in boxes:
         covered[
             tuple(
+                # Both bounds are among the edges, so `searchsorted` finds them exactly.
                 slice(*np.searchsorted(edges, (int(low), int(high) + 1)))
                 for edges, (low, high) in zip(cuts, box, strict=True)
             )

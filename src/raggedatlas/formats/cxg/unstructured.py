@@ -50,6 +50,7 @@ def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
         plain = _plain(value)
     except RecursionError as error:
         raise NotJsonError(f"more than {MAX_DEPTH} levels") from error
+    # What is deeper could be written, but `parse_json` would refuse it.
     if _is_deep(plain):
         raise NotJsonError(f"more than {MAX_DEPTH} levels")
     return json.dumps(plain, allow_nan=False)
@@ -89,6 +90,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
     ValueError: it is nested deeper than 100
     """
     text = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+    # `json` recurses too, and gives up at a depth that depends on the interpreter.
     with suppress(RecursionError):
         value = json.loads(text)
         if not _is_deep(value):
@@ -112,6 +114,7 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
     if not isinstance(value, list):
         return value
     shape, kinds = _shape(value), _kinds(value)
+    # Kinds are exact types: a list of bool and int is irregular, although `True` is an `int`.
     if shape is not None and kinds == {str}:
         out = np.empty(shape, object)
         out[...] = np.array(value, dtype=object)
@@ -119,6 +122,7 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
     if shape is not None and kinds in ({int}, {bool}) and (found := np.array(value)).dtype.kind in "bi":
         return found
     if shape is not None and kinds <= {int, float, type(None)}:
+        # An integer that no float64 holds leaves the list as JSON text.
         with suppress(OverflowError):
             return np.array(value, dtype=np.float64).reshape(shape)
     return json.dumps(value)
@@ -141,6 +145,7 @@ def has_arrays(value: Any) -> bool:  # noqa: ANN401
 
 def _is_deep(value: Any) -> bool:  # noqa: ANN401
     level = [value] if isinstance(value, dict | list) else []
+    # Level by level, since a recursive walk would itself fail on what it is to find.
     for _ in range(MAX_DEPTH):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [each for values in inner for each in values if isinstance(each, dict | list)]
@@ -150,6 +155,7 @@ def _is_deep(value: Any) -> bool:  # noqa: ANN401
 def _plain(value: Any) -> Any:  # noqa: ANN401
     if value is None or isinstance(value, bool | str):
         return value
+    # Before the Python types: `np.float64` is a `float`, and `json` knows no other NumPy number.
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, int):
@@ -256,6 +262,7 @@ def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four
     parts = np.asarray(color)
     if parts.shape not in ((3,), (4,)) or parts.dtype.kind not in "iuf" or (parts < 0).any():
         return None
+    # The dtype decides the scale: (1, 1, 1) is nearly black, (1.0, 1.0, 1.0) is white.
     scaled = parts[:3] if parts.dtype.kind in "iu" else np.round(parts[:3].astype(float) * 255)
     if (scaled > 255).any():
         return None
@@ -342,6 +349,7 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     """
     result = CxgMetadata(arrays=_side(uns).get("arrays", {}))
     side = _side(uns)
+    # Whatever finds a place below is removed from `left`; the rest becomes JSON in `uns` of the CXG.
     left = {key: value for key, value in uns.items() if key != SIDE}
     result.obs.update(side.get("obs_metadata", {}))
     result.var.update(side.get("var_metadata", {}))
@@ -360,6 +368,7 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     result.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
     result.group[COLORS] = json.dumps(_colors(left, obs, side, result))
     for key, value in dict(side.get("metadata", {})).items():
+        # `setdefault`: what is written above wins. `item` turns NumPy scalars into what TileDB stores.
         result.group.setdefault(str(key), getattr(value, "item", lambda value=value: value)())
     _genesets(left, result)
     if SPATIAL in left:
@@ -418,6 +427,7 @@ def _colors(
     hints = obs.hints()
     for key in [key for key in left if key.endswith(_SUFFIX)]:
         column = key.removesuffix(_SUFFIX)
+        # Colours of `cell_type_ontology_term_id` are taken for `cell_type` if it has no labels of its own.
         named = column if column in obs.labels else column.removesuffix(_TERM)
         if named not in obs.labels:
             continue
@@ -428,6 +438,7 @@ def _colors(
         if not is_lossless(left[key], table):
             result.lose(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
         shown = hints.get(obs.names[named], {}).get("categories", ())
+        # In 0.2.0 missing values are a category `nan`, which has no colour in AnnData.
         found[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
         del left[key]
     return found
@@ -439,6 +450,7 @@ def _genesets(left: dict[str, Any], result: CxgMetadata) -> None:
     parsed = parse_json_or_none(value) if isinstance(value, str) else value
     if isinstance(parsed, Mapping) and all(isinstance(s, Mapping) and "genes" in s for s in parsed.values()):
         with suppress(NotJsonError):
+            # Raises before `del`, so gene sets that are not JSON stay in `left`.
             result.obs[GENESETS] = as_json(parsed)
             del left[GENESETS]
 
@@ -465,11 +477,13 @@ def _spatial(value: Any, result: CxgMetadata) -> None:  # noqa: ANN401
             else:
                 for key in (key for key in inner if key not in LIBRARY[part]):
                     result.lose(f"{where}/{part}/{key}", "lost", "a CXG has no place for it")
+    # Written even if empty: `{}` is what viewers read as no image (C29).
     result.uns[SPATIAL] = json.dumps(libraries)
 
 
 def _library(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the description of a library that viewers need; None if a part is missing."""
+    # A library that came from a CXG has `image_properties` and no image; its own win.
     described = {"image_properties": _image_properties(given.get("images")), **given}
     library: dict[str, Any] = {}
     for part, keys in LIBRARY.items():
@@ -490,6 +504,7 @@ def _image_properties(images: Any) -> dict[str, Any] | None:  # noqa: ANN401
         if len(shape) > 1 and 0 not in shape[:2]:
             height, width = shape[:2]
             side = min(height, width)
+            # The order of the loops is that of the names: (width - side) / 2, (height - side) / 2, and so on.
             left, upper, right, lower = (int((n + s) / 2) for s in (-side, side) for n in (width, height))
             crop = [left, upper, right, lower]
             return {"resolution": resolution, "crop_coords": crop, "width": side, "height": side}

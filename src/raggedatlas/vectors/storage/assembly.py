@@ -90,11 +90,13 @@ def assemble_shapes(
     fragments = level.fragments
     assert fragments is not None
     local, counts = fragment_rows(fragments, chosen.fragments)
+    # Chunks without fragments share their bound with the next chunk; `side="right"` skips them.
     chunk = np.searchsorted(fragments.bounds, chosen.fragments, side="right") - 1
     rows = local + np.repeat(level.bounds[chunk], counts)
     bounds = counts_to_offsets(counts)
     if rules.kind in SEQUENTIAL and rules.boundary != "explicit_links":
         kept = mask_repeated_rows(level.positions, rows, bounds, chosen.bounds)
+        # The number of kept rows before each fragment, of which `diff` gives the kept rows inside it.
         counts = np.diff(counts_to_offsets(kept)[bounds])
         rows, bounds = rows[kept], counts_to_offsets(counts)
     shapes = Shapes(
@@ -138,10 +140,13 @@ def mask_repeated_rows(
         Fragments of each object.
     """
     kept = np.ones(len(rows), bool)
+    # A fragment that begins an object continues nothing, even at the position where the previous object ends.
     first = np.setdiff1d(np.arange(1, len(bounds) - 1), objects)
+    # Empty fragments are left out, because their `bounds` refer to rows of other fragments.
     first = first[(bounds[first] < bounds[first + 1]) & (bounds[first - 1] < bounds[first])]
     begin = bounds[first]
     same = (positions[rows[begin]] == positions[rows[begin - 1]]).all(axis=1)
+    # The copy is the last row of the earlier piece (see `_store` in `chunking`); the original stays.
     kept[begin[same] - 1] = False
     return kept
 
@@ -159,9 +164,11 @@ def _add_links(
     if level.links is not None:
         base = np.repeat(level.bounds[:-1], np.diff(level.links.bounds))
         parts.append((level.links.rows.astype(np.int64) + base[:, None], level.links.attributes))
+        # Rows are chunk-local: without this check, a row beyond its chunk would be a vertex of the next chunk.
         limit = np.repeat(level.bounds[1:], np.diff(level.links.bounds))
         if (parts[0][0] >= limit[:, None]).any() or (level.links.rows < 0).any():
             raise CorruptError("A link refers to a row that its chunk does not have. Restore the store from a copy.")
+    # With "both", these links are also stored within the chunk of their first end, by means of repeated vertices.
     if cross is not None and rules.boundary != "both":
         parts.append((_global_rows(level, cross), cross.attributes))
     found = [finder.place(ends) for ends, _ in parts]
@@ -187,6 +194,7 @@ def _add_links(
 def _global_rows(level: Level, cross: CrossLinks) -> NDArray[np.int64]:
     """Return the rows of link ends among all vertices of the loaded level; -1 in chunks that are not loaded."""
     place = KeyLookup(level.chunks).find(cross.chunks.reshape(-1, cross.chunks.shape[2])).reshape(cross.rows.shape)
+    # Chunks that are not loaded have the place -1, which reads the appended 0.
     sizes = np.append(np.diff(level.bounds), 0)
     if ((place >= 0) & (cross.rows >= sizes[place])).any():
         raise CorruptError(
@@ -219,7 +227,9 @@ class RowLookup:
     """
 
     def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], n_rows: int) -> None:
+        # One entry more than rows: it stays -1, and is what an end of -1 (not loaded) reads.
         self._place = np.full(n_rows + 1, -1, np.int64)
+        # NumPy keeps the last value of a repeated index; in reverse order, the first occurrence of a row wins.
         self._place[rows[::-1]] = np.arange(len(rows))[::-1]
         self.n_rows = n_rows
         self.is_shared = int(np.count_nonzero(self._place >= 0)) < len(rows)
@@ -248,6 +258,7 @@ class RowLookup:
         owner = self._owner[start]
         code = owner[:, None] * self.n_rows + ends[which]
         at = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        # An end of -1 gives the code of the last row of the previous object, so an equal code is not enough.
         good = ((self._codes[at] == code) & (ends[which] >= 0)).all(axis=1)
         placed = self._order[at]
         _, unique = np.unique(np.stack([which, owner], axis=1)[good], axis=0, return_index=True)
@@ -360,6 +371,7 @@ def read_chunk_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> ChunkInd
     family = reader.family("vertex_fragments")
     if family is None:
         return ChunkIndexes(None, np.ones(len(keys), np.int64))
+    # Where the array exists, a chunk without a blob has no fragments; it is not one fragment.
     blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)]
     none = np.zeros(0, np.int64)
     for blob in blobs:
@@ -452,6 +464,7 @@ def _read_fragment_attributes(
 ) -> dict[str, Attribute]:
     """Return the attributes of the fragments themselves."""
     result = {}
+    # Each fragment is a range of one row, its own number, so that `_copy_rows` serves for these rows as well.
     spans = np.ones((len(parts.fragments), 3), np.int64)
     spans[:, 0] = parts.fragments[located.order]
     each = replace(located, spans=spans)
@@ -471,6 +484,7 @@ def _locate_spans(
     reader: LevelReader, parts: FragmentRequest, indexes: ChunkIndexes, rows: NDArray[np.int64]
 ) -> _FragmentSpans:
     """Locate fragments in the indexes of their chunks; without an index, a chunk is one fragment."""
+    # The compiled function counts bits of the bitmap as it goes, and refuses numbers that do not ascend.
     order = np.lexsort((parts.fragments, parts.place))
     cuts = np.searchsorted(parts.place[order], np.arange(len(parts.keys) + 1)).tolist()
     fragments, where = parts.fragments[order], f"{reader.where}/vertex_fragments"

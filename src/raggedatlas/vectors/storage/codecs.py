@@ -132,6 +132,7 @@ def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
     if chunk.size < 4:
         raise CorruptError(f"{what} has {chunk.size} bytes; expected at least 4.")
     count = int(chunk[:4].view("<u4")[0]) if chunk.flags.c_contiguous else int.from_bytes(chunk[:4].tobytes(), "little")
+    # Each item takes at least 4 bytes, so a damaged count is refused before memory is allocated for it.
     if count > (chunk.size - 4) // 4:
         raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is truncated.")
     starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -205,6 +206,7 @@ def encode_single_groups(rows: Blobs) -> Blobs:
 def encode_groups(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
     """Return ``groups/data`` (a ragged stream) and its sidecar, the byte offset of each group in the stream."""
     starts = 8 * offsets[:-1]
+    # The stream begins with K and K offsets of 8 bytes: as many numbers as `offsets` has.
     return encode_ragged(to_bytes(ids), starts), starts + 8 * len(offsets)
 
 
@@ -222,6 +224,7 @@ def decode_groups(
     n_groups : int
         Number of groups declared by the attributes.
     """
+    # In a stream the first group begins after the header, so a first offset of 0 means bare ids.
     if starts is None or (len(starts) and starts[0] != 0):
         groups = decode_ragged(data, "groups/data")
         ids, offsets = from_bytes(groups.data, np.int64, what="groups/data"), groups.bounds // 8
@@ -267,11 +270,13 @@ def encode_fragments(fragments: Fragments) -> Blobs:
     kinds = counts_to_offsets(fragments.is_range)
     n_runs = np.diff(kinds[fragments.bounds])
     heads = np.zeros((len(n_all), 4), "<u4")
+    # The u16 version and the u16 flags, which are 0, form one u32.
     heads[:, 0], heads[:, 1], heads[:, 2], heads[:, 3] = MAGIC, VERSION, n_all, n_runs
     padded = (n_all + 63) // 64 * 64
     bits = np.zeros(padded.sum(), np.uint8)
     bits[concat_ranges(counts_to_offsets(padded)[:-1], n_all)] = fragments.is_range
     table = np.stack([fragments.starts[fragments.is_range], fragments.counts[fragments.is_range]], axis=1)
+    # Starts of lists are not stored: `fragments.rows` must have the lists in fragment order, without gaps.
     offsets, sizes = _list_offsets(fragments, n_all, n_all - n_runs)
     n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
     return interleave(
@@ -287,10 +292,12 @@ def _list_offsets(
     fragments: Fragments, n_all: NDArray[np.int64], n_lists: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return the running offsets of the explicit lists of all chunks, and the number of lists per chunk."""
+    # A blob without fragments ends after its header (V031): it does not even have the offset 0.
     sizes = np.where(n_all > 0, n_lists + 1, 0)
     begin = counts_to_offsets(sizes)
     steps = np.zeros(begin[-1], np.int64)
     steps[concat_ranges(begin[:-1] + 1, np.where(n_all > 0, n_lists, 0))] = fragments.counts[~fragments.is_range]
+    # One sum over all chunks; the sum at the start of a chunk is subtracted below, so each starts at 0.
     total = np.cumsum(steps)
     some = n_all > 0
     return (total - np.repeat(total[begin[:-1][some]], sizes[some])).astype(np.uint32), sizes
@@ -306,6 +313,7 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         negative.
     """
     data, first, n, where = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs), c_int64()
+    # Counted first: arrays are allocated by what the blobs contain, not by what a damaged header declares.
     counts = np.empty((2, n), np.int64)
     fault = library().ra_count_fragments(data, data.size, first, n, counts, byref(where))
     if not fault:
@@ -393,6 +401,7 @@ class FragmentIndex:
         if not 0 <= f < self.n_fragments:
             raise QueryError(f"Fragment {f} does not exist; the chunk has {self.n_fragments}.")
         spans = np.empty((1, 3), np.int64)
+        # The number of rows of the chunk is not known here, so ranges are not checked against it.
         locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
         first, byte, count = spans[0].tolist()
         return first, byte, count
@@ -523,6 +532,7 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
     CorruptError
         If their number is not `n_objects`.
     """
+    # A manifest takes at least 4 bytes, so a damaged count is refused before memory is allocated for it.
     if n_objects < 0 or 4 * n_objects > data.size:
         raise CorruptError(
             f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it is truncated."
@@ -584,6 +594,7 @@ def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) ->
         )
     fragments = concat_ranges(objects.starts, objects.counts)
     listed = objects.modes == LIST
+    # For a list, the expanded numbers are places in `objects.fragments`, not fragments.
     if listed.any():
         explicit = np.repeat(listed, objects.counts)
         fragments[explicit] = objects.fragments[fragments[explicit]]
@@ -635,6 +646,7 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
         faces = None
         if level.links is not None:
             faces = level.links.rows[level.links.bounds[c] : level.links.bounds[c + 1]].astype(np.uint32)
+        # Links and attributes refer to vertices and faces by row, so Draco must keep their order.
         options: dict[str, Any] = {"quantization_bits": QUANTISATION_BITS, "preserve_order": True}
         cells.append(library.encode(points, faces if faces is not None and len(faces) else None, **options))
     return concat_blobs(cells)

@@ -105,11 +105,13 @@ def _inverse_permutations(width: int) -> NDArray[np.int64]:
 
 def has_permutation(offsets: NDArray[np.int64], delta: int, *, directed: bool, store: str) -> bool:
     """Return whether records have a permutation number."""
+    # Exactly the links that `encode_cross_links` reorders; a wrong answer shifts the columns of all rows.
     return delta == 0 and bool(offsets.any()) and (store == "duplicate" or not directed)
 
 
 def anchor_chunks(chunks: NDArray[np.int64], scales: tuple[NDArray[np.int64], NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return source chunks in the grid of the level of the other ends."""
+    # Rounds down, so negative chunks nest as well; truncation would put them into the wrong chunk.
     return chunks * scales[0] // scales[1]
 
 
@@ -152,6 +154,7 @@ def encode_cross_links(
     chunks = np.take_along_axis(chunks[record], order[:, :, None], axis=1)
     rows = np.take_along_axis(rows[record], order, axis=1)
     offsets = (chunks[:, 1:] - anchor_chunks(chunks[:, 0], scales)[:, None]).reshape(len(record), -1)
+    # Sorted by offsets, then by source chunk: each array is a run, in which each cell is a run.
     code, top = encode_keys(np.concatenate([offsets, chunks[:, 0]], axis=1))
     sort = stable_order(code, top)
     kinds, sources = offsets[sort], chunks[sort, 0]
@@ -176,6 +179,7 @@ def encode_cross_links(
 def _sorted_ends(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the order that sorts the ends of each link by chunk and row: (M, L)."""
     n, width, n_dims = chunks.shape
+    # All ends are encoded in one call, so their codes are comparable: by chunk, then by row.
     code, _ = encode_keys(np.concatenate([chunks.reshape(-1, n_dims), rows.reshape(-1, 1)], axis=1))
     return np.argsort(code.reshape(n, width), axis=1, kind="stable")
 
@@ -188,6 +192,7 @@ def _rotate_to_each_chunk(
     by_end = np.broadcast_to(np.arange(width), (n, width)).copy()
     by_end[apart] = _sorted_ends(chunks[apart], rows[apart])
     placed = np.take_along_axis(chunks, by_end[:, :, None], axis=1)
+    # Marks one end for each chunk that a link touches: the first of that chunk among the sorted ends.
     new = np.ones((n, width), bool)
     new[:, 1:] = (placed[:, 1:] != placed[:, :-1]).any(axis=2)
     record, turn = np.nonzero(new)
@@ -195,6 +200,7 @@ def _rotate_to_each_chunk(
     rest = np.broadcast_to(np.arange(width), (len(record), width))
     others = rest[rest != lead[:, None]].reshape(len(record), width - 1)
     order = np.concatenate([lead[:, None], others], axis=1)
+    # Ends within one chunk stay as they are, since such records have no permutation number.
     order[~apart[record]] = np.arange(width)
     return order, record
 
@@ -278,6 +284,7 @@ class CrossLinkReader:
             width = int(self._policy["link_width"])
             n_parts = int(self._policy.get("sid_ndim") or self.level.keys.keys.shape[1])
             offsets = parse_segment(name, width, n_parts)
+            # Ends without an offset share a chunk; `LevelReader` reads these links with that chunk.
             if self.delta == 0 and not offsets.any():
                 continue
             node = self.level.files.node(f"{path}/{name}")
@@ -350,6 +357,7 @@ class CrossLinkReader:
         segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
         chunk, found = decode_cross_links(segment, self._scales, self.where)
         result = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
+        # A link whose lowest chunk was not requested has an end that is not loaded, and would be dropped anyway.
         return _from_lowest_chunk(result, np.repeat(cells, counts, axis=0)) if store == "duplicate" else result
 
     def _attributes_09(
@@ -384,6 +392,7 @@ class CrossLinkReader:
             data = read_small_array(self.level.files, f"{at}/data")
             if own is not None and data is not None:
                 facts = node_attributes(own)
+                # The stored shape begins with the number of links (§7.9); `decode_attribute` expects that of a row.
                 facts["shape"] = list(facts.get("shape") or [])[1:]
                 attributes[title] = decode_attribute(facts, [data], np.array([len(rows)]), f"{self.where}: {title}")
         directed, store = bool(block.get("directed", False)), str(block.get("store", "canonical"))
@@ -428,6 +437,7 @@ def _decode_ragged_rows(
     """Return the rows of an inline stream; None if it is not one and no declaration requires it."""
     try:
         rows = from_bytes(_decode_stream(blob, where), declared_dtype({"dtype": "int64", **block}, where), width, where)
+    # Stores without `record_encoding` are told apart by what parses; the caller then tries records.
     except CorruptError:
         if encoding == "ragged_rows":
             raise

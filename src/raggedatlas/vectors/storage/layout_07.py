@@ -43,6 +43,7 @@ def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator
         names = [".".join(map(str, key)) for key in level.chunks.tolist()]
         for i, name in enumerate(names):
             blob = family.blobs[i]
+            # The arrays of a group are the list of its chunks, so an empty chunk must not have one.
             if not blob.size:
                 continue
             values = blob if family.dtype is None else blob.view(family.dtype.newbyteorder("<"))
@@ -61,6 +62,7 @@ def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iter
     codecs: list[dict[str, Any]] = [BYTES_CODEC] if values.dtype.itemsize > 1 else [{"name": "bytes"}]
     if compression is not None:
         codecs.append(compressor_codec(compression, values.dtype.itemsize))
+    # Zarr does not allow chunks of length 0, not even for an empty array.
     chunk = [max(1, size) for size in values.shape]
     yield f"{path}/zarr.json", [array_json(values.shape, chunk, values.dtype.name, codecs, {})]
     if values.size:
@@ -81,6 +83,7 @@ def _parent_groups(root: str, path: str, made: set[str]) -> Iterator[File]:
 
 def _crosses_chunks(links: CrossLinks) -> NDArray[np.bool_]:
     """Return which links are stored in ``cross_chunk_links``: those whose ends have different chunk keys."""
+    # All links of delta 0 are stored there, also those whose ends share a chunk (V081 is a `should`).
     if links.delta == 0:
         return np.ones(links.n_links, bool)
     return np.asarray((links.chunks != links.chunks[:, :1]).any(axis=(1, 2)))
@@ -92,6 +95,7 @@ def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str 
     Layout 0.9 sorts links by chunk and does not preserve their order, so any other order would be lost there.
     """
     ends = encode_records(links.chunks, links.rows).reshape(links.n_links, -1)
+    # The last key of `lexsort` counts first, so the columns are reversed.
     order = np.lexsort(ends.T[::-1]) if links.n_links else np.zeros(0, np.int64)
     links = replace(
         links,
@@ -142,6 +146,7 @@ def _level_links(
     yield group_json(f"{root}/links/{name}", block)
     codes, top = encode_keys(links.chunks[inner, 0])
     order = inner[stable_order(codes, top)]
+    # Sorted codes have the same runs as `order`, which sorts the links by these codes.
     first = run_starts(np.sort(codes))
     parts = [(int(a), int(b)) for a, b in zip(first, [*first[1:], len(order)], strict=True)]
     keys = [".".join(map(str, links.chunks[order[a], 0].tolist())) for a, _ in parts]
@@ -169,6 +174,7 @@ def _object_files(root: str, level: Level, compression: str | None) -> Iterator[
         yield group_json(f"{root}/object_index", block)
         blobs = encode_manifests(objects)
         yield from array_node(f"{root}/object_index/data", blobs.data, None)
+        # Optional for readers of this package, but zarr-vectors 0.2.0 needs them to find a manifest.
         yield from array_node(f"{root}/object_index/offsets", blobs.bounds[:-1], None)
         if not objects.has_dense_ids:
             yield from array_node(f"{root}/object_index/object_ids", objects.ids, None)
@@ -196,6 +202,7 @@ def _tables(root: str, family: str, kind: str, attributes: Attributes, compressi
         values = result.values
         block = attribute_metadata(kind, name, result, list(values.shape))
         if result.present is not None:
+            # The attribute may hold an array of the caller, which must not change.
             values = values.copy()
             values[~result.present] = fill_value(values.dtype)
             block["has_present_mask"] = True

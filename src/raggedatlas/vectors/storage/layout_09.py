@@ -38,6 +38,7 @@ def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterato
     """Yield the files of one level; `options` give the file layout of cells, without the grid, which is added here."""
     level = geometry.levels[k]
     grid = _grid_of(geometry, level, options)
+    # By default, `_compression` chooses for each family, and links across chunks are not compressed.
     if grid.compression == "default":
         grid = replace(grid, compression=None)
     root = str(k)
@@ -49,6 +50,7 @@ def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterato
     zero = ".".join("0" for _ in range(level.chunks.shape[1]))
     for family in chunk_arrays(level):
         path, block = _layout_array(family, level, zero)
+        # Local files are created with mode "x", so a key that is yielded twice is an error.
         for parent in _parents(path):
             if parent not in result and not _is_link_group(parent):
                 result.add(parent)
@@ -91,6 +93,7 @@ def _grid_of(geometry: Geometry, level: Level, options: CellGridOptions) -> Cell
     ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
     lead = level.chunks.shape[1] - len(shape)
     corners = np.concatenate([np.zeros((2, lead), np.int64), ends], axis=1)
+    # Vertices may be outside the bounds (V112 is a `should`), so the grid spans both.
     all_keys = np.concatenate([corners, level.chunks])
     low, high = all_keys.min(axis=0), all_keys.max(axis=0)
     return replace(options, origin=low, shape=high - low + 1)
@@ -102,6 +105,7 @@ def _fragments_tile(fragments: Fragments, level: Level) -> bool:
         return False
     ends = counts_to_offsets(fragments.counts)
     counted = np.diff(ends[fragments.bounds])
+    # Starts are chunk-local, while `ends` counts through all chunks.
     base = np.repeat(ends[fragments.bounds[:-1]], np.diff(fragments.bounds))
     return bool((counted == np.diff(level.bounds)).all() and (fragments.starts == ends[:-1] - base).all())
 
@@ -118,6 +122,7 @@ def _layout_array(family: ArrayData, level: Level, zero: str) -> tuple[str, dict
         offsets = [[0] * level.chunks.shape[1]] * (width - 1)
         path += "/" + ("_".join([zero] * (width - 1)) or "self")
         block["offsets"] = offsets
+        # The number of links is declared once, by the group of the delta, see `_link_files`.
         block.pop("num_links", None)
         if family.path == "links/0":
             block["has_perm"] = False
@@ -234,6 +239,7 @@ def _tables(root: str, family: str, kind: str, attributes: Attributes) -> Iterat
     for name, attribute in attributes.items():
         block = attribute_metadata(kind, name, attribute, list(attribute.values.shape))
         values, fill = attribute.values, fill_value(attribute.values.dtype)
+        # Readers then take every row equal to the fill value as absent, even if it was given as a value.
         if kind == "object_attribute":
             block["fill_sentinel_meaning"] = "absent"
         if attribute.present is not None:
@@ -254,6 +260,7 @@ def _group_files(root: str, level: Level) -> Iterator[File]:
     if run.any():
         block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
     counts = np.diff(groups.offsets)
+    # A group stored as a range keeps an empty row, so the numbers of the other groups do not change.
     listed = groups.ids[~np.repeat(run, counts)]
     blobs = Blobs(to_bytes(listed), counts_to_offsets(np.where(run, 0, counts)) * 8)
     yield from vlen_array(f"{root}/groups", blobs, block)
@@ -264,6 +271,7 @@ def _is_range(groups: Groups) -> NDArray[np.bool_]:
     """Return which groups are consecutive ids and long enough to be stored as a range: (G,) bool."""
     first, counts = groups.offsets[:-1], np.diff(groups.offsets)
     run = counts >= MIN_RANGE_LENGTH
+    # Counts the steps other than 1: ids are consecutive between two places with equal counts.
     broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
     run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
     return np.asarray(run)

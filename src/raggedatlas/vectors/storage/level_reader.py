@@ -136,12 +136,14 @@ class LevelReader:
         """Open the vertices; refuse a version other than that of the root."""
         node = self.files.node(f"{self.number}/vertices")
         if node is None:
+            # Only a level without vertices may lack the array; otherwise it would be read as empty.
             if self.files.node(f"{self.number}/vertex_group_offsets") is not None or self.facts.get("vertex_count"):
                 raise CorruptError(
                     f"{self.where} declares {self.facts.get('vertex_count')} vertices, but has no vertex array."
                 )
             return None
         expected = "group" if self.layout == "0.7" else "array"
+        # Arrays of the other layout would be listed as a level without chunks.
         if node.get("node_type") != expected:
             raise SourceError(
                 f"{self.where} mixes two versions: the root declares {self.layout}, but its vertices are "
@@ -191,12 +193,14 @@ class LevelReader:
             return "links/0"
         node = self.files.node(f"{self.number}/links/0")
         width = int(node_attributes(node).get("link_width", 2)) if node is not None else 2
+        # Links within chunks are in the array whose offsets are all 0.
         zero = ".".join("0" for _ in range(self.keys.keys.shape[1]))
         return "links/0/" + ("_".join([zero] * (width - 1)) or "self")
 
     @cached_property
     def link_width(self) -> int | None:
         """Number of ends of a link, or None if no links are stored."""
+        # In layout 0.7, `links/0` does not exist if all links cross chunks.
         for path in ("links/0", "cross_chunk_links/0"):
             node = self.files.node(f"{self.number}/{path}")
             if node is not None and "link_width" in node_attributes(node):
@@ -292,6 +296,7 @@ class LevelReader:
         found = decode_fragments(blobs, f"{self.where}/{name}")
         limit = np.repeat(sizes, np.diff(found.bounds))
         listed = np.repeat(limit[~found.is_range], found.counts[~found.is_range])
+        # By subtraction, because start + count may exceed int64. Starts of lists are no rows, hence the mask.
         beyond = (found.counts > limit) | (found.starts > limit - found.counts)
         if (beyond & found.is_range).any() or (found.rows >= listed).any():
             raise CorruptError(
@@ -304,6 +309,7 @@ class LevelReader:
     ) -> Links | None:
         """Return the links within chunks."""
         family = self.family(self.links_path)
+        # A `links` array, if there is one, has priority over the faces in Draco cells.
         if faces is not None and family is None:
             bounds = counts_to_offsets(np.array([len(part) for part in faces], np.int64))
             rows = np.concatenate(faces) if faces else np.zeros((0, 3), np.int64)
@@ -359,6 +365,7 @@ class LevelReader:
         return {}
 
 
+# Magic number in little-endian order, version 1 and flags 0; both counts are 0.
 EMPTY_INDEX: Bytes = np.frombuffer(b"GFVZ\1\0\0\0" + bytes(8), np.uint8)
 """The fragment index of a chunk without fragments."""
 
@@ -367,6 +374,7 @@ def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = F
     """Return the declared dtype, little-endian; with `texts` also fixed-length NumPy strings."""
     name = attributes.get("dtype")
     try:
+        # Without `str`, a missing dtype would be read as float64, which `np.dtype(None)` is.
         found = np.dtype(str(name))
     except TypeError:
         found = np.dtype("O")
@@ -407,6 +415,7 @@ class AttributeStorage:
         if self.dtype.kind not in "US":
             return Attribute(values, self.channels, None, self.extra)
         try:
+            # The categories are those of these rows: codes from two calls are not comparable.
             categories, codes = np.unique(values.astype(str), return_inverse=True)
             labels = categories.tolist()
         except (ValueError, UnicodeDecodeError) as error:
@@ -439,6 +448,7 @@ def attribute_storage(
         columns = len(channels)
     else:
         total, found = int(rows.sum()), int(counts.sum()) // dtype.itemsize
+        # Chunks without rows do not tell the number of columns; one axis is assumed.
         columns = found // total if total and found > total and found % total == 0 else None
     form = AttributeStorage(dtype, columns, channels if len(channels) == (columns or 1) else (), extra_metadata(block))
     if (counts != rows * form.size).any():

@@ -46,6 +46,7 @@ class ObjectIndex:
     @cached_property
     def n_dims(self) -> int:
         """Number of coordinates of a chunk in a manifest."""
+        # The keys of a level without chunks have no columns.
         width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
         n_dims = self.block.get("sid_ndim") or width
         if n_dims != width:
@@ -77,6 +78,7 @@ class ObjectIndex:
     def _order(self) -> NDArray[np.int64] | None:
         """Manifest of each object by ascending id, if they are stored in another order."""
         stored = self._stored_ids
+        # Ids need not be stored in ascending order, while `ids`, `every` and `rows_of` are by ascending id.
         if stored is None or (np.diff(stored) > 0).all():
             return None
         return np.argsort(stored)
@@ -85,6 +87,7 @@ class ObjectIndex:
     def n_objects(self) -> int:
         """Number of objects."""
         declared = self.block.get("num_objects", 0 if self.items is None else self.items.n_items)
+        # A boolean is an instance of int, but no number of objects.
         if type(declared) is not int or declared < 0 or (self.items is not None and declared != self.items.n_items):
             stored = "" if self.items is None else f" and holds {self.items.n_items} manifests"
             raise CorruptError(
@@ -138,6 +141,7 @@ class ObjectIndex:
         if self._stored_ids is None:
             rows, good = ids, (ids >= 0) & (ids < self.n_objects)
         else:
+            # An id above all others is placed after the last row; the comparison refuses it.
             rows = np.minimum(np.searchsorted(self.ids, ids), max(len(self.ids) - 1, 0))
             good = self.ids[rows] == ids if len(self.ids) else np.zeros(len(ids), bool)
         if not good.all():
@@ -162,6 +166,7 @@ class ObjectIndex:
         """
         every = self.every
         chunk = self.level.keys.find(every.chunks)
+        # Chunks ascend in the result, because `LevelQuery._owners` searches it by bisection.
         order = np.argsort(chunk, kind="stable")
         ids = np.repeat(every.ids, np.diff(every.bounds))
         alone = replace(every, ids=ids, bounds=np.arange(len(ids) + 1))
@@ -204,6 +209,7 @@ def _expand_ranged_groups(
     parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
     n_objects = _max_objects(level)
     for group, (start, stop) in (block.get("group_ranges") or {}).items():
+        # The length is limited before `arange` allocates memory for a damaged range.
         if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
             raise CorruptError(
                 f"{where}/groups has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
@@ -260,6 +266,7 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
 def _decode_categories(attribute: Attribute) -> Attribute:
     """Return codes as the strings that they encode."""
     kept = {key: value for key, value in attribute.metadata.items() if key not in _CODED}
+    # The appended empty string is what the code -1 of absent rows selects.
     categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
     codes = attribute.values
     if attribute.present is not None:

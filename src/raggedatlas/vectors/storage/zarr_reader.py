@@ -40,6 +40,7 @@ class StoreFiles:
         """Return the bytes of a file, or None if it does not exist."""
         with store_errors(f"read {self.root}/{key}"):
             if self.location.is_local:
+                # Caught inside `store_errors`, which would turn a missing file into `MissingFileError`.
                 try:
                     with open(f"{self.root}/{key}", "rb", buffering=0) as file:  # noqa: PTH123 - many small ones
                         return np.frombuffer(file.read(), np.uint8)
@@ -58,6 +59,7 @@ class StoreFiles:
         raw = self.read(f"{path}/zarr.json" if path else "zarr.json")
         if raw is None:
             return None
+        # Layout 0.7 has thousands of small arrays with equal metadata. The result is shared: do not change it.
         text = raw.tobytes()
         if text not in self._parsed:
             try:
@@ -117,6 +119,7 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
             if name == "crc32c":
                 data = _verify_crc32c(data, where)
             elif name == "zstd":
+                # A damaged or hostile frame may declare any size; it is limited before memory is allocated for it.
                 check_chunk_bytes(where, zstd_declared_bytes(data))
                 data = np.frombuffer(zstd.decompress(np.ascontiguousarray(data)), np.uint8)
             elif name == "blosc":
@@ -173,6 +176,7 @@ def read_small_array(files: StoreFiles, path: str) -> Bytes | None:
     return data
 
 
+# For few keys, `KeyIndex.find` does not pay: it encodes the complete table in each call.
 _DICT_LOOKUP_LIMIT = 64
 _CACHED_CHUNKS = 256
 """Number of decoded vlen-bytes chunks kept in memory."""
@@ -233,6 +237,7 @@ def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
         keys = flat.reshape(len(names), n_parts)
     except ValueError:
         raise CorruptError(f"{where} has a chunk key that is not a list of integers.") from None
+    # A reshape alone is not enough: the keys "1.2", "3.4.5" and "6" have as many parts as three keys of two.
     if n_parts > 1 and any(name.count(".") + 1 != n_parts for name in names):
         raise CorruptError(f"{where} has chunk keys of different lengths.")
     return keys[np.lexsort(keys.T[::-1])]
@@ -265,6 +270,7 @@ def _parse_pipeline(node: dict[str, Any], where: str) -> _Pipeline:
         inner = tuple(int(size) for size in settings["chunk_shape"])
         at_end = settings.get("index_location", "end") == "end"
         at_end &= codec_names(settings.get("index_codecs") or []) == ["bytes", "crc32c"]
+        # Only an index at the end, with a crc32c, is read by `map_shard` and `fetch_index`.
         is_sharded, at_end = True, at_end and len(codecs) == 1
         codecs = settings["codecs"]
     check_shapes(where, shape, inner, outer if is_sharded else None)
@@ -319,6 +325,7 @@ class _InnerChunks:
             spans = shard.index[slots[members]]
             if shard.data is not None:
                 data = shard.data
+                # Chunks are views of the mapped file; the size -1 means that a chunk is not stored.
                 for i, (start, size) in zip(members, spans.tolist(), strict=True):
                     if size >= 0:
                         found[i] = data[start : start + size]
@@ -346,6 +353,7 @@ class _InnerChunks:
             try:
                 return fetch_index(self.files.location, key, self.n_slots)
             except CorruptError as error:
+                # A shard without chunks is not stored. Only the message tells this case from a damaged index.
                 if "is missing" in str(error):
                     return None
                 raise
@@ -390,6 +398,7 @@ class CellArray:
             )
         keys = parse_keys(names, self._chunks.where)
         keys = keys if len(keys) else np.zeros((0, len(self.origin)), np.int64)
+        # Keys with a wrong number of parts become a cell that the next check refuses.
         cells = keys - self.origin if keys.shape[1] == len(self.origin) else np.full((1, 1), -1)
         if (cells < 0).any() or (len(cells) and (cells.view(np.uint64) >= self._shape[: cells.shape[1]]).any()):
             raise CorruptError(f"{self._chunks.where} lists a chunk outside its grid.")
@@ -434,6 +443,7 @@ class VlenArray:
         if len(self._chunks.pipeline.shape) != 1:
             raise CorruptError(f"{self._chunks.where} has shape {self._chunks.pipeline.shape}; expected one axis.")
         self.n_items = self._chunks.pipeline.shape[0]
+        # A chunk may be declared longer than the array; `_decode` allocates memory for `_inner` items.
         self._inner = min(self._chunks.pipeline.inner[0], max(1, self.n_items))
         # An item takes at least four bytes in its chunk, so both limits bound the memory for the declared shape.
         check_chunk_bytes(self._chunks.where, 4 * self._inner)
@@ -455,6 +465,7 @@ class VlenArray:
             parts = [self._decode(i) for i in range(-(-self.n_items // inner))]
             sizes = np.concatenate([np.diff(part.bounds) for part in parts]) if parts else np.zeros(0, np.int64)
             data = np.concatenate([part.data for part in parts]) if parts else np.zeros(0, np.uint8)
+            # The last chunk is padded with empty items.
             return _first_blobs(Blobs(data, counts_to_offsets(sizes)), self.n_items)
         chunks = {i: self._decode(i) for i in sorted(set((rows // inner).tolist()))}
         return concat_blobs([chunks[row // inner][row % inner] for row in rows.tolist()])
@@ -542,6 +553,7 @@ def _read_single_chunk(files: StoreFiles, path: str, node: dict[str, Any]) -> ND
         return None
     dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
     raw = files.read("/".join([path, "c", *("0" for _ in shape)])) if shape[0] else np.zeros(0, np.uint8)
+    # The chunk may have another key encoding, or be the fill value; zarr-python reads both.
     if raw is None:
         return None
     if not shape[0]:

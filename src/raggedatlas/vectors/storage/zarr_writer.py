@@ -114,11 +114,13 @@ def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], 
     is_text = values.dtype.kind in "UTO"
     kind = "string" if is_text else values.dtype.name
     first = {"name": "vlen-utf8", "configuration": {}} if is_text else BYTES_CODEC
+    # JSON has no NaN; Zarr writes it as text.
     if not is_text and isinstance(fill, float) and np.isnan(fill):
         fill = "NaN"
     yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, [first, ZSTD_CODEC], attributes, fill)]
     for i in range(-(-len(values) // rows)):
         part = values[i * rows : (i + 1) * rows]
+        # Zarr stores all chunks at full size, so the last one is padded.
         short = rows - len(part)
         if is_text:
             texts = [str(text).encode() for text in part.reshape(-1).tolist()] + [b""] * short * part[0].size
@@ -143,6 +145,7 @@ def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterat
     chunks = []
     for i in range(n_inner):
         bounds = blobs.bounds[i * inner : (i + 1) * inner + 1]
+        # Padding items are empty: they repeat the last bound.
         bounds = np.concatenate([bounds, np.full(inner + 1 - len(bounds), bounds[-1])])
         part = Blobs(blobs.data[bounds[0] : bounds[-1]], bounds - bounds[0])
         chunks.append(compress(encode_vlen(part), "zstd", 1))
@@ -182,6 +185,7 @@ def cell_array(
     grid : GridOptions
         Origin, shape and files.
     """
+    # A cell that is not stored is the fill value, which is the empty string.
     some = np.diff(blobs.bounds) > 0
     names = [".".join(map(str, key)) for key in keys[some].tolist()]
     own: dict[str, Any] = {"nonempty_chunks": names}
@@ -210,6 +214,7 @@ def cell_array(
 def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many cells a shard spans on each axis: all, with the longest axis halved until there are at most 4,096."""
     spans = np.maximum(shape, 1)
+    # As floats, because the product may exceed int64.
     while float(np.prod(spans.astype(np.float64))) > MAX_SHARD_SLOTS:
         longest = int(np.argmax(spans))
         spans[longest] = (spans[longest] + 1) // 2
@@ -238,6 +243,7 @@ def _shards(
     slots = (
         np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
     )
+    # The inverse is flattened below, because NumPy 2.0 returns it with an additional axis.
     owners, owner = np.unique(cells // shard, axis=0, return_inverse=True)
     order = np.lexsort((slots, owner.reshape(-1)))
     bounds = np.searchsorted(owner.reshape(-1)[order], np.arange(len(owners) + 1)).tolist()
@@ -249,6 +255,7 @@ def _shards(
         for i, low, high in zip(mine.tolist(), begin, end, strict=True):
             pieces += (heads[8 * i : 8 * i + 8], data[low:high])
         sizes = 8 + spans[1][mine] - spans[0][mine]
+        # Each cell has two pieces, its header and its string, which are one chunk.
         if compression is not None:
             pieces = [compress(b"".join(pieces[k : k + 2]), compression, itemsize) for k in range(0, len(pieces), 2)]
             sizes = np.array([len(piece) for piece in pieces], np.int64)

@@ -182,7 +182,8 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
     """Combine the facts of one column from two files.
 
     Categories keep the older order and append new ones; they stay ordered only if both are ordered and neither
-    contradicts the other's order. Different kinds of number join to what holds both; text and categorical join to categorical.
+    contradicts the other's order. Different kinds of number, also as categories, join to what holds both. Text and anything else
+    join to text: the column holds text from then on.
 
     Examples
     --------
@@ -191,28 +192,35 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
     >>> join_facts(a, b).categories, join_facts(a, b).ordered
     (('I', 'II', 'III'), True)
     """
-    texts = is_text(old.category_kind) and is_text(new.category_kind)
-    if old.kind == new.kind == "categorical" and (old.category_kind == new.category_kind or texts):
-        merged, consistent = _merge_categories(old.categories or (), new.categories or ())
-        return replace(old, categories=merged, ordered=old.ordered and new.ordered and consistent)
+    if old.kind == new.kind == "categorical":
+        return _join_categoricals(old, new)
     if old.kind == new.kind:
         return old
-    kinds = {old.kind, new.kind}
-    if "categorical" in kinds or any(map(is_text, kinds)):
-        return (
-            replace(old, kind="string", categories=None, ordered=False, category_kind="string")
-            if _text(old)
-            else replace(old, kind="")
-        )
+    kinds = [facts.category_kind if facts.kind == "categorical" else facts.kind for facts in (old, new)]
+    plain = replace(old, categories=None, ordered=False, category_kind="string")
+    if any(map(is_text, kinds)):
+        return replace(plain, kind="string")
     with contextlib.suppress(TypeError, KeyError):
         import numpy as np
 
-        return replace(old, kind=str(np.result_type(old.kind, new.kind)))
-    return replace(old, kind="")
+        return replace(plain, kind=str(np.result_type(*kinds)))
+    return replace(plain, kind="")
 
 
-def _text(facts: ColumnFacts) -> bool:
-    return facts.kind != "categorical" or is_text(facts.category_kind)
+def _join_categoricals(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
+    texts = is_text(old.category_kind), is_text(new.category_kind)
+    if any(texts) and not all(texts):
+        # The column holds text from now on, of which categories that are numbers would match nothing.
+        return replace(old, kind="string", categories=None, ordered=False, category_kind="string")
+    known, added, kind = old.categories or (), new.categories or (), old.category_kind
+    if not all(texts) and old.category_kind != new.category_kind:
+        import numpy as np
+
+        kind = str(np.result_type(old.category_kind, new.category_kind))
+        known, added = (tuple(np.array(listed, kind).tolist()) for listed in (known, added))
+    merged, consistent = _merge_categories(known, added)
+    ordered = old.ordered and new.ordered and consistent
+    return replace(old, categories=merged, ordered=ordered, category_kind=kind)
 
 
 def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:

@@ -119,6 +119,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.catalog.snapshots import open_latest
 
         place = Location.of(db_uri, storage_options)
+        # The catalog appends `lance_db` itself.
         place = replace(place, uri=place.uri.removesuffix("/lance_db"))
         arrays = None if store is None else Location.of(store, storage_options)
         return AtlasView(open_latest(place, schema=schema, arrays=arrays))
@@ -175,8 +176,10 @@ class RaggedAtlas(ReadOnlyAtlas):
         >>> atlas.add(ResultDataset({}, "results/z"), space="embedding", name="scvi_64")  # doctest: +SKIP
         >>> atlas.add("cells.zv", link="segment_id", space="segmentation_boundary")  # doctest: +SKIP
         """
+        # Modules of single methods are imported when these are called, so that importing the package stays fast.
         from raggedatlas.ingest.add import add
 
+        # Methods that write take `_opened`: `_catalog` is pinned while a purge rewrites tables.
         return add(
             self._opened,
             source,
@@ -436,6 +439,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         ArgumentError
             If `grace` is negative.
         """
+        # With a negative grace a writer on another machine always counts as dead, and `gc` frees what it writes.
         if grace < dt.timedelta(0):
             raise ArgumentError(f"gc() takes grace as a datetime.timedelta of 0 or more, not {grace}.")
         from raggedatlas.catalog.maintenance import gc
@@ -479,6 +483,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def __repr__(self) -> str:
         """Say where it is and what is in it."""
+        # During a purge the newest table versions are not the current content, so reads go by `_catalog`.
         return describe(self._catalog, "RaggedAtlas")
 
     def _repr_html_(self) -> str:
@@ -504,6 +509,7 @@ class AtlasView(ReadOnlyAtlas):
     def record(self) -> AtlasVersionRecord:
         """What the snapshot names."""
         record = self._opened.snapshot
+        # `checkout` always pins; only a view that is built on a catalog at the tip has no record.
         if record is None:
             raise QueryError("A view is made of a snapshot; call atlas.checkout(version).")
         return record
@@ -546,6 +552,7 @@ class AtlasView(ReadOnlyAtlas):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""
+        # Only names that a view lacks come here: the methods of `RaggedAtlas` among them raise `ReadOnlyError`.
         if not name.startswith("_") and callable(getattr(RaggedAtlas, name, None)):
             self._opened.require_tip(f"{name}()")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

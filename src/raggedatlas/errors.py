@@ -95,6 +95,7 @@ class ConflictError(AtlasError, RuntimeError):
     """Another writer is in the way: writers kept colliding until patience ran out, or a purge is unfinished."""
 
 
+# Code that converts an `OSError` lets this class pass first, as it is one (see `store_errors`).
 class StoreError(AtlasError, OSError):
     """A folder or object store refused or failed."""
 

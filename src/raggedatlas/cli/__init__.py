@@ -7,6 +7,7 @@ from raggedatlas.cli.startup import configure_process, defer_pandas_import, impo
 
 def main() -> None:
     """Run the command line; exit codes are 0 (success), 1 (refused, or problems found) and 2 (usage error)."""
+    # Both before the command is imported: that creates most of the objects, and may import pandas.
     configure_process()
     defer_pandas_import()
     app = import_command(*sys.argv[1:2])

@@ -126,6 +126,7 @@ class AddOptions:
             "cast": parse_pairs(self.cast, "--cast"),
             "spaces": parse_pairs(self.space, "--space"),
         }
+        # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = _all_or_none(self.obs, "--obs")
         if self.layer:
@@ -144,6 +145,7 @@ class AddOptions:
 
 def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:
     named = [text for text in given if "=" in text]
+    # A list selects and a mapping renames; `add` takes either, but no mixture.
     if named and len(named) < len(given):
         raise typer.BadParameter("use = in all values, or in none", param_hint=option)
     return parse_pairs(given, option) if named else given
@@ -220,6 +222,7 @@ def _show_reports(reports: "Sequence[IngestReport]") -> None:
     ]
     print_table(rows, ["dataset", "status", "cells", "features", "new", "layers"], empty="Nothing to add.")
     for report in reports:
+        # The first lines repeat the table: a summary, and one line for each space.
         lines = repr(report).split("\n")[1 + len(report.spaces) :]
         if lines:
             print_text("\n".join(["", report.name, *lines]))

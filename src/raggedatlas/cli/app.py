@@ -15,6 +15,8 @@ from raggedatlas.cli.options import DEBUG
 from raggedatlas.cli.printing import print_error
 from raggedatlas.errors import AtlasError, UnknownValueWarning
 
+# The words of a call may hold one level of parentheses. A call that is followed by `.name` is left alone,
+# as it is the beginning of a chain that no command replaces.
 _CALL = re.compile(
     r"(?<![\w.])(?:RaggedAtlas\.|atlas\.)?(?P<name>(?:identity\.)?[a-z_]+)\((?P<words>(?:[^()]|\([^()]*\))*)\)(?!\.[a-z])"
 )
@@ -43,6 +45,7 @@ def _method_to_command(found: re.Match[str]) -> str:
     verb = _VERBS.get(found["name"])
     if verb is None:
         return found[0] if not found[0].startswith("atlas.") else f"{found[0]} in Python"
+    # Only quoted texts can become words of a command; for anything else the reader gets placeholders.
     words = re.findall(r"'([^']*)'", found["words"]) if re.fullmatch(r"(?:'[^']*'(?:, )?)+", found["words"]) else []
     if verb == "validate" and words:
         words = ["--level", *words]
@@ -73,9 +76,11 @@ class Commands(TyperGroup):
         """Run a verb; errors of this package or of the system end it with exit code 1."""
         try:
             with warnings.catch_warnings():
+                # `--strict` turns these into errors later, when `super().invoke` parses the options of the verb.
                 warnings.simplefilter("always", UnknownValueWarning)
                 warnings.showwarning = _show_warnings_once()
                 done = super().invoke(ctx)
+            # Here instead of at exit, so that a closed pipe is noticed within this `try`.
             sys.stdout.flush()
             return done
         except BrokenPipeError:
@@ -91,6 +96,7 @@ class Commands(TyperGroup):
     def _arguments_to_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
         """Replace Python arguments in a message by the options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand)
+        # A group such as `genes` has no options of its own; those of its commands count.
         inner = getattr(command, "commands", {}).values()
         options = {
             option for item in (command, *inner) if item for parameter in item.params for option in parameter.opts
@@ -115,6 +121,7 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
         """Parse, run and exit; usage errors are reported in one line too."""
+        # In standalone mode typer prints usage errors itself, in several lines, and exits.
         exits = extra.pop("standalone_mode", True)
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})

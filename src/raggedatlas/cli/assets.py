@@ -158,6 +158,7 @@ def annotate(
     choices: AnnotateOptions,
 ) -> None:
     """Add values of cells, such as clusters or labels, to an atlas as cell columns."""
+    # `COLUMN` alone keeps its name. Without any word the mapping is empty, and None below means all columns.
     columns = {old: new or old for old, _, new in (word.partition("=") for word in choices.column)}
     report = atlas_options.open().annotate(
         file, choices.name, on=choices.on, dataset=choices.dataset, columns=columns or None, obsm=choices.obsm,
@@ -200,6 +201,7 @@ _LISTS = (
 
 
 def _add_list_command(listing: _AssetList) -> None:
+    # A function for each command: closures made in one loop would all see its last entry.
     @expand_option_groups
     def list_assets(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         frame = getattr(atlas_options.open_at(at), listing.command)()

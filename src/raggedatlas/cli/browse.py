@@ -13,6 +13,7 @@ from raggedatlas.cli.printing import print_error, print_facts, print_json, print
 @expand_option_groups
 def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the datasets."""
+    # Reads tables only, so that `ls` starts without queries, formats and pandas.
     from raggedatlas.catalog.assets import dataset_rows
 
     rows = dataset_rows(atlas_options.catalog(at))
@@ -107,6 +108,7 @@ def features(
         return
     found = registry.resolve(names)
     ambiguous = {name: [registry.describe(uid) for uid in uids] for name, uids in (found.ambiguous or {}).items()}
+    # `resolve` keeps the order of the names that it finds, so these correspond to `found.uids`.
     asked = [name for name in names if name not in found.unknown and name not in ambiguous]
     at_row = pa.array([registry.row_of[uid] for uid in found.uids], pa.int64())
     rows = [
@@ -119,6 +121,7 @@ def features(
         print_json({"found": rows, "unknown": found.unknown, "ambiguous": ambiguous})
     else:
         print_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
+    # On stderr, so that stdout is one JSON document also if names are unknown.
     if found.unknown:
         print_error(f"unknown in {space}: {', '.join(found.unknown)}")
     for name, candidates in ambiguous.items():

@@ -22,6 +22,8 @@ __all__ = [
     "viewers",
 ]
 
+# Built-in commands win: `import_command` runs the frequent ones without this module, so an extension of
+# the same name would replace a command only where all are imported.
 BUILT_IN = set(typer.main.get_group(app).commands)
 
 for entry in plugins(COMMANDS).values():

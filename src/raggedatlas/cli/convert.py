@@ -75,6 +75,7 @@ class GeometryOptions:
         from raggedatlas.vectors.converters.convert import Conversion
 
         options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
+        # Readers take lists for these, and the command line has only text.
         for key in ("axes", "columns"):
             if key in options:
                 options[key] = str(options[key]).split(",")
@@ -122,6 +123,7 @@ def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
         return True
     if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
         return True
+    # Names have decided nothing; the converters are imported only for what may be a store.
     if not (Path(source) / "zarr.json").is_file():
         return False
     from raggedatlas.vectors.converters.convert import is_store
@@ -183,6 +185,7 @@ class SubsetOptions:
         """Return the options of `open_source` that are set."""
         given: dict[str, Any] = {"genome": self.genome, "version": self.cxg_version}
         asked = {name: value for name, value in given.items() if value is not None}
+        # Only what is set is passed on, because readers refuse options of other formats.
         return {**asked, "uns": False} if self.no_uns else asked
 
 
@@ -207,6 +210,7 @@ class OutputOptions:
         """Return the options of `open_sink`."""
         found: dict[str, Any] = {"overwrite": self.overwrite}
         if self.compression is not None:
+            # None means uncompressed; without the key the sink chooses a compression.
             found["compression"] = None if self.compression == NONE else self.compression
         if self.zarr_format is not None:
             found["zarr_format"] = self.zarr_format
@@ -237,6 +241,7 @@ def convert(
 ) -> None:
     """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
     if is_geometry(source, target, geometry):
+        # `--strict` is an option of geometry too, so it does not count here.
         foreign = (subset, replace(cxg, strict=False)) != (SubsetOptions(), CxgOptions())
         if foreign or output_options.compression is not None or output_options.zarr_format is not None:
             raise typer.BadParameter(
@@ -255,6 +260,7 @@ def convert(
         if not as_json:
             print_losses(found)
 
+    # Before the source is opened, so that options of a CXG are refused at once for another target.
     more = cxg.options(target, report_losses)
     opened = open_source(source, **subset.reading())
     try:
@@ -282,6 +288,7 @@ def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -
     """Return the sink of a target path."""
     from raggedatlas.formats.registry import open_sink
 
+    # Only `.zarr` may be AnnData or MuData; `.h5ad` and `.h5mu` say which.
     if multimodal and Path(target).suffix == ".zarr":
         options["multimodal"] = True
     return open_sink(target, **options)
@@ -340,6 +347,7 @@ def concat(
     """Concatenate files in bounded memory, with the result of anndata.concat."""
     from raggedatlas.formats.concat import concat as write
 
+    # Fields of `ConcatOptions` have the names of the arguments of `concat`.
     how = {**vars(concat_options), "keys": concat_options.keys or None}
     with progress(f"write {output}") as callback:
         made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)

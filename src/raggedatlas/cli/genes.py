@@ -35,6 +35,7 @@ def status(atlas_options: AtlasOptions, space: Space = "gene_expression", at: At
 def explain(atlas_options: AtlasOptions, name: Name, space: Space = "gene_expression", at: AtSnapshot = None) -> None:
     """Show the features that a name resolves to, their identity, the evidence, and the datasets that measured them."""
     frame = atlas_options.open_at(at).identity.explain(name, space=space).reset_index()
+    # `reset_index` puts `uid` first; a narrow terminal drops the last columns, and should drop this one.
     _print(atlas_options, frame[[*frame.columns[1:], "uid"]], empty="")
 
 
@@ -69,6 +70,7 @@ def unlink(atlas_options: AtlasOptions, feature: Name, space: Space = "gene_expr
 @expand_option_groups
 def history(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List manual links, including revoked ones."""
+    # As objects, because in a typed column `where` would turn None back into a missing value of that type.
     frame = atlas_options.open_at(at).identity.history().astype(object)
     _print(atlas_options, frame.where(frame.notna(), None), empty="No links were made by hand.")
 

@@ -42,6 +42,7 @@ def versions(atlas_options: AtlasOptions) -> None:
         return
     rows = [
         {
+            # As text: a large number would get thousands separators, which `--at` does not take.
             "snapshot": str(r.version),
             "label": r.label,
             "created": r.created_at[:16].replace("T", " "),
@@ -170,9 +171,11 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a dataset from the newest state and every snapshot; this cannot be undone."""
+    # Opened before the question, so that a wrong path is refused first.
     atlas = atlas_options.open()
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("this cannot be undone; confirm it", param_hint="--yes")
+    # On stderr, because stdout may be read as JSON.
     if not yes and not typer.confirm(f"Remove {dataset} from every snapshot permanently?", err=True):
         raise typer.Abort
     _print_report(atlas.purge(dataset), atlas_options)
@@ -207,4 +210,5 @@ def _print_report(report: "MaintenanceReport", atlas_options: AtlasOptions) -> N
     for group in report.kept:
         print_text(f"  kept for a running add: {group}")
     for note in report.notes:
+        # Notes of the library name methods; a reader of the command needs the commands.
         print_text(methods_to_commands(f"  {note}"))

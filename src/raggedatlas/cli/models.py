@@ -86,6 +86,7 @@ class ModelOptions:
             "as_": self.values,
             "device": self.device,
         }
+        # Empty lists are left out too, so that the defaults of `infer` hold.
         return {name: value for name, value in given.items() if value}
 
 
@@ -129,6 +130,7 @@ def result_folder(output: str | None, verb: str) -> str:
     'infer'
     """
     while output is None:
+        # Three bytes are four characters, which `find_newest_run` expects at the end of the name.
         letters = base64.urlsafe_b64encode(os.urandom(3)).decode()
         path = Path("results") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{verb}-{letters}"
         output = None if path.exists() else str(path)
@@ -136,6 +138,7 @@ def result_folder(output: str | None, verb: str) -> str:
 
 
 def _require_output(run_options: RunOptions, *, resume: bool) -> None:
+    # Without a name `result_folder` makes a new folder, in which there is nothing to resume.
     if resume and run_options.output is None:
         raise typer.BadParameter("needs --output, the folder of the interrupted run", param_hint="--resume")
 
@@ -287,6 +290,7 @@ Source = Annotated[str, typer.Argument(help="Folder of results, or an atlas.", s
 class ReductionOptions:
     """Options shared by ``pca`` and ``umap``."""
 
+    # Not `seed`: `Selection` has this field, and fields of one name become one option.
     seed_of_fit: Annotated[int, typer.Option("--fit-seed", min=0, help="Seed of the fit.")] = 0
     target_sum: Annotated[
         float | None,
@@ -319,12 +323,14 @@ class ReductionOptions:
             "batch_size": self.batch_size,
             "overwrite": self.overwrite,
         }
+        # Compared with None, because 0 is a valid seed.
         return {name: value for name, value in given.items() if value is not None}
 
     def open(self, source: str, selection: Selection) -> "str | Query":
         """Return the path of results, or the query of an atlas."""
         from raggedatlas.results.folder import INDEX_FILE, has_table
 
+        # Everything else is taken for an atlas, whose `open` names what is missing.
         if has_table(Path(source)) or (Path(source) / INDEX_FILE).is_file():
             if selection != Selection():
                 raise typer.BadParameter(
@@ -489,6 +495,7 @@ def read_vectors(path: Path) -> "NDArray[Any]":
 
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
+    # EOFError is what NumPy raises for an empty file.
     except (OSError, ValueError, EOFError) as error:
         raise SourceError(f"{path} is no .npy file that reads: {error}.") from error
     return found
@@ -523,11 +530,13 @@ def neighbors(
     """Print the cells whose results are nearest to those of some cells, or to some vectors."""
     from raggedatlas.verbs.lookup import neighbors as find
 
+    # True for both and for neither; exactly one must be given.
     if bool(uids) == (vectors is not None):
         raise typer.BadParameter("name cells, or a file with --vectors", param_hint="UID")
     asked = uids or [] if vectors is None else read_vectors(vectors)
     query = among.query()
     with progress(f"search {results}"):
+        # Fields of `Measured` have the names of the arguments of `neighbors`.
         found = find(results, asked, among=query, **asdict(measured))
     rows = found.to_pylist()
     print_table(rows, found.column_names, empty="No neighbours.", as_json=as_json)

@@ -68,6 +68,7 @@ def repeatable_option(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN
 
 def _make_unknown_values_errors(asked: bool) -> bool:
     if asked:
+        # Within the `catch_warnings` of `Commands.invoke`, which restores the filters.
         warnings.simplefilter("error", UnknownValueWarning)
     return asked
 
@@ -193,6 +194,7 @@ def expand_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
         For `typer.Typer.command`. A field of several dataclasses becomes one option, whose value they share.
     """
     given_parameters = inspect.signature(verb).parameters
+    # Needs annotations that are classes: with `from __future__ import annotations` they would be text.
     groups: dict[str, Any] = {
         name: parameter.annotation
         for name, parameter in given_parameters.items()
@@ -201,8 +203,10 @@ def expand_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
     unfolded: dict[str, inspect.Parameter] = {}
     for name, parameter in given_parameters.items():
         if name in groups:
+            # A field of a later group replaces one of the same name, so both must be declared alike.
             unfolded |= {part.name: _field_parameter(part) for part in dataclasses.fields(groups[name])}
         else:
+            # Keyword-only, because a parameter without a default may then follow one with a default.
             unfolded[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
     @wraps(verb)
@@ -256,6 +260,7 @@ def parse_version(text: str) -> int | str:
 
 def _enable_debug(ctx: typer.Context, asked: bool) -> bool:
     if asked:
+        # Shared with the context of `Commands.invoke`. Never set to False, as `--debug` may come before the verb.
         ctx.meta[DEBUG] = True
     return asked
 
@@ -319,6 +324,7 @@ class AtlasOptions:
 
     def catalog(self, at: str | None) -> "Catalog":
         """Open the tables of the newest state, or of a snapshot."""
+        # Not through `RaggedAtlas`, whose imports commands that only list do not need.
         from raggedatlas.catalog.catalog import open_catalog
 
         catalog = open_catalog(self.location)
@@ -406,6 +412,7 @@ class Selection:
 
     def _narrow_features(self, query: "Query") -> "Query":
         shapes = geometry_names(query, self.space)
+        # `--space` also names geometry, which `BoxOptions.narrow` takes and which is no feature space.
         spaces = [name for name in self.space if name not in shapes]
         if spaces:
             query = query.spaces(*spaces)
@@ -528,10 +535,12 @@ class CxgOptions:
             "x": self.x,
             "embeddings": self.embedding or None,
             "var_index": self.var_index,
+            # None instead of False: a flag that is not set must not count as an option of a CXG below.
             "sort_categories": self.sort_categories or None,
             "wide_integers": None if self.wide_integers is None else self.wide_integers.value,
         }
         given = {name: value for name, value in given.items() if value is not None}
+        # `--strict` is not in `given`: for any target it also turns unknown values into errors.
         if Path(target).suffix != ENDING:
             if given:
                 names = ", ".join(_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in given)

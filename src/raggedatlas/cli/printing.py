@@ -34,6 +34,7 @@ def print_text(text: str) -> None:
 
 def print_json(document: Any) -> None:  # noqa: ANN401  (any document)
     """Print one JSON document on stdout; values that JSON does not support become null or text."""
+    # `plain` leaves no NaN or infinity, which `allow_nan=False` would raise for.
     print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -65,6 +66,7 @@ def format_value(value: object) -> str:
     value = plain(value)
     if value is None:
         return ""
+    # Before `int`, of which `bool` is a subclass.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -80,6 +82,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
     """Convert a value to JSON types; missing values and infinities become None."""
     if value is None or isinstance(value, str | bool | int):
         return value
+    # Scalars of NumPy; its arrays have `item` too, but also a length.
     if hasattr(value, "item") and not hasattr(value, "__len__"):
         return plain(value.item())
     if isinstance(value, float):
@@ -88,6 +91,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
+    # Compared as text, so that pandas need not be imported.
     return None if str(value) in {"NaT", "<NA>"} else str(value)
 
 
@@ -162,9 +166,11 @@ def print_table(
     for column, width in zip(kept, widths, strict=True):
         numbers = all(isinstance(plain(row[column]), int | float | None) for row in rows)
         justify: Literal["left", "right"] = "right" if numbers else "left"
+        # As `Text`, because rich reads brackets in a plain `str` as markup.
         table.add_column(Text(printable(column)), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in zip(*[texts[column] for column in kept], strict=True):
         table.add_row(*map(Text, row))
+    # Captured to remove the spaces with which rich fills every line.
     with out.capture() as captured:
         out.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

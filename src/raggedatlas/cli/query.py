@@ -115,6 +115,7 @@ def _show_counts(selected: "Query", by: list[str], *, as_json: bool) -> None:
 
 def _show_cells(selected: "Query", version: int, selection: Selection, head: int, *, as_json: bool) -> None:
     n = cast("int", selected.count())
+    # A second `limit` replaces the first, so the smaller one is asked for.
     limit = head if selection.limit is None else min(head, selection.limit)
     few = selected.limit(limit)
     rows = few.to_arrow().to_pylist()
@@ -127,6 +128,7 @@ def _show_cells(selected: "Query", version: int, selection: Selection, head: int
         return
     shown = [{**row, **(row.get("values") or {})} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row.get("values") or {}))
+    # `print_table` needs every column in every row, and a cell without a space has no values of it.
     print_table([{**dict.fromkeys(names), **row} for row in shown], [*names, *columns], empty="")
     print_text(f"{n:,} cells at snapshot {version}" + (f", the first {len(rows):,} shown" if len(rows) < n else ""))
 
@@ -135,6 +137,7 @@ def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
     """Return the selected features of a few cells: uid -> name -> value."""
     from raggedatlas.catalog.features import read_registry
 
+    # One batch, since `n` is the number of these cells.
     (batch,) = few.batches(n)
     uids = batch.obs.column("uid").to_pylist()
     found: dict[str, dict[str, Any]] = {uid: {} for uid in uids}

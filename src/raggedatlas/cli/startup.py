@@ -28,6 +28,7 @@ def configure_process() -> None:
     of a short command. Only the process of the command is configured, never that of a library user.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
+    # Not overwritten, so that a user can set it otherwise.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
@@ -49,6 +50,7 @@ class _PandasHider(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:  # noqa: ANN401
         if fullname == "pandas":
+            # Returning None instead would pass the search on to the finder that has pandas.
             raise ModuleNotFoundError("pandas is put off", name=fullname)
 
 
@@ -84,6 +86,7 @@ def defer_pandas_import() -> None:
     hidden = _PandasHider()
     sys.meta_path.insert(0, hidden)
     try:
+        # The first array makes pyarrow look for pandas, once; it remembers that there is none.
         pa.array([0])
     finally:
         sys.meta_path.remove(hidden)

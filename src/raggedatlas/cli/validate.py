@@ -87,11 +87,14 @@ def validate(
     workers: WorkerCount = 1,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
+    # First, because results have a folder `lance_db` like an atlas.
     if _is_results(atlas_options):
         _validate_results(atlas_options, level, at, fix)
         return
+    # Before files, because a geometry store is also a Zarr folder.
     geometry = _is_vectors(atlas_options)
     is_file = geometry or is_file_or_store(atlas_options.atlas)
+    # One option has the levels of all targets, so typer cannot refuse those of another target.
     what, levels = _target_levels(is_file=is_file, geometry=geometry)
     if level is not None and level not in levels:
         raise typer.BadParameter(
@@ -172,6 +175,7 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
     typer.BadParameter
         If a snapshot or a selection is requested of a file.
     """
+    # A Market-matrix folder has no metadata; it is recognized by the name of its matrix.
     if not is_file_or_store(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):
         return False
     if selected:
@@ -227,6 +231,7 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
         for problem in problems:
             print_text(methods_to_commands(str(problem)))
         print_text(f"{problems.summary()} ({level}).")
+    # Problems of lower levels are printed, but the exit code stays 0.
     if problems.breaks_must:
         raise typer.Exit(EXIT_FAILURE)
 
@@ -239,6 +244,7 @@ def _fix_file(atlas_options: AtlasOptions, target: Path, level: FileLevel) -> No
 
     # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
     before = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
+    # Ends the command, since A00 is a `must` and `_show_problems` exits with an error.
     if any(problem.rule == "A00" and not problem.path for problem in before):
         _show_problems(atlas_options, before, level)
     done = repair(atlas_options.atlas, target, level)

@@ -110,6 +110,7 @@ def serve(
     from raggedatlas.verbs.explorer import serve as start
 
     _handle_signals_as_interrupt()  # before anything starts, so that no process outlives this one
+    # With the stack the progress bar can end before the address is printed, and the server later.
     with ExitStack() as stack:
         with progress("prepare a CXG"):
             served = stack.enter_context(start(source, target=options.output, port=port, **options.choices()))
@@ -119,6 +120,7 @@ def serve(
 
 
 def _show(served: "ExplorerServer", *, as_json: bool, browser: bool) -> None:
+    # Only this goes to stdout, so that a script can read the address.
     print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=as_json)
     print_status("Only this machine can open it. Press Ctrl-C to stop.")
     if browser:
@@ -137,6 +139,7 @@ def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str
     """Return the path of a file, or the query of an atlas."""
     from raggedatlas.cli.validate import is_cell_file
 
+    # Any option that differs from its default is a selection, also `--missing` or `--seed`.
     if is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
         return atlas_options.atlas
     return selection.ask(atlas_options.open_snapshot(at))
@@ -287,6 +290,7 @@ class VisualizeOptions:
 @expand_option_groups
 def visualize(
     atlas_options: ViewSource,
+    # The argument of `view`, but optional: a single word is a folder of results.
     embedding: Annotated[str | None, Embedding.__metadata__[0]] = None,
     *,
     options: ViewOptions,
@@ -299,6 +303,7 @@ def visualize(
     cells = None if embedding is None else _open_view_source(atlas_options, options, at)
     with progress(f"write {output_options.output}"):
         path = write(
+            # A `Path` can only be a folder, while a text may be the name of an embedding.
             embedding or Path(atlas_options.atlas),
             cells,
             path=output_options.output,

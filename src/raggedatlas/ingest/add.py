@@ -96,6 +96,7 @@ def add(
     catalog.require_tip("add()")
     if executor is not None and (is_geometry(source) or is_results(source)):
         raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
+    # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
     if is_geometry(source):
         from raggedatlas.ingest.geometries import add_geometry
         from raggedatlas.ingest.transcripts import add_transcripts
@@ -114,6 +115,7 @@ def add(
         )
     with open_progress(progress, options.name or "add") as callback:
         reports = add_sources(catalog, openers, options, callback, executor=executor)
+    # `add_sources` raises where a source is refused, so there is one report for each opener here.
     reports = [replace(r, notes=(*r.notes, *o.notes)) for r, o in zip(reports, openers, strict=True)]
     return reports if several else reports[0]
 
@@ -132,5 +134,6 @@ def _openers(source: Any) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anythi
             if files != [path]:
                 if not files:
                     raise SourceError(f"The folder {path} holds no file that can be added.")
+                # A list also for one file: the type of the answer depends on the argument alone.
                 return [Opener(file) for file in files], True
     return [Opener(source)], False

@@ -140,12 +140,15 @@ def _read_table(path: Path, ending: str, text_columns: tuple[str, ...]) -> pa.Ta
         if ending == ".parquet":
             table = pyarrow.parquet.read_table(path)
             index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+            # A RangeIndex of pandas is described by a dict, which names no column. An index called `uid` keeps
+            # its name, so that it is never taken for names of cells.
             names = {index[0]: INDEX} if len(index) == 1 and isinstance(index[0], str) and index[0] != "uid" else {}
             return with_facts(table.rename_columns([names.get(name, name) for name in table.column_names]))
         table = pyarrow.csv.read_csv(
             path,
             parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending.startswith(".tsv") else ","),
             convert_options=pyarrow.csv.ConvertOptions(
+                # The column without a header has the names of rows, which are text also where they look like numbers.
                 column_types=dict.fromkeys((*text_columns, ""), pa.string()),
                 null_values=_MISSING, strings_can_be_null=True, quoted_strings_can_be_null=False,
             ),
@@ -174,6 +177,7 @@ def with_facts(table: pa.Table) -> pa.Table:
     fields = [
         f if facts_of(f) else f.with_metadata(_facts(table.column(f.name), f).to_metadata()) for f in table.schema
     ]
+    # This cast changes the metadata of fields only, no type.
     return table.replace_schema_metadata(None).cast(pa.schema(fields))
 
 
@@ -185,6 +189,7 @@ def _facts(column: pa.ChunkedArray, named: pa.Field) -> ColumnFacts:
         return ColumnFacts(named.name, "categorical", tuple(values.to_pylist()), kind.ordered, _kind(values.type))
     facts = ColumnFacts(named.name, _kind(kind))
     if column.null_count and pa.types.is_integer(kind):
+        # `int8` becomes `Int8` and `uint8` becomes `UInt8`, the nullable types of pandas.
         return replace(facts, kind=str(kind).replace("int", "Int").replace("uI", "UI"))
     return replace(facts, kind="boolean") if column.null_count and pa.types.is_boolean(kind) else facts
 

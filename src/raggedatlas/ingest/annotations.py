@@ -87,6 +87,7 @@ class _Merge:
         new = self.new.values.take(places)
         if old is None:
             return new
+        # The last `old` keeps a NaN of the atlas where there is no new value.
         return pc.coalesce(new, old) if replaces else pc.coalesce(_without_nan(old), new, old)
 
 
@@ -113,11 +114,14 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     catalog.require_tip("annotate")
     if options.name is not None:
         check_length(options.name, "name of an annotation")
+    # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.
     given = read_annotation_source(source, ("uid", "cell_name", "dataset", *_text_casts(options)), options.obsm)
     if not given.table.num_rows:
         raise SourceError("The annotation has no rows; there is nothing to write.")
     cells = _find_cells(catalog, given.table, options)
     vectors = [_Vectors(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
+    # Results are commits of their own: they are tried first, so that one that is refused stops the call before
+    # columns are written.
     results = tuple(_add_vectors(catalog, one, options, dry_run=True) for one in vectors)
     columns = _chosen(given.table, options)
     plan = _plan(given, cells, _column_plans(catalog, given.table, columns, options), options) if columns else None
@@ -140,6 +144,7 @@ def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
     def make(at: Tables) -> pa.RecordBatchReader | None:
         places = _places(catalog, plan, at)
         merges, record, report = _merge(catalog, plan, at, places)
+        # `fill_columns` calls `make` again after a lost race; the last report is that of the commit.
         reports[:] = [report]
         if plan.options.dry_run or not record.columns:
             return None
@@ -175,6 +180,7 @@ class UidIndex:
     def __init__(self, uids: pa.Array) -> None:
         numbers, valid = uid_numbers(uids)
         rows = np.flatnonzero(valid)
+        # Stable: of equal uids the first row stays first, and `find` returns the leftmost.
         order = np.argsort(numbers[rows], kind="stable")
         self._rows = rows[order]
         self._numbers = numbers[self._rows]
@@ -186,7 +192,9 @@ class UidIndex:
             return np.full(len(uids), -1)
         order = np.argsort(numbers)  # neighbors are looked up one after the other: memory is read in order
         at = np.empty(len(uids), np.int64)
+        # A number above the largest gets the last place, which the comparison below rejects.
         at[order] = np.minimum(np.searchsorted(self._numbers, numbers[order]), len(self._numbers) - 1)
+        # A text that is no uid has the number 0, which is that of a uid, too.
         return np.where(valid & (self._numbers[at] == numbers), self._rows[at], -1)
 
     def repeated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -225,6 +233,7 @@ def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, 
     choices = {"name": vectors.key, "unknown": options.unknown, "dry_run": dry_run}
     policy = "replace" if options.on_conflict == "replace" else "skip"
     there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(vectors.key)
+    # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
     report = add_results(catalog, vectors, {**choices, "on_duplicate": "skip" if there else policy}, progress=False)
     if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
         return report
@@ -332,6 +341,7 @@ def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Arr
         )
     cells = catalog.tables.read(CELLS, ["uid", "dataset_uid", "cell_name"])
     cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=pc.unique(datasets)))
+    # Dataset and name in one text, since `index_in` looks up single columns.
     keys = pc.binary_join_element_wise(cells.column("dataset_uid"), cells.column("cell_name"), "\0").combine_chunks()
     asked = pc.binary_join_element_wise(datasets, names, "\0")
     wanted = keys.filter(pc.is_in(keys, value_set=asked))
@@ -349,6 +359,7 @@ def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> 
         n_cells += len(batch) - batch.null_count
         found = index.find(batch)
         known[found[found >= 0]] = True
+    # `find` marks only the first row of each uid as known; the rows that repeat it follow it here.
     again, first = index.repeated()
     known[again] = known[first]
     n_unknown = len(uids) - int(known.sum())
@@ -363,6 +374,7 @@ def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> 
             f"{n_unknown:,} of {len(uids):,} rows name no cell of this atlas, first row {row:,} ({uids[row].as_py()!r}); pass "
             "unknown='skip' to leave them out."
         )
+    # Rows that repeat an unknown uid are merely unknown; `unknown="skip"` leaves them out.
     if known[again].any():
         twice = first[known[again]][0]
         n_rows = 1 + int((first == twice).sum())
@@ -375,6 +387,7 @@ def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> 
 
 def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
     """Yield the uids of all cells, batch by batch; null for cells of a dataset that is not in the atlas."""
+    # The table also has cells of adds that are not committed yet and of dropped datasets.
     visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
     for batch in at.batches(CELLS, ["uid", "dataset_uid"]):
         yield pc.if_else(pc.is_in(batch.column("dataset_uid"), value_set=visible), batch.column("uid"), None)
@@ -387,6 +400,7 @@ def _without_nan(values: pa.Array) -> pa.Array:
 def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
     """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
     blocks = [plan.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
+    # Without cells there are no blocks, and `concatenate` refuses an empty list.
     places = np.concatenate([np.zeros(0, np.int32), *blocks])
     return pa.array(places, mask=places < 0)
 
@@ -431,6 +445,7 @@ def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalo
 def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
     schema, options = at.schema(CELLS), plan.options
     under = column_stacks(schema).get(new.name, (None,))[0]
+    # A name of its own, so that the covered column stays and is shown again by `drop_annotation`.
     stored = f"{new.column.stored}__{plan.record.uid[:8]}"
     if under is None:
         n_values = len(places) - new.values.take(places).null_count
@@ -443,6 +458,7 @@ def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) ->
             f"{new.name!r} cannot be written: {reason}. Write it under another name with columns={{{new.name!r}: "
             f"{new.name + '_2'!r}}}, or cast it with cast={{...}}."
         )
+    # In the type of the covered column, whose values the new column takes over.
     new = replace(new, values=fit_values(new.name, pa.chunked_array([new.values]), there.type).combine_chunks())
     counts = _compare(at, under, new, places)
     if counts.different and options.on_conflict == "error":
@@ -483,6 +499,7 @@ def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Coun
         given = new.values.take(places.slice(start, batch.num_rows))
         start += batch.num_rows
         both = pc.and_(old.is_valid(), given.is_valid())
+        # `not_equal` is null where either value is missing; those rows count as fresh or kept below.
         differs = pc.fill_null(pc.not_equal(old, given), False)  # noqa: FBT003
         n_both, n_different = _true(both), _true(differs)
         if n_different and not counts.different:

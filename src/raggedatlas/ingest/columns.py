@@ -80,6 +80,7 @@ def plan_columns(
         )
     chosen = _chosen(offered, options)
     results = result_columns(table)
+    # Columns that files brought are not among them: datasets share the column of a name if the types agree.
     taken = {*FILLED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
     taken |= {*annotation_columns(table)}
     plans, reports = [], []
@@ -105,6 +106,8 @@ def plan_columns(
                 "with on_clash='text' or 'rename'"
             )
             continue
+        # Here the types differ and fit, such as integers into a double column; `column_values` refuses a value that
+        # would change.
         if stored in table.names and table.field(stored).type != column.type and not pa.types.is_string(column.type):
             note = note or f"stored as {table.field(stored).type} like the column that is there"
             column = replace(column, type=table.field(stored).type)
@@ -125,6 +128,7 @@ def _settled(
     if policy == "rename":
         base = stored = f"{column.stored}_{_family(column.type)}"
         n = 2
+        # A column made for an earlier clash is used again if this one fits it.
         while stored in taken or (
             stored in table.names and column_conflict(table.field(stored), replace(column, stored=stored)) is not None
         ):
@@ -132,6 +136,7 @@ def _settled(
         return replace(column, stored=stored), f"{reason}; kept apart as on_clash='rename' asks", None
     if not _becomes_text(column.type) or not _becomes_text(there.type):
         return column, "", f"{reason}, of which one does not become text"
+    # A column without facts was declared by the schema class of the atlas, not brought by a file.
     if not pa.types.is_string(there.type) and facts_of(there) is None:
         return column, "", f"{reason}, as the schema of the atlas declares it"
     facts = column.facts if pa.types.is_string(column.type) else ColumnFacts(column.facts.name, "string")

@@ -99,6 +99,7 @@ def add_sources(
         else:
             _add_by_workers(catalog, adding, options, progress, executor)
     except BaseException:
+        # The contexts inside have ended their threads, so nothing is written below these uids any more.
         _discard(catalog, adding.staged)
         raise
     if adding.refused and len(adding.openers) == 1:
@@ -118,6 +119,7 @@ def _add_here(
     staged = adding.staged
     with PlanAhead(catalog, adding.openers, options) as plan_ahead, FlushBehind() as flush:
         while adding.number < len(adding.openers):
+            # The source before this one may still be flushed meanwhile; `settle` waits for it.
             done = _stage(catalog, plan_ahead, adding.number, staged, options, progress)
             if adding.settle(flush):
                 if adding.take(done):
@@ -183,6 +185,7 @@ class _AddState:
         """Wait for the last staged source, and remove it if it failed; return whether it succeeded."""
         lost = flush.settle()
         if lost is not None:
+            # What is flushed is the last of both lists, because `settle` comes before the next `take`.
             self.staged.pop()
             self.reports.pop()
             self.refused.append(self.openers[self.number - 1].explain(lost))
@@ -203,6 +206,7 @@ class _AddState:
     def close(self, outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes of a commit."""
         for one, outcome in zip(self.staged, outcomes, strict=True):
+            # Reports of skipped sources lie between those of this commit, so positions do not agree.
             at = next(i for i, report in enumerate(self.reports) if report is one.report)
             if isinstance(outcome, AtlasError):
                 del self.reports[at]
@@ -239,6 +243,7 @@ def _is_full(plans: Sequence[IngestPlan]) -> bool:
 def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
     """Remove staged datasets that did not become visible; if the inventory cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
+        # A commit that raised may have been done although its answer was lost; its datasets must stay.
         visible = {record.uid for record in read_records(catalog)}
         for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
             catalog.tables.delete(CELLS, equals("dataset_uid", uid))
@@ -263,6 +268,7 @@ def _commit(
         pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
     ]
     pointers += [field for field, _ in further.values()]
+    # Before the cells: Lance refuses rows with a column that the table lacks.
     add_cell_columns(
         catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values())
     )
@@ -282,6 +288,8 @@ def _commit(
     outcomes: list[Outcome] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
+        # Called again after a lost race, but not when an earlier attempt turns out to be committed: `outcomes` then
+        # still has what that attempt chose.
         outcomes[:] = _recheck_all(old, staged, options)
         kept = [one for one in outcomes if isinstance(one, StagedDataset)]
         replaces = frozenset(uid for one in kept for uid in one.replaces)
@@ -335,6 +343,7 @@ def _write_layouts(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
     lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
     if lists:
         registry = catalog.tables.read(groups[0].space.registry, ["uid", "global_index"])
+        # New features have no index before `reindex_registry`; `ensure_layouts` stores -1 as null.
         known, index = registry.column("uid").combine_chunks(), registry.column("global_index").fill_null(-1).to_numpy()
         rows = {uid: pc.index_in(pa.array(uids, pa.string()), value_set=known) for uid, uids in lists.items()}
         ensure_layouts(catalog, [(uids, index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
@@ -351,6 +360,7 @@ def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple
     for column in plan.columns:
         values = column_values(column, plan.cells)
         target = schema.field(column.column.stored).type
+        # The type of the column can differ from the plan: it became text, or another writer added it first.
         columns[column.column.stored] = (
             values
             if values.type == target
@@ -375,10 +385,12 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
     row = np.full(n_cells, -1, np.int64)
     row[np.arange(written.n_rows) if written.present is None else written.present] = np.arange(written.n_rows)
     missing = row < 0
+    # Masked cells are looked up too, so they need an index that exists.
     at = np.where(missing, 0, row)
     group = pa.repeat(written.path, n_cells)
     if written.indptr is None:
         return pa.StructArray.from_arrays([group, pa.array(at)], ["zarr_group", "position"], mask=pa.array(missing))
+    # Without rows `indptr` is [0], and `at + 1` would be beyond it.
     bounds = written.indptr if written.n_rows else np.zeros(2, np.int64)
     parts = [group, pa.array(bounds[at]), pa.array(bounds[at + 1]), pa.array(at)]
     return pa.StructArray.from_arrays(parts, ["zarr_group", "start", "end", "zarr_row"], mask=pa.array(missing))

@@ -28,6 +28,7 @@ def block_rows(info: MatrixInfo) -> int:
     if info.form == "dense":
         per_row = max(1, int(np.prod(info.shape[1:]))) * info.dtype.itemsize
     else:
+        # A tenth is assumed to be stored where the source does not say; 8 bytes allow for 64-bit indices.
         entries = info.n_entries if info.n_entries is not None else info.shape[0] * info.shape[1] // 10
         per_row = max(1, entries // max(1, info.shape[0])) * (info.dtype.itemsize + 8)
     return int(min(65_536, max(16, BLOCK_BYTES // max(1, per_row))))
@@ -54,6 +55,7 @@ class StreamingHash:
     def __init__(self) -> None:
         """Start with nothing taken in."""
         self._state = np.arange(HASH_LANES + 1, dtype=np.uint64) * np.uint64(0x243F6A8885A308D3)
+        # The last element counts the numbers so far, from which `ra_mix` knows the next lane.
         self._state[HASH_LANES] = 0
 
     def update(self, values: NDArray[Any]) -> None:
@@ -83,6 +85,7 @@ def entry_hash(source: Source, info: MatrixInfo) -> bytes:
     lengths, columns = StreamingHash(), StreamingHash()
     for row, block in iterate_blocks(source, info):
         sparse, _ = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)
+        # Lengths, because pointers start again at 0 in each block and would depend on the size of blocks.
         lengths.update(np.diff(sparse.indptr))
         columns.update(sparse.indices)
     return lengths.digest() + columns.digest()
@@ -113,6 +116,7 @@ class ContentHash:
 
     def hexdigest(self) -> str:
         """Return the hash of everything so far, 32 hex digits."""
+        # Without the copy a second call would hash the streams twice.
         digest = self._names.result().copy()
         for stream in (self._lengths, self._columns, self._values):
             digest.update(stream.digest())
@@ -124,6 +128,7 @@ def _hash_names(cells: pa.Table, features: Sequence[str]) -> Any:  # noqa: ANN40
     digest.update("\0".join([*features, ""]).encode())
     for field, column in zip(cells.schema, cells.columns, strict=True):
         digest.update(field.name.encode() + b"\0" + (field.metadata or {}).get(FACTS_KEY, b"") + b"\0")
+        # The chunks of a column depend on its reader and must not change the hash.
         values = column.combine_chunks()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:

@@ -129,6 +129,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     if not missing:
         return _Copy()
     group = catalog.arrays.child(*record.zarr_group.split("/"))
+    # Indices and bounds are recorded together with the first layer; further layers of the group share them.
     first_time = "csc/indptr" not in readers
     sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
     lost = sorted(set(sources.values()) - set(readers))
@@ -139,6 +140,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     kinds = {path: np.dtype(readers[source].spec.dtype) for path, source in sources.items()}
     if first_time:
         kinds = {"csc/indices": np.dtype(np.uint32)} | kinds
+    # Shards may be left of a copy that was not finished; as no record names these arrays, nobody reads them.
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
     create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
@@ -157,6 +159,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     with BackgroundWriter() as later:
         for band, entries in _by_band(matrix, bands):
             starts = bounds[band.first : band.last + 1] - bounds[band.first]
+            # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
     specs = {path: json.loads(writer.close().to_json()) for path, writer in (made | writers).items()}
@@ -174,6 +177,7 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
         there = catalog.tables.read(DATASETS, where=equals("zarr_group", record.zarr_group))
         rows = there.to_pylist()
         for row, now in zip(rows, datasets_from_table(there), strict=True):
+            # Into the record as it is now: another call may have added a copy of another layer.
             row["arrays"] = json.dumps({**now.array_specs, **copy.specs}, sort_keys=True)
             row["checksums"] = json.dumps({**now.array_checksums, **copy.checksums}, sort_keys=True)
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
@@ -206,6 +210,7 @@ class _Matrix:
         for start in range(0, n, STEP_ENTRIES):
             bounds[1:] += count_columns(read_slice(reader, start, min(n, start + STEP_ENTRIES)), n_columns)
         np.cumsum(bounds, out=bounds)
+        # `count_columns` ignores columns beyond the last, so the sum falls short if there are any.
         if bounds[-1] != n:
             raise CorruptError(
                 f"{reader.name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
@@ -230,8 +235,10 @@ class _Matrix:
 
 
 def _rows(indptr: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint32]:
+    # The row that has entry `start`: `side="right"` passes over empty rows that begin there.
     first = int(np.searchsorted(indptr, start, side="right")) - 1
     last = int(np.searchsorted(indptr, stop, side="left"))
+    # The first and the last row may extend beyond the step.
     bounds = np.clip(indptr[first : last + 1], start, stop)
     return np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
 
@@ -241,6 +248,7 @@ def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
     n = len(bounds) - 1
     while first < n:
         last = int(np.searchsorted(bounds, bounds[first] + n_entries, side="right")) - 1
+        # A column with more entries than a band may have gets a band for itself.
         last = min(n, max(first + 1, last))
         bands.append(Band(first, last, int(bounds[last] - bounds[first])))
         first = last
@@ -263,6 +271,7 @@ def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Ite
         ahead = stack.enter_context(contextlib.closing(prefetch(matrix.entries())))
         for columns, arrays in ahead:
             kinds = [columns.dtype, *(a.dtype for a in arrays)]
+            # This sort is stable, so rows still ascend within each column of a band.
             edges, parted = _sorted(band_of[columns], [columns, *arrays], len(bands))
             for i in np.flatnonzero(np.diff(edges)).tolist():
                 lengths[i].append(int(edges[i + 1] - edges[i]))
@@ -301,6 +310,7 @@ def _gathered(
         Of the arrays.
     """
     out = [np.empty(int(starts[-1]), kind) for kind in kinds]
+    # Next free place of each column.
     taken = starts[:-1].copy()
     for columns, arrays in entries:
         runs, parted = _sorted(columns - np.uint32(band.first), arrays, len(taken))

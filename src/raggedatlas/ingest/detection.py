@@ -25,6 +25,7 @@ def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be add
     try:
         place = Location(text)
         return isinstance(root_attributes(place).get("zarr_vectors"), Mapping)
+    # What has no readable root is left to `open_source`, which names what is wrong with it.
     except (AtlasError, OSError):
         return False
 

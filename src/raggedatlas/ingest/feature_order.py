@@ -76,6 +76,7 @@ def order_columns(
         if group.features is None or group.space.kind is not PointerKind.SPARSE:
             groups.append(group)
             continue
+        # The order of a committed dataset comes first: its layout cannot change any more.
         there = _stored_order(catalog, group, records)
         if not there and group.feature_set in known:
             there = known[group.feature_set].stored_uids
@@ -84,6 +85,7 @@ def order_columns(
             groups.append(_in_order(group, there))
         else:
             groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
+        # Further groups of this source with the same features follow this one.
         known[group.feature_set] = groups[-1]
     return replace(plan, groups=tuple(groups))
 
@@ -133,6 +135,7 @@ def rank_columns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     array([3, 1, 2, 0])
     """
     places = np.empty(len(counts), np.int64)
+    # `argsort` gives the column at each place; the assignment inverts that.
     places[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     return places
 
@@ -154,6 +157,7 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
             indices = to_csr(block).indices
             counts += count_columns(indices, len(counts))
             seen += indices.size
+            # Ends this run of rows only; the others are spread over the file and are needed too.
             if seen >= limit:
                 break
     return counts
@@ -175,5 +179,6 @@ def plan_sample(info: MatrixInfo) -> tuple[list[tuple[int, int]], int]:
     if total <= wanted:
         return [(0, height)], 4 * SAMPLE_ENTRIES
     rows = max(1, height * wanted // total // SLABS)
+    # Where there are fewer rows than slabs, starts coincide and their cells would count several times.
     starts = np.unique(np.linspace(0, height - rows, SLABS).astype(np.int64)).tolist()
     return [(start, start + rows) for start in starts], 2 * SAMPLE_ENTRIES // SLABS

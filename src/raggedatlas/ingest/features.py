@@ -50,6 +50,7 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
                 "register_features() takes no column 'redirect'; leave it out, and link features with atlas.identity.link(feature, target)."
             )
         if "symbol" in rows.column_names:
+            # `register_features` ranks a symbol by this source: no symbol of a file replaces one given by hand.
             by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
             kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
             rows = kept.append_column("symbol_source", by_hand)
@@ -93,6 +94,7 @@ def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
     known = read_registry(catalog, space).table
     at = pc.index_in(rows.column("uid"), value_set=known.column("uid").combine_chunks())
     own, given = known.column("feature_id").take(at), rows.column("feature_id")
+    # For a uid that is not registered `at` is null, and so is the comparison: new features pass.
     differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
     if len(differs):
         first = int(differs[0])

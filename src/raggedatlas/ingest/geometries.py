@@ -104,6 +104,7 @@ class NewCells:
         }
         for plan in self.plans:
             values = column_values(plan, self.frame)
+            # Another writer may have created the column with another type since the plan.
             columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
         catalog.tables.append(CELLS, cell_rows(schema, columns, self.n))
         return DatasetRecord(
@@ -173,6 +174,7 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
         progress("pointers", 1, 1)
         _refuse_moved(catalog, plan, written)
         written = fresh.named(written)
+        # With new cells, the row of the registry is invisible until the record of their dataset is committed.
         if fresh.n:
             register_geometry(catalog, written)
             progress("cells", 0, 1)
@@ -186,6 +188,7 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
     except BaseException:
         discard(catalog, uid)
         raise
+    # Another process has added the same since the plan, and duplicates are skipped.
     if plan.skipped:
         discard(catalog, uid)
         return geometry_report(plan, "skipped")
@@ -214,6 +217,7 @@ def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
         publish_files(place, ((key, [read_file(origin, key)]) for key in files), overwrite=False)
     elif source.geometry is not None:
         write(source.geometry, place, layout=source.layout)
+    # Of the copy: it differs from the digest of the source if that changed since it was read.
     n_files, n_bytes, digest = digest_files(place)
     if source.location is not None and digest != source.digest:
         raise ConflictError(f"{source.uri} changed while it was added; nothing of it is visible. Run it again.")
@@ -243,6 +247,7 @@ def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) 
     }
     for i, axis in enumerate(AXES[: source.shapes.n_dims]):
         for name, values in ((f"{axis}_min", lo), (f"{axis}_max", hi), (axis, middle)):
+            # The NaN of an object without vertices becomes null.
             parts[name] = pa.array(values[rows, i], from_pandas=True)
     fields = list(GeometryPointer.arrow_type)
     arrays = [parts.get(field.name, pa.nulls(len(rows), field.type)) for field in fields]
@@ -265,6 +270,7 @@ def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord)
         field = pointer_field(column, PointerKind.GEOMETRY, record.space)
         add_cell_columns(catalog, [], [field])
         at = catalog.tables.version(CELLS)
+        # Checked at the version that the update is based on; `update_columns` refuses what is committed later.
         if len(uids) and _column(catalog, record, uids, at) != column:
             raise ConflictError(f"the column {column!r} of {catalog.tables.uri(CELLS)} was filled meanwhile")
         if len(uids):
@@ -284,6 +290,7 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
     rows = tables.read(CELLS, ["uid", group], is_not_null(group))
     there = rows.column(1).filter(pc.is_in(rows.column(0), value_set=uids))
     groups = [group for group in pc.unique(there).to_pylist() if group != record.zarr_group]
+    # Pointers to groups that are neither registered nor being written lead nowhere and may be overwritten.
     return f"{record.name}_{record.uid[:8]}" if groups_in_use(catalog, groups) else record.name
 
 
@@ -317,6 +324,7 @@ def _commit_cells(
     def choose(old: list[DatasetRecord]) -> Commit:
         nonlocal done, name
         known = {other.uid for other in old}
+        # The row of this store is in the registry already and would be its own duplicate.
         there = [row for row in GEOMETRY_ASSETS.read(catalog) if row.uid != record.uid and is_visible(row, known)]
         done = check_duplicates(plan, record, there, options)
         if done.skipped:
@@ -364,6 +372,7 @@ def discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
         own = [record for record in GEOMETRY_ASSETS.read(catalog) if record.uid == uid]
+        # The commit raised although it was done, for instance because its answer was lost.
         if own and is_visible(own[0], {record.uid for record in read_records(catalog)}):
             return
         if own:
@@ -404,6 +413,7 @@ def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -
         return NewCells(0, "", pa.table({}))
     shapes = plan.source.shapes
     assert shapes.ids is not None
+    # A link has one pair; without a link, names come from the attribute `cells` or from the ids.
     ((_, attribute),) = plan.record.linked.items() or [("", "")]
     label = attribute or options.cells if (attribute or options.cells) in shapes.object_attributes else ""
     names = shapes.object_attributes[label].values[plan.fresh] if label else shapes.ids[plan.fresh]

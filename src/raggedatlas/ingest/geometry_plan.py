@@ -160,6 +160,7 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         source=source.uri, content_hash=_content_hash(source, matched, options),
     )  # fmt: skip
     plan = GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, notes=tuple(notes))
+    # The commit checks again, against the registry as it is then.
     return check_duplicates(plan, record, read_geometries(catalog), options)
 
 
@@ -189,6 +190,7 @@ def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) ->
     kind = source.shapes.kind
     usual = _USUAL.get(kind)
     if usual is None:
+        # A point cloud: at most one point for each object is its position, more are transcripts.
         usual = "position" if (source.shapes.vertex_counts <= 1).all() else "transcripts"
     if usual == "segmentation_mesh" and source.shapes.n_dims == 2:
         usual = "segmentation_boundary"
@@ -221,6 +223,7 @@ def _types(source: GeometrySource) -> list[str]:
 
 
 def _checked_name(catalog: Catalog, name: str, space: str) -> str:
+    # `__` is kept for names that the atlas composes, such as `<space>__<matrix>`.
     if not COLUMN.fullmatch(name) or "__" in name or name in {"uid", "dataset_uid", "cell_name", "dataset"}:
         raise NameRefusedError(
             f"The name {name!r} cannot be a geometry's: letters, digits and single '_', not beginning with a digit; choose one with "
@@ -258,6 +261,7 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
     what = f"object attribute {attribute!r}" if attribute else "object ids"
     keys, values = comparable_keys(keys, cells.column(stored), column)
     _refuse_repeated(keys, f"The {what} of {source.uri}")
+    # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
     at = pc.index_in(values, value_set=keys)
     found = cells.filter(at.is_valid())
     objects = at.drop_null().to_numpy().astype(np.int64)
@@ -324,11 +328,13 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
     for side, what in ((keys, "the objects' values"), (values, f"the cells' {column!r}")):
         made = side.combine_chunks() if isinstance(side, pa.ChunkedArray) else side
         if pa.types.is_floating(made.type):
+            # Integers with missing values come from pandas as floats. What is no whole number becomes null.
             whole = pc.fill_null(pc.equal(made, pc.floor(made)), fill_value=False)
             made = pc.if_else(whole, made, pa.scalar(None, made.type)).cast(pa.int64())
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
             raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
         sides.append(made)
+    # With text on one side, integers become text: 7 then matches "7" but not "07".
     numbers = all(pa.types.is_integer(side.type) for side in sides)
     shared = pa.int64() if numbers else pa.string()
     return sides[0].cast(shared), sides[1].cast(shared)
@@ -367,6 +373,7 @@ def _lacking(
     cells: pa.Table, counts: Mapping[str, int], at: pa.Array, names: Mapping[str, str], options: GeometryOptions
 ) -> Sequence[str]:
     """Refuse or report cells of these datasets that have no shape."""
+    # Datasets without any match are not meant by the link, so their cells lack nothing.
     touched = pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(counts), pa.string()))
     without = cells.filter(pc.and_(touched, at.is_null()))
     if not without.num_rows:
@@ -391,6 +398,7 @@ def _extent(source: GeometrySource) -> str:
 
 def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOptions) -> str:
     """Return a hash that is equal for the same store, linked with the same cells in the same way."""
+    # Sorted, since equal links may list the cells in different orders.
     pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
     facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
     return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
@@ -417,6 +425,7 @@ def check_duplicates(
     DuplicateError
         If there is something, and it may be neither left nor replaced.
     """
+    # The uid of the record itself is the dataset of new cells, which no other store can have.
     own = set(record.cells_of) - {record.uid}
     same = [r for r in old if r.content_hash == record.content_hash and r.name == record.name]
     clash = [r for r in old if r.name == record.name and own & set(r.cells_of)]
@@ -427,6 +436,7 @@ def check_duplicates(
         gone = {r.uid: r for r in (*same, *clash)}
         for one in gone.values():
             beyond = set(one.cells_of) - own
+            # A store is replaced as a unit, so cells of other datasets would lose their shapes.
             if own and beyond:
                 raise DuplicateError(
                     f"The geometry {one.name!r} that would be replaced also has shapes of other datasets ({sorted(beyond)}); take it out "

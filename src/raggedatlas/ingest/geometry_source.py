@@ -89,11 +89,13 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         If a position is not finite.
     """
     if isinstance(source, Shapes):
+        # `make_geometry` refuses these positions too, but its message does not name the object.
         _refuse_infinite(source)
         geometry = make_geometry(source)
         found = _source(source, geometry, "shapes in memory", "shapes", layout)
         found = replace(found, digest=_hash_shapes(source))
     elif isinstance(source, Geometry):
+        # Written and read back, so that levels and digest are found as for a store on disk.
         with tempfile.TemporaryDirectory() as folder:
             write(source, f"{folder}/store", layout=layout)
             kept = open_geometry(f"{folder}/store")
@@ -147,6 +149,7 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
     values, labels = owner_codes(attribute, owner, unassigned)
     mine = np.flatnonzero(values >= 0)
     ids, code, counts = np.unique(values[mine], return_inverse=True, return_counts=True)
+    # Stable, so that the points of a cell keep their order.
     rows = mine[np.argsort(code, kind="stable")]
     names = {} if labels is None else {owner: Attribute(labels[ids])}
     made = Shapes(
@@ -165,6 +168,7 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
         if (values != np.floor(values)).any():
             raise SourceError(f"The attribute {name!r} holds fractions; a cell is named by an integer.")
     elif values.dtype.kind == "u":
+        # The greatest unsigned number marks a missing value in a store.
         values = np.where(values == np.iinfo(values.dtype).max, -1, values.astype(np.int64))
     codes = values.astype(np.int64)
     categories = attribute.metadata.get("categories")
@@ -195,6 +199,7 @@ def object_centroids(shapes: Shapes) -> NDArray[np.float64]:
     """Return the mean of every object's vertices, (B, D); NaN where it has none."""
     counts = np.diff(shapes.offsets)
     sums = _per_object(shapes, np.add)
+    # Sums of objects without vertices are NaN; 1 only avoids dividing by zero.
     return sums / np.maximum(counts, 1)[:, None]
 
 
@@ -203,6 +208,7 @@ def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
     made = np.full((len(counts), shapes.n_dims), np.nan)
     there = np.flatnonzero(counts)
     if len(there):
+        # `reduceat` gives the element at the start for an empty segment, so empty objects are left out.
         made[there] = function.reduceat(shapes.positions.astype(np.float64), shapes.offsets[:-1][there], axis=0)
     return made
 
@@ -218,6 +224,7 @@ def _open_store(place: Location) -> GeometrySource:
     for level in range(1, 1 if shapes.ids is None else n_levels):
         coarse = store.read(level=level, attributes=(), shared="each")
         if coarse.ids is not None and shapes.ids is not None:
+            # Levels come from fine to coarse, so the last one that still has an object wins.
             levels[np.isin(shapes.ids, coarse.ids[coarse.vertex_counts > 0])] = level
     digest = digest_files(place)[2]
     name = place.name.removesuffix(".zarr").removesuffix(".zv") or "shapes"
@@ -233,6 +240,7 @@ def _source(shapes: Shapes, geometry: Geometry, uri: str, name: str, layout: str
 def _refuse_infinite(shapes: Shapes) -> None:
     bad = np.flatnonzero(~np.isfinite(shapes.positions).all(axis=1))
     if len(bad):
+        # `side="right"` passes over objects without vertices that begin at the same offset.
         row = int(np.searchsorted(shapes.offsets, bad[0], side="right")) - 1
         who = f"point {bad[0]}" if shapes.ids is None else f"object {shapes.ids[row]}"
         raise ValuesError(

@@ -97,6 +97,7 @@ class PendingWrite:
 
     def __reduce__(self) -> tuple[Callable[[WrittenGroup], "PendingWrite"], tuple[WrittenGroup]]:
         """Pickle a finished group."""
+        # Threads and closures do not pickle; workers call `finish` before they return a group.
         return _finished, (self.written,)
 
     def finish(self) -> None:
@@ -107,12 +108,14 @@ class PendingWrite:
         StoreError
             If a write failed; the caller removes the group.
         """
+        # Swapped first, so that a second call finds nothing to close.
         close, self._close = self._close, _nothing_left
         with self._steps:
             close()
 
     def abandon(self) -> None:
         """Wait for the current write, and discard the rest."""
+        # With an error, the writers cancel queued blocks; without one they would write them all.
         self._steps.__exit__(StoreError, StoreError("abandoned"), None)
 
 
@@ -154,6 +157,8 @@ class _LayerWriter:
             plan.info.key,
             plan.info.dtype,
             must_count=plan.name == COUNTS,
+            # In a space of counts, negative whole numbers are refused in a matrix without a name of its own: such a
+            # matrix becomes `counts` if its values allow it.
             may_be_signed=not counted or bool(plan.name),
             keep_nonfinite=options.nonfinite == "keep" or not counted,
             place=partial(_named, source, plan.info),
@@ -196,6 +201,7 @@ class _LayerWriter:
         if self.writer is None:
             self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
         elif not is_exact(self.writer.dtype, dtype):
+            # `choose` has set `needs_rewrite`, so `_judge` discards this array.
             return
         self.writer.promote(dtype)
         self.writer.append(values, breaks)
@@ -234,8 +240,10 @@ def write_group(
     try:
         return _write(catalog, source, path, group, options, progress, taken, {}, content)
     except _DtypeChangedError as error:
+        # The threads of the first pass have ended, so nothing appears below the path after this.
         if not options.dry_run:
             catalog.arrays.child(*path.split("/")).delete_prefix()
+        # No hash: the first pass has read all blocks, so `content` is complete.
         return _write(catalog, source, path, group, options, progress, taken, error.right, None)
 
 
@@ -246,6 +254,7 @@ def _write(
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     with contextlib.ExitStack() as steps:
+        # Contexts end in reverse order: `later` feeds `append`, which feeds `send`.
         send, append, later = (steps.enter_context(BackgroundWriter(DEPTH)) for _ in range(3))
         arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
         written.indptr = _stream(
@@ -257,9 +266,11 @@ def _write(
             written.stored[layer.name] = layer.dtype
         taken.update(written.layers)
         written.present = source.present(group.layers[0].info.key)
+        # The last blocks are still queued: from here on `PendingWrite` waits for the threads.
         left = steps.pop_all()
 
     def close() -> None:
+        # In this order: `append` gets its last job from `later`.
         later.join()
         append.join()
         _close(written, layers, arrays)
@@ -288,6 +299,7 @@ def _stream(
             if isinstance(ready[0], CsrBlock):
                 bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
             if arrays is not None:
+                # `choose` runs now: when the job runs, `fit` may have seen later blocks.
                 later(partial(arrays.place, ready, [(layer, layer.choose()) for layer in layers], append))
             written.n_rows += ready[0].n_rows
             written.n_entries += ready[0].layers["values"].size
@@ -335,6 +347,7 @@ class _Arrays:
         if self.indices is not None and isinstance(blocks[0], CsrBlock):
             columns, values = reorder_columns(blocks[0], fitted, self.group.columns, self.pool)
             bounds = blocks[0].indptr
+            # Where rows with entries begin: hints by which the packed codec cuts its blocks.
             rows = bounds[:-1][bounds[1:] > bounds[:-1]]
         else:
             values = [np.ascontiguousarray(part, dtype=dtype) for part, dtype in fitted]
@@ -443,6 +456,7 @@ def reorder_columns(
 
     # The other steps of the pipeline keep one core busy.
     n_spans = max(1, min(DECODE_THREADS - 1, block.indices.size // SPAN_ENTRIES))
+    # Spans of about equal numbers of entries. Cuts coincide at a long row, and the empty span is skipped.
     cuts = np.searchsorted(block.indptr, np.linspace(0, block.indptr[-1], n_spans + 1)[1:-1])
     edges = [0, *cuts.tolist(), block.n_rows]
     map_decode(place, [span for span in pairwise(edges) if span[0] < span[1]])
@@ -451,6 +465,7 @@ def reorder_columns(
 
 def _placeable(values: NDArray[Any], dtype: np.dtype[Any], pool: BufferPool) -> NDArray[Any]:
     """Return values in the form that `ra_place_rows` takes: floats if they become integers, else their bits in the stored dtype."""
+    # `ra_place_rows` converts these while it places them, which saves a copy.
     if values.dtype == np.float32 and dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
         return values
     if values.dtype == dtype:
@@ -496,6 +511,7 @@ def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> Non
         layer.fit.judge()
         form = final[layer.plan.info.key] = _LayerFormat(layer.decide(group, used), layer.dtype)
         used.add(form.name)
+    # Names were chosen from the first block, and now all values are known.
     if any(layer.needs_rewrite or layer.name != final[layer.plan.info.key].name for layer in layers if layer.name):
         raise _DtypeChangedError(final)
     for layer in layers:

@@ -111,9 +111,11 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         for one, organism, kind in zip(parsed, organisms, kinds, strict=True)
     ]
     named = feature_uids(space, accessions)
+    # A layout has each uid once, so all but the first column of a feature get uids of their own.
     uids = tuple(repeated_uids(named))
     others = [
         sorted({text for text in texts if text and text not in names})
+        # Evaluated before the expression above, which uses both names.
         if (texts := (text, spelling)) != (names := (identifier, symbol))
         else []
         for text, spelling, identifier, symbol in zip(given, spellings, ids, symbols, strict=True)
@@ -196,6 +198,7 @@ def _accession_column(var: pa.Table) -> str | None:
 def _organisms(var: pa.Table, parsed: Sequence[Accession], otherwise: str) -> list[str]:
     """Return each feature's organism: by its identifier, else by its row of `var`, else `otherwise`."""
     said: list[str] = [""] * len(parsed)
+    # In reverse, so that the most trusted column comes last and overwrites the others.
     for name in reversed(ORGANISM_COLUMNS):
         if name in var.column_names and pa.types.is_string(var.schema.field(name).type):
             known = {text: organism_name(text) for text in set(_texts(var, name)) if is_organism(text)}

@@ -183,12 +183,14 @@ def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Pr
         return
     from tqdm.auto import tqdm
 
+    # `disable=None` draws the bar on a terminal only.
     with tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False) as meter:
 
         def show(step: str, done: int, total: int) -> None:
             if step in ("block", "sources"):
                 meter.unit = "source" if step == "sources" else "cell"
                 meter.total = total
+                # `done` is absolute; the difference is negative when the next source begins, which tqdm accepts.
                 meter.update(done - meter.n)
             else:
                 meter.set_postfix_str(step)

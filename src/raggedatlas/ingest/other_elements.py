@@ -97,6 +97,7 @@ def plan_other_elements(
     sides = [info for info in sides if _side(info.key) or info in schema.others]
     offered = [*(info.key for info in sides), *schema.elements]
     chosen = set(offered) if wanted == "all" else _chosen(offered, wanted)
+    # Empty matrices go into the zip: `ArrayWriter` refuses rows without elements.
     streamed = [
         info for info in sides if info.key in chosen and info.key not in schema.elements and 0 not in info.shape
     ]
@@ -107,6 +108,7 @@ def plan_other_elements(
     )
     prefixes = ["", *(f"mod/{name}/" for name in modalities)]
     named = dict.fromkeys([*(f"{prefix}var" for prefix in prefixes), *(i.features for i in sides if not _side(i.key))])
+    # Tables of features that no group keeps, such as that of a modality whose matrices were left out.
     lacking = [key for key in named if key and key not in tables and key not in keys and _has_table(source, key)]
     return OtherElements(tuple(streamed), (*whole, *lacking), modalities)
 
@@ -167,6 +169,7 @@ def write_other_elements(
             writers[f"{path}/data"].append(block.layers["values"].astype(dtype, copy=False))
             if isinstance(block, CsrBlock):
                 writers[f"{path}/indices"].append(block.indices.astype(np.uint32))
+                # Pointers of each block start at 0 again.
                 bounds.append(block.indptr[1:] + bounds[-1][-1])
         if info.form != "dense":
             indptr = np.concatenate(bounds)

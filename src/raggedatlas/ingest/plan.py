@@ -93,6 +93,7 @@ class GroupPlan:
     def stored_uids(self) -> tuple[str, ...]:
         """Feature uids in the order of the stored columns."""
         uids = () if self.features is None else self.features.uids
+        # `argsort` inverts the permutation: it gives the column of the file for each stored column.
         return uids if self.columns is None else tuple(np.array(uids, object)[np.argsort(self.columns)].tolist())
 
     def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "GroupPlan":
@@ -105,6 +106,7 @@ class GroupPlan:
         column_order : {"file", "detected", "shared"}
             Where the order comes from.
         """
+        # None instead of the identity: the array `columns` is absent where the order is the file's own.
         same = bool((columns == np.arange(len(columns))).all())
         made = replace(self, columns=None if same else columns, column_order=column_order)
         return replace(made, layout=layout_uid(made.stored_uids))
@@ -243,6 +245,7 @@ def plan_ingest(
     plan = IngestPlan(
         new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras
     )
+    # Separate, because sources that workers staged are judged again by this part alone.
     return plan_cells(catalog, plan, options, coming)
 
 
@@ -273,6 +276,7 @@ def plan_cells(
     columns, reports = plan_columns(plan.cells.schema, table, options, pointers)
     _check_values(columns, plan.cells, table)
     name, name_notes = _dataset_name(catalog, plan.schema, options, {other.name for other in coming})
+    # A plan that is made again still has the note about its earlier name.
     before = rename_notes(plan.schema, plan.name) if plan.name else []
     notes = (*name_notes, *(note for note in plan.notes if note not in before))
     return replace(plan, name=name, columns=columns, column_reports=reports, notes=notes)
@@ -282,6 +286,7 @@ def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:
     """Return the schema of the cell table as it will be when the sources before this one are committed."""
     fresh: dict[str, pa.Field] = {}
     for column in columns:
+        # Text wins over another type, as in `add_cell_columns`.
         if column.stored not in table.names and (column.stored not in fresh or pa.types.is_string(column.type)):
             fresh[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
     return pa.schema([*table, *fresh.values()])
@@ -290,6 +295,7 @@ def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:
 def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) -> None:
     """Refuse cells that are named by uids of this atlas, as a query names them: they would be there twice."""
     names = cells.column(INDEX).cast(pa.string())
+    # Few files have names of this form, so the cell table is rarely read.
     names = names.filter(pc.match_substring_regex(names, r"^[0-9a-f]{16}$"))
     if not len(names):
         return
@@ -344,6 +350,7 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         raise NotFoundError(
             f"{_where(schema)} has no matrix or modality {astray} to give a feature space; it has {keys}."
         )
+    # Naming a feature space for a matrix also chooses the matrix.
     sides = [k for k in options.spaces if k in keys]
     only = [NO_MATRIX] if NO_MATRIX in keys else []
     wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides, *only]))
@@ -387,6 +394,7 @@ def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
         return LayerPlan(info, "", "raw" if "raw" in parts[:-1] else "X")
     if _is_side(info.key):
         return LayerPlan(info, "", "X")
+    # A key such as `X:Antibody Capture`: 10x files have a matrix for each feature type.
     if parts[0].startswith("X"):
         return LayerPlan(info, "", "X")
     return LayerPlan(info, column_name(parts[-1]), column_name(parts[-1]))
@@ -447,10 +455,12 @@ def _plan_groups(
     groups: list[GroupPlan] = []
     schema = catalog.tables.schema(CELLS)
     results = result_columns(schema)
+    # Pointer columns of spaces stay free, as all datasets share them; those of results do not.
     used = {*schema.names} - {*pointer_columns(schema)} | {*results, *(name for _, name in results.values())}
     for key, members in by_features.items():
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE
+        # Layers of a sparse group share `csr/indices`, so their entries must be the same.
         for together in _same_entries(source, members) if sparse else _same_shape(members):
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = _free(space.name if not groups else f"{space.name}__{slug}", used)
@@ -495,6 +505,7 @@ def _same_shape(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
 
 
 def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
+    # `entry_hash` reads all values, which a single layer does not need.
     if len(layers) == 1:
         return [list(layers)]
     from raggedatlas.ingest.content_hash import entry_hash
@@ -523,6 +534,7 @@ def _dataset_name(
             )
         return check_length(options.name, "name"), []
     there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
+    # With "replace", the dataset that has the name goes, so the name is free.
     name = free_name(schema, coming if options.on_duplicate == "replace" else coming | set(there))
     return name, rename_notes(schema, name)
 
@@ -574,6 +586,7 @@ def plan_embeddings(
     named = dict(asked) if isinstance(asked, Mapping) else {key: _name(key) for key in asked}
     known, chosen = dict(spaces), dict(options.spaces)
     for key, name in named.items():
+        # Stored only by the commit, so a refused source leaves no space in the atlas.
         space = known.setdefault(
             name,
             FeatureSpace(

@@ -109,6 +109,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     """
     _check_options(options)
     dataset = load_results_dataset({}, source) if isinstance(source, str | os.PathLike) else source
+    # Readers map these files and do not compare checksums, so every byte is compared here.
     if isinstance(dataset, ResultDataset) and dataset.location.is_local:
         require_intact(dataset.location.path)
     name = _checked_name(catalog, options.name, dataset)
@@ -129,6 +130,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     )  # fmt: skip
     skipped = there is not None and options.on_duplicate == "skip"
     plan = ResultPlan(record, shape, uids, rows, read, there, skipped, notes)
+    # Also where the result is skipped: the note and `annotate` compare this hash with that of the old one.
     content = _content_hash(plan, dataset)
     if skipped and there is not None:
         same = "with the same values" if there.content_hash == content else "with other values"
@@ -164,6 +166,7 @@ def _checked_name(catalog: Catalog, given: str | None, dataset: Any) -> str:  # 
     columns = metadata_columns(schema)
     if name in columns or name in {facts.name for facts in columns.values()}:
         raise SchemaError(f"The cells have a column {name!r} already; choose another name for the result.")
+    # A result of the same name is no clash of names here; `on_duplicate` decides about it.
     pointers = {*pointer_columns(schema)} - {*result_columns(schema)}
     if name in catalog.spaces() or name in pointers:
         raise SchemaError(f"{name!r} is a feature space of this atlas; choose another name for the result.")
@@ -229,6 +232,7 @@ def _match_cells(
     inventory = {record.uid: record.name for record in read_records(catalog)}
     cells = catalog.tables.read(CELLS, ["uid", "dataset_uid"])
     cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(inventory), pa.string())))
+    # `index_in` needs the same type on both sides.
     uids = cells.column("uid").cast(ids.type).combine_chunks()
     found = pc.index_in(uids, value_set=ids)
     kept = found.is_valid()
@@ -256,6 +260,7 @@ def _match_cells(
 
 
 def _refuse_repeated(ids: pa.Array, dataset: Any) -> None:  # noqa: ANN401
+    # `mode="all"` counts null as a value; otherwise one missing id would look like a repeated one.
     n_repeated = len(ids) - pc.count_distinct(ids, mode="all").as_py()
     if not n_repeated:
         return
@@ -281,6 +286,8 @@ def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
                 f"{dataset!r}: the result of the cell {plan.uids[at].as_py()!r} (row {plan.rows[at]:,}) holds NaN or an infinity, "
                 f"and so do others of this block ({int((~finite).sum()):,} cells); leave such cells out of the run, or fix the model."
             )
+        # Uids have 16 characters each, so no separator is needed. They alternate with values block by block:
+        # another `BLOCK_ROWS` would change the hash of results that are longer than a block.
         digest.update("".join(plan.uids.slice(start, len(block)).to_pylist()).encode())
         digest.update(np.ascontiguousarray(block).tobytes())
         start = stop

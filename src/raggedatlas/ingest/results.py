@@ -92,14 +92,17 @@ def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progre
     except BaseException:
         _discard(catalog, uid)
         raise
+    # Another process took the name since the plan, and duplicates are skipped.
     if gone is None:
         _discard(catalog, uid)
         return _report(plan, "skipped")
     with contextlib.suppress(StoreError):
+        # The group of vectors holds nothing but the lease.
         if written.kind == "vector":
             catalog.arrays.child(uid).delete_prefix()
         else:
             release_lease(catalog, uid)
+    # Only now: before the commit, queries used the columns of the replaced result.
     catalog.tables.drop_columns(CELLS, gone)
     progress("done", 1, 1)
     return _report(replace(plan, record=written), "replaced" if gone else "added")
@@ -127,6 +130,7 @@ def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
         named = record.model_copy(update={"column": column})
         schema = pa.schema([mark_result(_field(named), named.uid, named.name)])
 
+        # The first name may be taken by the result to be replaced, or by what a killed call left.
         with contextlib.suppress(DuplicateError):
             catalog.tables.fill_columns(CELLS, partial(_values, plan, record, schema))
             return named
@@ -134,6 +138,7 @@ def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
 
 
 def _values(plan: ResultPlan, record: ResultRecord, schema: pa.Schema, at: Tables) -> pa.RecordBatchReader:
+    # Cells may have been added or dropped since the plan, so positions are looked up at this version.
     keys = pa.chunked_array([batch.column(0) for batch in at.batches(CELLS, ["uid"])], pa.string())
     places = pc.index_in(keys, value_set=plan.uids).combine_chunks()
     blocks = (places.slice(start, BLOCK_ROWS) for start in range(0, len(places), BLOCK_ROWS))
@@ -154,6 +159,7 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
         place = at.fill_null(0).cast(pa.int64())
         group = pa.array([record.zarr_group] * len(at), pa.string())
         return pa.StructArray.from_arrays([group, place], ["zarr_group", "position"], mask=lacking)
+    # A fixed-size list has values for null rows too.
     values = np.zeros((len(at), record.width), np.dtype(record.dtype))
     here = at.is_valid().to_numpy(zero_copy_only=False)
     if here.any():
@@ -197,6 +203,7 @@ def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> l
 def _discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the registry cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
+        # The commit raised although it was done, for instance because its answer was lost.
         if any(record.uid == uid for record in RESULT_ASSETS.read(catalog)):
             return
         marked = result_columns(catalog.tables.schema(CELLS))
@@ -283,4 +290,5 @@ def _recall(found: NDArray[np.float64], true: NDArray[np.float64]) -> float:
     """Return the share of the neighbours that are as near as the last true one."""
     if not len(true):
         return 1.0
+    # By distance, because equally near cells may be listed in another order. `dot` distances can be negative.
     return float((found <= true[-1] + 1e-5 * (abs(true[-1]) + 1)).sum() / len(true))

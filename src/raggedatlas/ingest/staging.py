@@ -139,6 +139,7 @@ class FlushBehind:
             The error that it failed with; everything written is removed.
         """
         running, self._running = self._running, None
+        # Only an `AtlasError` concerns one source; an interrupt or a defect ends the call.
         error = None if running is None else running.exception()
         if error is None or isinstance(error, AtlasError):
             return error
@@ -279,6 +280,7 @@ class PlanAhead:
         AtlasError
             If the source is refused.
         """
+        # The same uids mean the same names, columns and orders that this plan has to fit.
         if self._waiting is not None and self._waiting[:2] == (number, tuple(p.uid for p in coming)):
             job = self._waiting[2]
             self._waiting = None
@@ -291,6 +293,7 @@ class PlanAhead:
             return
         job = self._waiting[2]
         self._waiting = None
+        # `exception` waits for the job; a refusal comes again if the source is planned again.
         if job.exception() is None:
             job.result().source.close()
 
@@ -335,10 +338,12 @@ def stage(
     try:
         candidates = [s for s in staged if _may_be_equal(s.plan, plan)]
         same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in candidates})
+        # A source with equal content in this commit has no record yet, so "replace" cannot drop it.
         repeated = content in {s.content_hash for s in candidates}
         if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and repeated)):
             return _skipped(plan, content or "", same[0])
         replaces = _check_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
+        # Before the lease: an element that cannot be stored is refused with nothing written.
         packed = serialize_other_elements(source, plan.extras)
         colors = merge_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
@@ -351,6 +356,7 @@ def stage(
         frames: dict[str, str] = {}
         try:
             progress("lease", 0, 1)
+            # Inside `try`: during a purge it raises after it has created the group.
             take_lease(catalog, plan.uid, owner)
             with meanwhile, BackgroundWriter() as aside:
                 aside(partial(_write_frames, catalog, plan, frames))
@@ -359,6 +365,7 @@ def stage(
             extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
         except BaseException:
+            # Threads first: they would write files again after the prefix is deleted.
             for part in pending:
                 part.abandon()
             place.delete_prefix()
@@ -390,6 +397,7 @@ def _same_content(
     main = plan.groups[0]
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
     alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
+    # Values are read once more only for datasets that pass these filters.
     alike = [record for record in alike if _may_have_these_cells(catalog, record, plan)]
     older = _uids_of_older_records(catalog, [r for r in records if r not in alike], plan)
     if not alike and not older and not seen:
@@ -397,6 +405,7 @@ def _same_content(
     contents = [_content_hash(plan), *(ContentHash(plan.cells, uids) for uids in older.values())]
     info = main.layers[0].info
     for row, block in iterate_blocks(source, info):
+        # The same form as `_stream` hashes, otherwise equal files would have different hashes.
         if main.space.kind is PointerKind.SPARSE:
             values: Any = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)[0]
         else:
@@ -459,6 +468,7 @@ def _once_unique(ids: Sequence[str]) -> list[str]:
         n = seen.get(name, 0)
         seen[name] = n + 1
         made = name
+        # Must give the names of the earlier version exactly, or such datasets are not recognized.
         while n and made in taken:
             made, n = f"{name}-{n}", n + 1
         taken.add(made)
@@ -469,6 +479,7 @@ def _once_unique(ids: Sequence[str]) -> list[str]:
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
     """Return whether a dataset may have the cells of a plan, so that its values need to be compared."""
     stored = catalog.tables.read(CELLS, ["cell_name"], equals("dataset_uid", record.uid)).column("cell_name")
+    # Cells were deleted, or some lack this modality: names do not decide then.
     if len(stored) != record.n_cells:
         return True
     names = _names(plan)
@@ -518,6 +529,7 @@ def recheck_duplicates(
     )
     if same and options.on_duplicate == "skip":
         return _skipped(plan, staged.content_hash, same[0])
+    # Only a name that nobody chose gets a number; a chosen one is refused below.
     if not same and options.name is None and options.on_duplicate != "replace" and plan.name in taken:
         staged = staged.renamed(free_name(plan.schema, taken))
     try:
@@ -583,6 +595,7 @@ def _write_groups(
         taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
     for i, group in enumerate(plan.groups):
         if begun:
+            # Only the end of the last group overlaps with the next source.
             begun[-1].finish()
         part = write_group(
             catalog, source, plan.group_path(group), group, options, progress,
@@ -599,6 +612,7 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
     if not catalog.tables.has(group.space.registry):
         return len(group.features.uids)
     known = catalog.tables.read(group.space.registry, ["uid"]).column("uid")
+    # None for a group without features.
     there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
     return len(group.features.uids) - int(there or 0)
 

@@ -157,7 +157,9 @@ def count(
         )
     n_genes = len(names)
     row = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
+    # One key for each cell and gene: sorted keys are in CSR order, and repeats are the counts.
     keys, values = np.unique(row * n_genes + codes, return_counts=True)
+    # Row i begins at the first key from i * n_genes on.
     indptr = np.searchsorted(keys, np.arange(shapes.n_objects + 1) * n_genes)
     dtype = np.uint32 if values.max(initial=0) <= np.iinfo(np.uint32).max else np.uint64
     matrix = csr_matrix((values.astype(dtype), keys % max(1, n_genes), indptr), shape=(shapes.n_objects, n_genes))
@@ -191,6 +193,7 @@ def gene_codes(
         raise NotFoundError(
             f"The points have no attribute {genes!r} of one value each that tells their gene; they have {sorted(shapes.vertex_attributes)}."
         )
+    # Read like owners: a missing gene is -1, which is refused below.
     codes, labels = owner_codes(attribute, genes) if attribute.values.size else (np.zeros(0, np.int64), None)
     categories = attribute.metadata.get("categories") if labels is None else labels
     if categories is None and gene_names is None:
@@ -261,6 +264,7 @@ def add_transcripts(
     try:
         take_lease(catalog, uid)
         callback("lease", 1, 1)
+        # No existing cell gets a pointer, so this only adds the column that `_Pointers` fills.
         written = write_pointers(catalog, plan, write_store(catalog, plan))
         callback("store", 1, 1)
         reports = add_sources(catalog, [_Opener(data)], asked, callback, attached=_Pointers(catalog, plan, written))
@@ -285,6 +289,7 @@ class _Pointers:
     def columns(self) -> dict[str, tuple[pa.Field, pa.Array]]:
         """Return the pointers of all cells, in the order of the objects."""
         field = pointer_field(self.record.column, PointerKind.GEOMETRY, self.record.space)
+        # `count` makes one cell of each object in order, and without a link `fresh` has all objects.
         return {field.name: (field, pointer_values(self.plan.source, self.plan.fresh, self.record.zarr_group))}
 
     def before_record(self, uid: str) -> None:

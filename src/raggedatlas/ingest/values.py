@@ -63,6 +63,7 @@ class LayerFit:
     @property
     def counts(self) -> bool:
         """Whether every value so far is a non-negative integer."""
+        # Whole floats from 2**64 on fit no unsigned type.
         return self.whole and self.finite and self.low >= 0 and self.high < _TWO_64
 
     @property
@@ -78,6 +79,7 @@ class LayerFit:
         if self.dtype.kind == "f" or (self.dtype.kind == "b" and self.high <= 1):
             return self.dtype
         wider = UNSIGNED if self.dtype.kind in "bu" else SIGNED
+        # The dtype of the source first, so that only sums of repeated entries widen it.
         same = (self.dtype,) if self.dtype.kind != "b" else ()
         bounds = ((np.dtype(t), np.iinfo(t)) for t in (*same, *wider))
         return next(t for t, info in bounds if info.min <= self.low and self.high <= info.max)
@@ -111,6 +113,7 @@ class LayerFit:
             self._observe_floats(block, values, first_row)
 
     def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
+        # `ra_scan_whole` takes floats of 4 and 8 bytes; float32 holds every float16.
         wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
         if self.whole:
             smallest, largest, whole = scan_integers(wide)
@@ -224,6 +227,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
             f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; fix the file."
         )
     if fault == GOOD:
+        # The check compared columns as unsigned numbers below `n_cols`, so none is negative and the view is exact.
         four = block.indices.dtype.itemsize == 4
         indices = block.indices.view(np.uint32) if four else block.indices.astype(np.uint32)
         return CsrBlock(block.indptr, indices, block.layers, block.n_cols), 0
@@ -233,6 +237,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
         raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; fix the file.") from error
     indices, values = block.indices[order].astype(np.uint32), block.layers["values"][order]
     rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
+    # Sorted by row and column, an entry is repeated if it equals the one before.
     first = np.ones(len(indices), bool)
     first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
     if first.all():
@@ -243,6 +248,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
             f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); fix the file, or "
             "pass duplicate_entries='sum'."
         )
+    # Sums of narrow integers could wrap; `LayerFit` chooses the stored type from the sums.
     wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
     values = np.add.reduceat(wide, np.flatnonzero(first))
     indptr = np.zeros(block.n_rows + 1, np.int64)
@@ -306,6 +312,7 @@ def _first(known: int, marks: NDArray[np.bool_], start: int) -> int:
     """Return the position of the first mark, unless an earlier one is known; -1 for none."""
     if known >= 0:
         return known
+    # `argmax` is 0 also if no mark is set.
     at = int(np.argmax(marks))
     return start + at if marks[at] else -1
 

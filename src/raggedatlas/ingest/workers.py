@@ -125,6 +125,7 @@ class WorkerStaging:
         """Remove what workers wrote for this call and what was not committed."""
         with suppress(AtlasError):
             visible = {record.uid for record in read_records(self._catalog)}
+            # Found by lease, because attempts of lost workers have uids that never came back.
             for uid in set(self._catalog.arrays.list_children()) - visible:
                 if (read_lease(self._catalog, uid) or {}).get(_CALL) == self._owner[_CALL]:
                     self._catalog.arrays.child(uid).delete_prefix()
@@ -138,6 +139,7 @@ class WorkerStaging:
         several = len(self._openers) > 1 and self._options.column_order == "detected"
         sets = self._all([_HashFeatures(opener) for opener in self._openers] if several else [])
         first: dict[str, int] = {}
+        # `setdefault` gives the first source with a set, so `shared` has the sets that come again.
         shared = {s for number, own in enumerate(sets) for s in own if first.setdefault(s, number) != number}
         leaders = sorted({first[names] for names in shared})
         found = self._all([_FindColumnOrder(self._catalog, self._openers[number], self._options) for number in leaders])
@@ -145,6 +147,7 @@ class WorkerStaging:
         for number, opener in enumerate(self._openers):
             known: dict[str, Sequence[str]] = {}
             for leader in sorted({first[s] for s in sets[number] if first[s] < number} if several else ()):
+                # The earliest source wins, as when sources are added one after the other.
                 known = {**orders[leader], **known}
             yield _StageSource(self._catalog, opener, self._options, known, self._owner)
 
@@ -162,6 +165,7 @@ class WorkerStaging:
             Those before it.
         """
         try:
+            # The worker wrote the lease: one that cannot be read here is in another place.
             if not read_lease(self._catalog, done.plan.uid):
                 raise WorkersError(
                     f"A worker wrote {done.plan.name!r} to a place that is not {self._catalog.location.uri} here, though it has the same "
@@ -182,6 +186,7 @@ def _planned(done: StagedDataset, plan: IngestPlan) -> StagedDataset:
     """Return a staged source the name and columns of a plan."""
     before = {column.column.stored: column.source for column in done.plan.columns}
     now = {column.source: column.column.stored for column in plan.columns}
+    # Keyed by stored name, which other sources of the commit may have changed.
     colors = {now[before[stored]]: values for stored, values in done.colors.items()}
     report = replace(done.report, columns=plan.column_reports)
     return replace(done, plan=replace(plan, name=done.plan.name), colors=colors, report=report).renamed(plan.name)

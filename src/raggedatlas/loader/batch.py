@@ -114,6 +114,7 @@ class ModalityBatch:
 
         block = self.block
         matrix = assemble_csr(sp.csr_array, (block.layers[name], block.indices, block.indptr), block.n_cols)
+        # Set in advance, because SciPy otherwise looks at every row.
         matrix.has_sorted_indices = self.sorted
         return matrix
 
@@ -165,6 +166,7 @@ class TrainingBatch:
         """Decode a column of codes to its values, None where missing, (n,) object."""
         if column not in self.facts.categories:
             raise NotFoundError(f"The batch has codes of {list(self.facts.categories)}, not of {column!r}.")
+        # The None at the end is what code -1 finds.
         known = np.array([*self.facts.categories[column], None], dtype=object)
         labels: NDArray[np.object_] = known[np.asarray(self.obs[column])]
         return labels

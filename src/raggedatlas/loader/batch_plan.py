@@ -101,6 +101,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
         raise QueryError(f"{query!r} has no cells with {list(plan.spaces)}; there is nothing to train on.")
     shown = _names_in_table(query, plan.obs)
     columns = obs_columns(plan.obs, {name: shown[name] for name in asked}, options.categories)
+    # Fixed-width bytes are one block of memory, which is indexed for batches and hashed as it is.
     uids = np.array(plan.obs.column("uid").cast(pa.binary()).to_pylist(), dtype=np.bytes_)
     spaces = {**plan.spaces, **plan.results}
     facts = _facts(spaces, uids, columns)
@@ -181,6 +182,7 @@ def _weights(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> 
 def _group_codes(column: ObsColumn) -> NDArray[np.int64]:
     if column.categories is not None:
         return column.values.astype(np.int64)
+    # All NaN become one value, whose code is turned into -1: the cell is left out.
     known, codes = np.unique(column.values, return_inverse=True)
     return np.where(np.isnan(known)[codes], -1, codes) if known.dtype.kind == "f" else codes
 
@@ -189,6 +191,7 @@ def _names_in_table(query: Query, table: pa.Table) -> dict[str, str]:
     """Map each requested name to its column in a plan's `obs`, which uses the names of the files."""
     known = cell_columns(query.catalog)
     asked = query.spec.obs or ()
+    # A plan has these columns first, then the asked ones in order, then those of a search, so `strict=False`.
     shown = dict(zip(metadata_names(known, asked), table.column_names[len(_ALWAYS) :], strict=False))
     return {name: name if name in _ALWAYS else shown[known.stored(name)] for name in asked}
 
@@ -203,6 +206,7 @@ def _facts(
         )
         for name, space in spaces.items()
     }
+    # The key stands for cells, columns and codes: a loader refuses a state that was taken with another key.
     key = hashlib.blake2b(uids.tobytes(), digest_size=16)
     for name, space in spaces.items():
         parts: Sequence[object] = (name, space.layers, space.n_cols, space.nan, *space.features.tolist())
@@ -263,6 +267,7 @@ def plan_part(
 
 def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
     """Return the plan of some of its cells."""
+    # A part has its own key, as its positions count other cells; features and codes are shared.
     key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
     columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
     spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
@@ -322,6 +327,7 @@ def obs_columns(
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     if column.null_count and pa.types.is_integer(column.type):
+        # Unsafe, because a safe cast refuses integers beyond 2**53.
         column = column.cast(pa.float64(), safe=False)
     if column.null_count:
         column = column.fill_null(float("nan"))
@@ -331,6 +337,7 @@ def _numbers(column: pa.ChunkedArray) -> NDArray[Any]:
 
 def _known(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(kind):
+        # Both, so that codes do not depend on which of them occur.
         return pa.array([False, True])
     distinct = pc.unique(column).drop_null()
     return distinct.take(pc.sort_indices(distinct))

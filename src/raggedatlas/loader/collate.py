@@ -57,6 +57,7 @@ class Collator:
         if len(batches) == 1:
             return [self._batch(rows, uids, obs, blocks, marks)]
         made = []
+        # Slices of sparse blocks are views: `BufferPool` reuses the memory when all batches of the read are gone.
         for start, stop in pairwise(batches.bounds.tolist()):
             own = slice(start, stop)
             columns = {name: values[own] for name, values in obs.items()}
@@ -86,6 +87,7 @@ class Collator:
         return ModalityBatch(formed, given, layout, self._sort, self._plan.facts.spaces[name])
 
     def _column(self, name: str, values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
+        # Losses of PyTorch take classes as int64.
         return as_tensor(values if self._plan.columns[name].categories is None else values.astype(np.int64))
 
 
@@ -118,6 +120,7 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
         return DenseBlock({layer: values[start:stop] for layer, values in block.layers.items()})
     if start == 0 and stop == block.n_rows:
         return block
+    # Values and columns are not copied; bounds are, as those of a block start at 0.
     first, last = int(block.indptr[start]), int(block.indptr[stop])
     layers = {layer: values[first:last] for layer, values in block.layers.items()}
     return CsrBlock(block.indptr[start : stop + 1] - first, block.indices[first:last], layers, block.n_cols)
@@ -135,6 +138,7 @@ def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) ->
     found = {}
     for layer, values in block.layers.items():
         entries = np.ascontiguousarray(_cast(values, dtype))
+        # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
         memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
         found[layer] = memory.reshape(block.n_rows, block.n_cols)
         rows, where = csr_of(block.indptr, block.indices), c_int64()

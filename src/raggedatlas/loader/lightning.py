@@ -78,6 +78,7 @@ def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np
     >>> split_rows(np.array([2**63, 1, 2**64 - 1], np.uint64), Split(val=0.25))["val"]
     array([1])
     """
+    # The largest hashes round to 1.0, so training is what the others leave, and not a range that ends below 1.
     place = hashes / 2.0**64
     val, test = place < split.val, (place >= split.val) & (place < split.val + split.test)
     chosen = {"train": ~(val | test), "val": val, "test": test}
@@ -236,8 +237,10 @@ class EpochBatches:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         """Iterate over the batches of the epoch; after a loaded state, over the rest."""
+        # A loaded position is of one epoch; if the trainer goes to another, that starts at its first batch.
         self._taken, self._resumed = (self._taken, None) if self._resumed == self._epoch else (0, None)
         for batch in self._read(self._epoch, self._taken):
+            # Before the yield, so that a checkpoint during this batch counts it as taken.
             self._taken += 1
             yield batch
 
@@ -266,12 +269,15 @@ class EpochBatches:
         self._served = None
 
     def _read(self, epoch: int, done: int) -> Iterator[TrainingBatch]:
+        # Workers have copies of the loader, which go on to the next epoch by themselves.
+        # For any other position these are given up, and new workers start with the state set here.
         if self._served is None or self._serves != (epoch, done):
             self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batch": done})
             self._served = None
         if not self._num_workers:
             return iter(self.loader)
         if self._served is None:
+            # With `spawn`, since a loader refuses to work in a forked child.
             self._served = require_torch().utils.data.DataLoader(
                 self.loader.torch_dataset(),
                 batch_size=None,
@@ -353,6 +359,7 @@ class AtlasDataModule:
         self._query, self._named, self._predict = query, named, predict
         self._split = split or (Split(val=0) if named else Split())
         self._num_workers = num_workers
+        # With workers, the DataLoader pins; else `pin_memory` stays among the choices, and the loader does.
         self._pin_memory = bool(num_workers and given.pop("pin_memory", False))
         self._choices = given
         self._loaders: dict[str, Loader] = {}
@@ -366,6 +373,7 @@ class AtlasDataModule:
         QueryError, FeatureError
             For what the atlas does not have as asked.
         """
+        # Lightning calls this again for every stage.
         if self._loaders:
             return
         every = self._load(self._query, self._choices)
@@ -421,6 +429,7 @@ class AtlasDataModule:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what was asked; another process plans for itself."""
+        # A class that got its base on demand cannot be found by name; pickle keeps the one without.
         plain = vars(type(self)).get("without_lightning", type(self))
         return _revive, (plain,), {**self.__dict__, "_handed": [], "_loaders": {}}
 
@@ -433,6 +442,7 @@ class AtlasDataModule:
 
     def _load_like(self, every: Loader, query: Query, **changes: Any) -> Loader:  # noqa: ANN401  (choices)
         """Plan to read of other cells what `every` reads of its own, each once and in order."""
+        # With the categories of `every`: other values get the code -1 and no code of their own.
         plain = {name: value for name, value in self._choices.items() if name not in _FOR_TRAINING}
         plain |= {
             "obs": self._choices.get("obs", self._query.spec.obs),
@@ -447,6 +457,7 @@ class AtlasDataModule:
         given = self._choices.get("even") or even
         drawn = part == "train"
         whole = drawn and bool(self._choices.get("drop_last"))
+        # Without `even`, for predictions, each cell belongs to exactly one rank whatever training has chosen.
         share = Share(*ranks, given if even and ranks[1] > 1 else None, whole)
         own = loader.part(np.arange(loader.n_cells), drawn=drawn, share=share)
         batches = EpochBatches(own, self._num_workers, pin_memory=self._pin_memory)

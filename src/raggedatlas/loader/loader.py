@@ -97,6 +97,7 @@ class CellDataset:
             For a row that is not there.
         """
         n = len(self)
+        # The frequent case first; the type is compared because a bool is an `int` too, and is refused below.
         if type(index) is int and 0 <= index < n:
             return self._read(np.array([index]))
         if isinstance(index, slice):
@@ -213,6 +214,7 @@ class Loader:
     def _settle(self) -> None:
         """Create the state that belongs to this process."""
         self._pid = os.getpid()
+        # Made by the first read: readers hold memory maps, and a loader that is only split reads nothing.
         self._maker: Collator | None = None
         remember_facts(self._plan.facts)
 
@@ -273,6 +275,7 @@ class Loader:
         >>> first = loader.part(np.arange(1_000), drawn=False)  # doctest: +SKIP
         >>> ranks = [loader.part(rows, share=Share(rank, 2, "pad")) for rank in range(2)]  # doctest: +SKIP
         """
+        # Plan, order and options are replaced, not changed, so a shallow copy does.
         made = copy(self)
         made._plan, made._order, made._options = plan_part(
             self._plan, self._order, self._options, rows, drawn=drawn, share=share
@@ -312,6 +315,7 @@ class Loader:
         """
         check_process(self._pid)
         epoch, done = self._next
+        # At the call and not in the generator: an epoch has begun even if no batch of it is taken.
         self._next, self._now = (epoch + 1, 0), (epoch, done)
         return self._read(epoch, done, worker, n_workers)
 
@@ -354,6 +358,7 @@ class Loader:
                     "follow those before. Make the loader as it was."
                 )
         epoch, done = _epoch(state.get("epoch")), state.get("batch")
+        # All batches taken is a valid position: that after the last batch of the epoch.
         if not isinstance(done, int) or not 0 <= done <= len(self):
             raise QueryError(
                 f"The state says {done!r} batches were taken, which is beyond the {len(self):,} of an epoch."
@@ -395,6 +400,7 @@ class Loader:
 
     def _count(self, batches: Iterator[TrainingBatch], epoch: int, done: int) -> Iterator[TrainingBatch]:
         for number, batch in enumerate(batches, done + 1):
+            # Before the yield, so that a state taken during this batch counts it as taken.
             self._now = (epoch, number)
             yield batch
         self._now = None
@@ -403,13 +409,17 @@ class Loader:
         options = self._options
         threads = options.threads
         if threads is None:
+            # Several workers are parallel already and read without further threads.
             threads = DECODE_THREADS if n_workers == 1 else 0
         every = epoch_batches(self._order, epoch)
         n = len(every)
         own = every.span(done, n) if n_workers == 1 else every.take(worker_batches(n, done, worker, n_workers))
+        # Neighbouring cells are scattered over one shuffle buffer, so a read takes as many cells as that has.
         units = read_units(own, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
         each = max(1, len(own) // max(1, len(units)))
+        # The choice counts batches, the depth counts reads.
         ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
+        # Kept for the next epoch, with its maps and buffers.
         maker = self._maker = self._maker or Collator(self._plan)
         read = prefetch_map(lambda unit: maker.make(own.span(*unit)), units, threads=threads, depth=ahead)
         for made in read:

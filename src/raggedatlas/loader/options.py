@@ -189,6 +189,7 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
 
 def _check_read(call: str, options: ReadOptions) -> None:
     _among(call, "as_", options.as_, get_args(OutputFormat))
+    # A text is a sequence too, and would be taken for a list of letters.
     for name in ("obs", "layers", "features", "results"):
         if isinstance(getattr(options, name), str):
             raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")
@@ -228,6 +229,7 @@ def _check_walk(options: LoaderOptions) -> None:
         raise QueryError(f"Loader: shuffle='blocks' shuffles every cell; with {given[0]} leave it out.")
     if given and given[0] in {"weights", "balance"} and options.shuffle is None:
         raise QueryError(f"Loader: {given[0]} draws by chance, which shuffle=None excludes; leave it out.")
+    # An epoch of groups has every cell with a value once, so its length is given.
     if options.n_samples is not None and (not given or given[0] == "group"):
         raise QueryError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
     if options.sampler is not None and not callable(options.sampler):
@@ -235,10 +237,12 @@ def _check_walk(options: LoaderOptions) -> None:
 
 
 def _among(call: str, name: str, value: object, known: Sequence[object]) -> None:
+    # Only texts are compared by `==`, which gives an array for an array.
     if not any(value is one or (isinstance(value, str) and value == one) for one in known):
         raise QueryError(f"{call} takes {name} from {list(known)}, not {value!r}.")
 
 
 def _whole(call: str, name: str, value: object, least: int) -> None:
+    # A bool is an `int` in Python.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise QueryError(f"{call} takes {name} as a whole number from {least} on, not {value!r}.")

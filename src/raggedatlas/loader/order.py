@@ -129,6 +129,7 @@ class Batches:
         first, last = self.bounds[numbers], self.bounds[numbers + 1]
         bounds = np.zeros(len(numbers) + 1, np.int64)
         np.cumsum(last - first, out=bounds[1:])
+        # Where the batch begins, minus where it begins in the output, plus the place in the output.
         at = np.repeat(first - bounds[:-1], last - first) + np.arange(bounds[-1])
         return Batches(self.rows[at], bounds)
 
@@ -160,8 +161,10 @@ def epoch_batches(order: Order, epoch: int) -> Batches:
         return batches.take(_shared_out(len(batches), share)[: _most(len(batches), share)])
     own = rows[_shared_out(len(rows), share)]
     if order.shuffle == "blocks":
+        # From 1: `SeedSequence` pads a key with zeros, so a last 0 would repeat the numbers drawn above.
         own = _shuffle_within(own, order.buffer_size, _generator(order.seed, epoch, 1 + share.rank))
     if share.drop_last:
+        # Shares may differ by one cell, so all are cut to the full batches of the smallest.
         own = own[: _most(len(rows), share) // order.batch_size * order.batch_size]
     return Batches(own, np.append(np.arange(0, len(own), order.batch_size), len(own)))
 
@@ -251,6 +254,7 @@ def _every_cell(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int6
         starts = rng.permutation(-(-n // order.block_size)) * order.block_size
         lengths = np.minimum(starts + order.block_size, n) - starts
         ends = np.cumsum(lengths)
+        # As in `Batches.take`, for blocks; only the last block of the cells may be shorter.
         return np.repeat(starts - (ends - lengths), lengths) + np.arange(n), None
     return np.arange(n), None
 
@@ -268,6 +272,7 @@ def _draw_weighted(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.i
     total = np.cumsum(order.strategy.values, dtype=np.float64)
     # sorted draws walk through the sums in order, which is several times faster than finding them at random
     drawn = np.sort(rng.random(order.strategy.n_samples)) * total[-1]
+    # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
     last = np.flatnonzero(order.strategy.values)[-1]
     rows = np.minimum(np.searchsorted(total, drawn, side="right"), last).astype(np.int64)
     rng.shuffle(rows)
@@ -278,6 +283,7 @@ def _draw_balanced(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.i
     """Draw with replacement: a group, all with the same chance, and one of its cells."""
     assert order.strategy.values is not None
     codes = order.strategy.values
+    # Code -1, cells without a value, comes first and is cut off.
     cells = np.argsort(codes, kind="stable")[int((codes < 0).sum()) :]
     sizes = _group_sizes(order.strategy)
     starts, held = np.cumsum(sizes) - sizes, np.flatnonzero(sizes)

@@ -82,6 +82,7 @@ class ScviDataModule(AtlasDataModule):
 
     def __init__(self, query: Query, batch_size: int = 128, **choices: Unpack[ScviChoices]) -> None:
         given: dict[str, Any] = dict(choices)
+        # First, so that a missing package is reported before anything else.
         self._release = _scvi_release()
         self.unlabeled_category = str(given.pop("unlabeled_category", "Unknown"))
         self.model_name = str(given.pop("model_name", "SCVI"))
@@ -133,6 +134,7 @@ class ScviDataModule(AtlasDataModule):
     @property
     def n_val(self) -> int:
         """Number of cells to validate on."""
+        # Not by `loader`, which raises where no cells are held out.
         self.setup()
         return self._loaders["val"].n_cells if "val" in self._loaders else 0
 
@@ -221,6 +223,7 @@ class ScviDataModule(AtlasDataModule):
     def on_before_batch_transfer(self, batch: TrainingBatch, dataloader_idx: int = 0) -> dict[str, Any]:
         """Turn a batch into the tensors that scvi-tools names, each with as many rows as the batch has cells."""
         torch, keys = require_torch(), self._keys
+        # Code 0 of the single category that `batch_labels` and `labels` have without a key.
         nothing = torch.zeros((len(batch), 1), dtype=torch.int64)
         made = {"X": batch.X, "batch": nothing, "labels": nothing}
         for name, key in (("batch", keys["batch_key"]), ("sample", keys["sample_key"])):
@@ -228,6 +231,7 @@ class ScviDataModule(AtlasDataModule):
                 made[name] = batch.obs[key][:, None]
         if keys["labels_key"] is not None:
             codes = batch.obs[keys["labels_key"]]
+            # Cells without a label have code -1, which no embedding can look up.
             made["labels"] = torch.where(codes < 0, self._unlabeled, codes)[:, None]
         if keys["size_factor_key"] is not None:
             made["size_factor"] = batch.obs[keys["size_factor_key"]].float()[:, None]
@@ -279,6 +283,7 @@ class ScviDataModule(AtlasDataModule):
         codes = [*filter(None, (self._keys[name] for name in _KEYS)), *self._lists["categorical_covariate_keys"]]
         for key in (*codes, *numbers):
             missing = _count_missing(key, plan.columns[key], numeric=key in numbers)
+            # Labels may be missing, as they become the unlabeled category; other keys have no substitute.
             if missing and key != self._keys["labels_key"]:
                 raise QueryError(
                     f"{missing:,} of {plan.n_cells:,} cells have no {key!r}, or one that the training cells do not have; leave them out, "
@@ -307,6 +312,7 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over every cell once."""
+        # Each time is the loader's next epoch; `_load_like` turned shuffling off, so all of them are in order.
         return map(self._module.on_before_batch_transfer, self._loader)
 
 

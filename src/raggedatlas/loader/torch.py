@@ -93,6 +93,7 @@ def as_tensor(values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
 def sparse_tensor(block: CsrBlock, values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
     """Return one layer of sorted sparse rows as a sparse CSR tensor; columns and values share the block's memory."""
     torch = require_torch()
+    # PyTorch takes columns and bounds of one type; int32 bounds that overflow are replaced below.
     indptr = block.indptr.astype(block.indices.dtype, copy=False)
     if block.indices.dtype == np.int32 and block.indptr[-1] > np.iinfo(np.int32).max:
         block, indptr = CsrBlock(block.indptr, block.indices.astype(np.int64), {}, block.n_cols), block.indptr

@@ -252,6 +252,7 @@ def parse_accession(text: str) -> Accession:
     """
     match = _PREFIX.fullmatch(text) if "_" in text else None
     if match is not None:
+        # The rest may be an accession, whose own organism then counts; the assembly decides where it has none.
         inner = parse_accession(match["name"])
         organism = _ASSEMBLIES[match["assembly"]] if inner.organism == UNKNOWN else inner.organism
         return Accession(inner.namespace, inner.name, organism, inner.version)
@@ -259,6 +260,7 @@ def parse_accession(text: str) -> Accession:
         match = _ENS.fullmatch(text)
         if match is not None:
             letters, digits, version, rest = match.groups()
+            # `_PAR_Y` stays in the name: it is the copy on Y of a gene that X has under the bare accession.
             return Accession("ensembl", f"ENS{letters}{digits}{rest or ''}", _species(letters), (version or ".")[1:])
     # One look first: most names of a file are symbols, and a file has tens of thousands.
     for namespace, form, organism in _DATABASES if _ANY_DATABASE.fullmatch(text) else ():
@@ -273,6 +275,7 @@ def parse_accession(text: str) -> Accession:
 def _species(letters: str) -> str:
     """Return the organism of an Ensembl prefix without ``ENS``: the species part before the letters of the feature type."""
     table = _ensembl()
+    # A species part can end in these letters too, so the table of species decides where to cut.
     for kind in _TYPES:
         if letters.endswith(kind) and letters.removesuffix(kind) in table:
             return table[letters.removesuffix(kind)]
@@ -363,6 +366,7 @@ def are_accessions(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     >>> are_accessions(pa.chunked_array([["ENSG00000105369", "CD79A", "MGI:97490"]])).to_pylist()
     [True, False, True]
     """
+    # RE2 refuses a group name that occurs twice (`version`), so the groups lose their names.
     forms = "|".join(
         re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form in (_ENS, *(form for _, form, _ in _DATABASES))
     )

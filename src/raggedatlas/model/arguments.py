@@ -66,6 +66,7 @@ def checked(given: C) -> C:
         owner, _, name = given.__qualname__.rpartition(".")
         return cast("C", _wrapped(given, owner if name == "__init__" else name))
     for name, member in list(vars(given).items()):
+        # Private methods are called by public ones, which have checked the arguments.
         if (name.startswith("_") and name != "__init__") or not isinstance(member, _FUNCTION_TYPES):
             continue
         if isinstance(member, types.FunctionType):
@@ -104,6 +105,7 @@ def _hints(signature: inspect.Signature) -> dict[str, Any]:
     """Collect the annotations of parameters, and of the keywords that a typed dictionary lists."""
     hints: dict[str, Any] = {}
     for parameter in signature.parameters.values():
+        # `get_type_hints` would fail on annotations in text, which name types imported for type checking only.
         hint = parameter.annotation
         if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is typing.Unpack:
             hints.update(typing.get_type_hints(get_args(hint)[0]))
@@ -173,6 +175,7 @@ def _accepts_many(hint: Any, value: object) -> bool:  # noqa: ANN401 - an annota
     """Return whether a value holds many that fit: any collection but text, bytes and mappings."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1:
         return False
+    # What has no length may be an iterator, which looking at its members would use up.
     return not isinstance(value, Sized) or all(_accepts(hint, one) for one in itertools.islice(value, _MOST))
 
 
@@ -200,6 +203,7 @@ def _accepts_mapping(inner: tuple[Any, ...], value: object) -> bool:
 _GENERICS: dict[Any, Callable[[tuple[Any, ...], object], bool]] = {
     Union: lambda inner, value: any(_accepts(one, value) for one in inner),
     types.UnionType: lambda inner, value: any(_accepts(one, value) for one in inner),
+    # `True == 1`, so the types must agree as well.
     Literal: lambda inner, value: any(type(value) is type(one) and value == one for one in inner),
     type: lambda inner, value: _accepts_class(inner[0], value),
     tuple: _accepts_tuple,

@@ -43,6 +43,7 @@ class IndexFacts(BaseModel):
     0
     """
 
+    # Ignored fields may come from a later version, whose records stay readable.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: str = ""
@@ -97,6 +98,7 @@ class ResultRecord(BaseModel):
     {}
     """
 
+    # Before 2.10 pydantic reserves all names that begin with `model_`, such as `model_hash`, and warns of them.
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     uid: str
@@ -401,6 +403,7 @@ def annotation_of(field: pa.Field) -> AnnotationRecord | None:
     text = (field.metadata or {}).get(ANNOTATION_KEY)
     if text is None:
         return None
+    # Bytes that are no UTF-8 are replaced, so that damage becomes the parser's `CorruptError`.
     return read_json(
         AnnotationRecord, text.decode(errors="replace"), "the schema of cells", field.name, ANNOTATION_KEY.decode()
     )
@@ -408,5 +411,6 @@ def annotation_of(field: pa.Field) -> AnnotationRecord | None:
 
 def annotation_columns(schema: pa.Schema) -> dict[str, AnnotationRecord]:
     """Return the cell columns that annotations brought, oldest first: stored name -> record."""
+    # Lance appends new columns at the end of the schema, so its order is that of the annotations.
     records = ((field.name, annotation_of(field)) for field in schema)
     return {name: record for name, record in records if record is not None}

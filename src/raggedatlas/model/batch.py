@@ -102,6 +102,7 @@ def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  #
     """
     values, indices, indptr = parts
     matrix = copy.copy(_empty_csr(kind, len(indptr) - 1, n_cols))
+    # SciPy expects one integer type for both; bounds stay wide only where they do not fit.
     fits = indptr.dtype == indices.dtype or indptr[-1] <= np.iinfo(indices.dtype).max
     matrix.data, matrix.indices = values, indices
     matrix.indptr = indptr.astype(indices.dtype, copy=False) if fits else indptr
@@ -112,6 +113,7 @@ def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  #
 def _empty_csr(kind: Any, n_rows: int, n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
     """Return the template that is copied for every batch of one shape: a constructor takes longer than reading a cell."""
     matrix = kind((n_rows, n_cols))
+    # Each copy gets bounds of its own, so the cached template does not keep any for all its rows.
     matrix.indptr = matrix.indptr[:0].copy()
     return matrix
 

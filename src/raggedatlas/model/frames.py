@@ -194,6 +194,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
         if field.name == INDEX:
             index = pd.Index(series.array, dtype=series.dtype, name=facts.name or None)
         else:
+            # One index for all columns, as `pd.DataFrame` aligns them by theirs; the real one is set at the end.
             columns[facts.name or field.name] = series.set_axis(range(table.num_rows))
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
     frame.index = index
@@ -243,6 +244,7 @@ def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any
         return text
     if facts.kind in _NULLABLE:
         return pd.Series(_nullable(column, facts.kind))
+    # pandas would turn integers with nulls into float64, which is exact only up to 2**53.
     if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         return pd.Series(_nullable(column, _nullable_name(facts.kind or str(column.type))))
     series: pd.Series[Any] = column.to_pandas()
@@ -311,6 +313,7 @@ def _nullable(column: pa.ChunkedArray, kind: str) -> Any:  # noqa: ANN401  (a pa
 
     mask = column.is_null().to_numpy()
     fill = False if kind == "boolean" else 0
+    # `to_numpy` would return floats or objects for a column with nulls; `mask` marks them again.
     values = column.fill_null(pa.scalar(fill, column.type) if kind == "boolean" else pa.scalar(fill).cast(column.type))
     plain = values.to_numpy().astype("bool" if kind == "boolean" else kind.lower())
     arrays: Any = pd.arrays
@@ -334,6 +337,7 @@ def _categorical(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]
     import pyarrow.compute as pc
 
     codes = pc.index_in(column, value_set=value_set)
+    # -1 is pandas' code of a missing value; values that are no category get it as well.
     plain = codes.fill_null(-1).to_numpy()
     return pd.Series(pd.Categorical.from_codes(plain, categories=categories, ordered=facts.ordered))
 
@@ -349,6 +353,7 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
     kind = str(dtype)
     if kind in _NULLABLE:
         mask = series.isna().to_numpy()
+        # `to_numpy` would return objects where values are missing; `_data` has the numbers under the mask.
         plain = series.array._data
         return pa.array(plain, mask=mask), ColumnFacts(name, kind)
     if isinstance(dtype, pd.DatetimeTZDtype):
@@ -356,6 +361,7 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
         instants = pa.array(naive.to_numpy(), from_pandas=True)
         return instants.cast(pa.timestamp(instants.type.unit, "UTC")), ColumnFacts(name, kind)
     if isinstance(dtype, np.dtype) and dtype.kind in "biufmM":
+        # NaT becomes null, but NaN of floats stays a value, so that the column comes back as it was.
         return pa.array(series.to_numpy(), from_pandas=dtype.kind in "mM"), ColumnFacts(name, kind)
     raise SchemaError(
         f"Column {name!r} has dtype {kind}, which no cell table column can hold; cast it to text, numbers or a categorical, "
@@ -432,8 +438,10 @@ def column_stacks(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """
     annotated = annotation_columns(schema)
     facts = _stored_columns(schema)
+    # Annotated columns share their names on purpose and take no part in keeping names apart.
     shown = _shown({name: facts[name] for name in facts if name not in annotated})
     stacks: dict[str, tuple[str, ...]] = {name: (stored,) for stored, name in shown.items()}
+    # The oldest annotation comes first, so the newest ends in front of its stack.
     for stored in annotated:
         name = facts[stored].name
         stacks[name] = (stored, *stacks.get(name, ()))
@@ -523,6 +531,7 @@ class Texts:
 
     def whole(self) -> NDArray[np.object_]:
         """Return all texts, (n_rows,) object array of str."""
+        # `concatenate` refuses an empty list, which there would be without blocks.
         return np.concatenate([np.empty(0, object), *self.blocks()])
 
     def take(self, rows: NDArray[np.int64]) -> "Texts":
@@ -586,6 +595,7 @@ class ColumnTable:
     def take(self, rows: NDArray[np.int64]) -> "ColumnTable":
         """Keep some rows, which ascend; nothing is read by this."""
         index, *columns = (
+            # `arrow` would return all rows.
             replace(c, read=partial(_taken, c.read, rows), arrow=None) for c in (self.index, *self.columns)
         )
         return ColumnTable(len(rows), index, tuple(columns))
@@ -701,6 +711,7 @@ def is_pandas(value: Any, kind: str) -> bool:  # noqa: ANN401
     >>> is_pandas({}, "DataFrame")
     False
     """
+    # Where pandas was never imported, no value can be one of its objects.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, kind))
 
@@ -756,6 +767,7 @@ def _chosen(
 ) -> Iterator[NDArray[np.object_]]:
     start = 0
     for block in blocks():
+        # `rows` ascend, so those of one block are a single run of them.
         first, last = np.searchsorted(rows, [start, start + len(block)]).tolist()
         yield block[rows[first:last] - start]
         start += len(block)

@@ -49,6 +49,7 @@ def new_uids(n: int) -> pa.StringArray:
     numbers = np.sort(np.frombuffer(drawn, np.uint64))
     if (numbers[1:] == numbers[:-1]).any():
         return new_uids(n)
+    # Offsets of `pa.string()` are int32, which limits one call to fewer than 2**27 uids.
     ends = np.arange(0, 16 * n + 16, 16, dtype=np.int32)
     return pa.StringArray.from_buffers(n, pa.py_buffer(ends), pa.py_buffer(drawn.hex().encode()))
 
@@ -78,6 +79,7 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         block = uids.slice(start, len(among))
         block = block if among.all() else block.filter(pa.array(among))
         offsets, data = block.buffers()[1:]
+        # These texts have 16 bytes each and none is null, so they lie back to back from `first` on.
         first = int(np.frombuffer(offsets, np.int32)[block.offset]) if len(block) else 0
         digits = (
             _DIGITS[np.frombuffer(data, np.uint8)[first : first + 16 * len(block)].reshape(-1, 16)]
@@ -85,8 +87,10 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
             else _NO_DIGITS
         )
         right = (digits < 16).all(axis=1)
+        # Pairs of digits become bytes; `& 15` keeps the 255 of a wrong digit out of its neighbor's half.
         packed = (digits[:, ::2] << 4 | digits[:, 1::2] & 15).view(">u8").ravel()
         numbers[start : start + _BLOCK][among] = np.where(right, packed, 0)
+        # `among` is a view of `valid`: this also clears texts of 16 characters that are no hex digits.
         among[among] = right
     return numbers, valid
 

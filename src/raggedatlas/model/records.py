@@ -59,6 +59,7 @@ def record_from_row(record: type[Record], row: Mapping[str, Any], table: str, ke
     Named(name='a', size=0)
     """
     try:
+        # Rows from before a column was added are null there, and get the default of the field.
         return record(**{name: value for name, value in row.items() if value is not None})
     except (ValidationError, UnicodeDecodeError) as error:
         raise _damaged(error, table, row.get(key)) from error
@@ -130,6 +131,7 @@ def entries_from_table(record: type[Record], table: pa.Table, name: str) -> list
         If a row is damaged; the message names the table by `name`, the row by its uid, and the field.
     """
     records = [record_from_row(record, row, name, "uid") for row in rows_of(table, name)]
+    # Times of `utc_now` have one zone and one width, so their texts sort as the times do.
     return sorted(records, key=lambda entry: str(getattr(entry, "created_at")))  # noqa: B009 - records have one; their base has not
 
 
@@ -188,6 +190,7 @@ class MatrixFacts(BaseModel):
     def _is_dtype(cls, value: str) -> str:
         try:
             return str(np.dtype(value))
+        # pydantic reports a `ValueError` with its field, but lets a `TypeError` through.
         except TypeError as error:
             raise ValueError(str(error)) from error
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 class _Report:
     """Base of reports: conversion to plain values, and how a notebook shows one."""
 
+    # A base class without slots would give the subclasses, which have slots, a `__dict__`.
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -435,6 +436,7 @@ class Element:
     @property
     def shown(self) -> "tuple[Element, ...]":
         """The children that have a line of their own."""
+        # Without a declared encoding the kind is a guess, so the members are displayed.
         return () if self.encoding and self.kind in FOLDED else self.children
 
     def facts(self) -> str:
@@ -522,6 +524,7 @@ def size_text(n: int) -> str:
     ('0 B', '999 B', '12.3 kB', '1.23 GB')
     """
     value, unit = float(n), 0
+    # From 999.5 on, three digits would be rounded to 1e+03.
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{n} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"

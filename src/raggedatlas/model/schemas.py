@@ -98,6 +98,7 @@ class HoxBaseSchema(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
         """Check the rules of seed 000 when a subclass is defined."""
+        # pydantic calls this after `model_fields` is complete; `__init_subclass__` runs before.
         super().__pydantic_init_subclass__(**kwargs)
         pointers = cls.pointer_fields()
         if not pointers:
@@ -118,6 +119,7 @@ class HoxBaseSchema(BaseModel):
                     f"{cls.__name__}.{name} is a {kind.value} pointer, but the feature space {space!r} is "
                     f"{spaces[space].kind.value}; use the other pointer type."
                 )
+        # Called for its error: a type without an Arrow form is refused with the class.
         cls.arrow_schema()
 
     @classmethod
@@ -223,6 +225,7 @@ def _plain_field(owner: str, name: str, info: FieldInfo) -> pa.Field:
     members = _members(info.annotation)
     member = members[0]
     if len(members) == 1 and typing.get_origin(member) is typing.Literal:
+        # Only the first value is looked at: a Literal of several types gets the column type of that one.
         member = type(typing.get_args(member)[0])
     if isinstance(member, type) and issubclass(member, Enum):
         member = str

@@ -149,6 +149,7 @@ class GeometryPointer(BaseModel):
             raise ValueError(f"object_id and level must be >= 0, got {self}")
         for axis in AXES:
             least, greatest = getattr(self, f"{axis}_min"), getattr(self, f"{axis}_max")
+            # `not least <= greatest` also refuses NaN, for which `least > greatest` is false.
             if (least is None) != (greatest is None) or (least is not None and not least <= greatest):
                 raise ValueError(f"{axis}_min <= {axis}_max must hold, or neither be there, got {self}")
         return self
@@ -260,11 +261,13 @@ class FeatureSpace:
     def __post_init__(self) -> None:
         """Check the definition."""
         check_name(self.name, "feature space")
+        # `__` separates space and layer in pointer columns and groups (`<space>__<layer>`).
         if not self.name.isidentifier() or "__" in self.name:
             raise SchemaError(
                 f"The feature space name {self.name!r} must be an identifier without a double underscore, "
                 "because it names a column; choose another, e.g. 'gene_expression'."
             )
+        # A definition may give the kind as text, which the `is` comparisons below would miss.
         object.__setattr__(self, "kind", PointerKind(self.kind))
         if self.kind is PointerKind.GEOMETRY and (self.has_features or self.is_counts or self.rank != 1):
             raise SchemaError(
@@ -365,6 +368,7 @@ def register_space(space: FeatureSpace) -> FeatureSpace:
     >>> register_space(FeatureSpace("tf_activity", PointerKind.DENSE, is_counts=False)).name
     'tf_activity'
     """
+    # One atomic step, so of two threads that register a name the second sees the first.
     registered = _KNOWN.setdefault(space.name, space)
     if registered != space:
         raise SchemaError(
@@ -382,6 +386,7 @@ def known_spaces() -> dict[str, FeatureSpace]:
     True
     """
     for name, entry in plugins(SPACES).items():
+        # Loading an entry point imports the extension, so it is done once.
         if name not in _KNOWN:
             register_space(entry.load())
     return dict(_KNOWN)

@@ -177,6 +177,7 @@ class Checker(Generic[P]):
     def by_rule(self) -> Problems:
         """Return the different problems, sorted by rule."""
         order = {rule: i for i, rule in enumerate(self.rules)}
+        # Several checks may report one problem; the stable sort keeps the order within a rule.
         return Problems(sorted(dict.fromkeys(self.problems), key=lambda problem: order[problem.rule]))
 
 

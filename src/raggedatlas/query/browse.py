@@ -45,6 +45,7 @@ class ReadOnlyAtlas:
     @property
     def uri(self) -> str:
         """Address of the atlas."""
+        # Not `_catalog`, which reads the mark of a purge; the address stays the same.
         return self._opened.location.uri
 
     @property
@@ -56,6 +57,7 @@ class ReadOnlyAtlas:
         """
         import lancedb
 
+        # Only the location is passed on: LanceDB opens the newest versions, also for a view of a snapshot.
         tables = self._opened.tables.location
         return lancedb.connect(tables.lance_uri(), storage_options=tables.lance_options() or None)
 
@@ -150,6 +152,7 @@ class ReadOnlyAtlas:
         """
         from raggedatlas.catalog.features import find_datasets_with_features
 
+        # A text is a sequence too, of its letters.
         return find_datasets_with_features(
             self._catalog, space, [features] if isinstance(features, str) else features, every=every
         )
@@ -221,6 +224,7 @@ def list_geometries(catalog: Catalog) -> "pd.DataFrame":
     names = {uid: group[0].name for uid, group in group_by_dataset(read_records(catalog)).items()} if found else {}
     rows = []
     for record in found:
+        # The record keeps its datasets; those that were dropped since are not counted.
         cells = {uid: n for uid, n in record.cells_of.items() if uid in names}
         row = {
             column: getattr(record, column)
@@ -284,6 +288,7 @@ def list_results(catalog: Catalog) -> "pd.DataFrame":
 
 def _result_row(record: ResultRecord, inventory: set[str]) -> Mapping[str, Any]:
     row = {name: getattr(record, name) for name in RESULT_COLUMNS}
+    # As in `list_geometries`, without datasets that were dropped since.
     return {**row, "n_cells": sum(n for uid, n in record.cells_of.items() if uid in inventory)}
 
 

@@ -68,6 +68,7 @@ class Cells:
 
     def names(self) -> pa.DictionaryArray:
         """Return the dataset name of each cell, as a dictionary array in the order in which the datasets were added."""
+        # Datasets may share a name, which must not be in the dictionary twice.
         names = list(self.datasets.values())
         distinct = list(dict.fromkeys(names))
         position = {name: i for i, name in enumerate(distinct)}
@@ -90,6 +91,7 @@ class Cells:
             if first in self.table.column_names:
                 start = self.table.column(first)
                 valid = start.is_valid().to_numpy()
+                # A null pointer becomes the empty range [0, 0).
                 starts = _numbers(start)
                 ends = starts + valid if kind is PointerKind.DENSE else _numbers(self.table.column(last))
                 found[name] = (starts, ends, valid)
@@ -111,6 +113,7 @@ def cell_columns(catalog: Catalog) -> Columns:
 
 def _layout(records: Sequence[DatasetRecord]) -> str | None:
     """Return the feature layout of a dataset: that of its genes, else of the first of its spaces with features."""
+    # A pointer column with `__` is of a single layer that is stored apart, not of a space.
     main = [record for record in records if record.layout_uid and "__" not in pointer_column(record)]
     return min(main, key=lambda record: record.feature_space != DEFAULT_SPACE).layout_uid if main else None
 
@@ -174,8 +177,10 @@ def read_cells(
     else:
         table = catalog.tables.read(CELLS, wanted, where, row_ids=True)
         codes = pc.index_in(table.column(_DATASET_UID), value_set=uids)
+    # Cells of a dataset without a record are left by an `add` that is under way or was killed.
     if codes.null_count:
         table, codes = table.filter(codes.is_valid()), codes.drop_null()
+    # The values of a column are read, to suggest near ones, only if no cell was found.
     warn_of_unknown(spec.filters, columns, partial(_texts, catalog, columns) if not len(codes) else lambda _: None)
     code = codes.to_numpy().astype(np.int32, copy=False)
     del codes
@@ -201,9 +206,11 @@ def _walk_cells(
     batches, codes, last = [], [], -1
     for batch in walk(catalog.tables, CELLS, wanted, where):
         ids = batch.column(ROW_ID).to_numpy()
+        # Rows that an update moved come in the order of files; the caller then reads all at once and sorts.
         if len(ids) and (int(ids[0]) <= last or not bool((ids[1:] > ids[:-1]).all())):
             return None
         last = int(ids[-1]) if len(ids) else last
+        # A code takes 4 bytes, the uid that it stands for 16 and an offset, in every row.
         codes.append(pc.index_in(batch.column(_DATASET_UID), value_set=uids))
         batches.append(batch.drop_columns([_DATASET_UID]))
     return (pa.Table.from_batches(batches), pa.chunked_array(codes)) if batches else None
@@ -242,6 +249,7 @@ def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.in
     groups, _ = group_codes(cells.column(columns, sample.by))
     order = np.lexsort((key, groups))
     counts = np.bincount(groups, minlength=1)
+    # Position within the group: after sorting, position minus where the group begins.
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.sort(order[rank < sample.n])
 
@@ -253,6 +261,7 @@ def hash_uids(uids: pa.ChunkedArray, seed: int) -> NDArray[np.uint64]:
         raw = np.frombuffer(bytes.fromhex("".join(listed)), ">u8").astype(np.uint64)
     except ValueError:
         raw = np.empty(0, np.uint64)
+    # Uids of other lengths may have the right number of digits together, and would be cut in the wrong places.
     if len(raw) != len(listed) or any(len(uid) != 16 for uid in listed[:100]):
         raw = np.array([int(hashlib.sha256(uid.encode()).hexdigest()[:16], 16) for uid in listed], np.uint64)
     start = hashlib.sha256(f"sample {seed}".encode()).digest()
@@ -261,6 +270,7 @@ def hash_uids(uids: pa.ChunkedArray, seed: int) -> NDArray[np.uint64]:
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix 64 bits with a bijection, so that no two uids collide."""
+    # The finalizer of SplitMix64. Products of uint64 arrays wrap around without a warning.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
@@ -296,6 +306,7 @@ def order_rows(cells: Cells, order: Sequence[tuple[str, bool]], columns: Columns
                 f"order_by({name!r}): a column of {values.type} has no order; name a column of numbers, text or times."
             )
         keys[str(i)] = values
+    # The row number as the last key keeps ties in their order.
     keys["row"] = pa.chunked_array([pa.array(np.arange(cells.n))])
     by = [(str(i), "descending" if down else "ascending") for i, (_, down) in enumerate(order)]
     sorted_rows = pc.sort_indices(pa.table(keys), sort_keys=[*by, ("row", "ascending")])
@@ -337,12 +348,14 @@ class CellRows:
     def take(self, rows: NDArray[np.int64]) -> "CellRows":
         """Keep some cells, in the order given."""
         ids = self.ids
+        # Converted first: NumPy adds int64 and uint64 to float64.
         taken = rows.astype(np.uint64) + np.uint64(ids.start) if isinstance(ids, range) else ids[rows]
         return replace(self, ids=_short(taken))
 
     def read(self, column: str) -> pa.ChunkedArray:
         """Read a column of these cells into memory."""
         table = self.tables.read(CELLS, [column], self.where, row_ids=True)
+        # These ascend, as `Tables.read` sorts by row id, so they can be searched.
         found = table.column(ROW_ID).to_numpy()
         values = table.column(column)
         return (
@@ -360,6 +373,7 @@ class CellRows:
             found = batch.column(ROW_ID).to_numpy()
             values = batch.column(column)
             if isinstance(self.ids, range):
+                # Ids ascend here, see `in_order`, so a range of ids is one slice of the batch.
                 first, last = np.searchsorted(found, [self.ids.start, self.ids.stop]).tolist()
                 yield values.slice(first, last - first)
             else:
@@ -431,6 +445,7 @@ class LazyTable:
 
 
 def _short(ids: NDArray[np.uint64]) -> Rows:
+    # Ascending ids are consecutive if the ends are as far apart as their number says.
     if len(ids) and int(ids[-1]) - int(ids[0]) == len(ids) - 1 and _ascends(ids):
         return range(int(ids[0]), int(ids[-1]) + 1)
     return ids
@@ -502,6 +517,7 @@ def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, S
         dtype = join_dtypes({member.dtype for member in members.values()}, nan=lacking)
         if dtype is None or len({member.width for member in members.values()}) > 1:
             continue
+        # Sparse groups need another read of the cell table for this, so it is done once and only if a member joins.
         if rows is None:
             rows = part.start if space.space.kind is PointerKind.DENSE else _rows_of(plan, part, by_path, catalog)
         found[name] = _plan(name, members, part, rows, dtype, catalog, lacking=lacking)
@@ -534,6 +550,7 @@ def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object
         stack = stacks.get(field.name, (field.name,))
         merged = _merged([colors[uid].get(stack[-1], {}) for uid in near])
         own: dict[str, str] = {}
+        # Newest first in `stack`, so the newest annotation comes last here and its colors stay.
         for column in reversed([column for column in stack if column in annotated]):
             own |= annotated[column].columns[field.name].colors
         if merged is None and not own:
@@ -663,6 +680,7 @@ def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.floa
     made = np.full((cells.n, n_dims), np.nan)
     for record, here in rows_of_stores(records, cells.table, name):
         for i, axis in enumerate(AXES[:n_dims]):
+            # Arrow turns nulls of float columns into NaN.
             made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
     return made
 
@@ -684,6 +702,7 @@ def plan_vectors(record: ResultRecord, cells: Cells, catalog: Catalog) -> SpaceP
     """Plan the vectors of a column of the cell table, which were read with the cells, like those of a feature space."""
     values, valid = column_vectors(cells, record.column)
     group = GroupPlan(record.column, "", None, {VALUES: InMemoryRows.of(values, catalog.arrays)})
+    # Only cells with a vector have a row in `values`; its number is how many of them come before.
     start = np.maximum(np.cumsum(valid) - 1, 0)
     part = PartPlan((VALUES,), (group,), np.where(valid, 0, -1).astype(np.int32), start, start + valid)
     space = FeatureSpace(record.name, PointerKind.DENSE, has_features=False, is_counts=False)

@@ -201,12 +201,15 @@ def _add_up(
     nonzero = np.zeros((n_groups, space.n_cols), np.int64)
     (part,) = space.parts
     reader = PartReader(space, part)
+    # Column-sorted copies are read for all cells at once, so they cannot be divided into tasks of some rows.
     if executor is None or reader.column_copies():
         partials: Iterator[_Partial] = (
             _add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks()
         )
     else:
+        # The same blocks as above, added in the same order: others would round sums of floats differently.
         tasks = (_SumTask(task, codes[rows]) for rows, task in block_tasks(space, part))
+        # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
         in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
         partials = in_order(run_tasks(tasks, executor, place=place, in_flight=in_flight))
     for partial in partials:
@@ -220,6 +223,7 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
     shape = (len(groups), n_cols)
     (values,) = block.layers.values()
     if isinstance(block, CsrBlock):
+        # Group and column as one number, so that one `bincount` sums every pair.
         at = np.repeat(codes, np.diff(block.indptr)) * n_cols + block.indices
         kept = (values != 0) & ~np.isnan(values) if values.dtype.kind == "f" else values != 0
         weights = values[kept].astype(np.float64)
@@ -228,6 +232,7 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
         return _Partial(groups, sums.reshape(shape), nonzero.reshape(shape))
     partial = _Partial(groups, np.zeros(shape), np.zeros(shape, np.int64))
     clean = np.nan_to_num(values.astype(np.float64), nan=0.0)
+    # Not `+=`, which would add only one of the cells of a group.
     np.add.at(partial.sums, codes, clean)
     np.add.at(partial.nonzero, codes, clean != 0)
     return partial
@@ -239,6 +244,7 @@ def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -
     known = space.layout_code >= 0
     pairs = codes[known] * len(space.layouts) + space.layout_code[known]
     cells = np.bincount(pairs, minlength=n_groups * len(space.layouts)).reshape(n_groups, len(space.layouts))
+    # Cells of each group by layout, times which columns each layout measured.
     return cells @ space.measured.astype(np.int64)
 
 
@@ -277,6 +283,7 @@ def _number_groups(frame: "pd.DataFrame", by: Sequence[str]) -> "tuple[NDArray[n
     codes = grouped.ngroup().to_numpy().astype(np.int64)
     n_groups = int(codes.max(initial=-1)) + 1
     first = np.full(n_groups, -1, np.int64)
+    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     obs = frame.iloc[first].reset_index(drop=True)
     text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
@@ -316,6 +323,7 @@ def map_batches(
         raise QueryError(
             f"map() got an output_schema with the columns {schema.names}; name at least one, each once, and not 'uid', which is put first."
         )
+    # A multiple of the batch size, so that batches are the same however many tasks there are.
     per_task = max(1, TASK_CELLS // size) * size
     starts = range(0, plan.n_cells, per_task)
     tasks = (_MapTask(plan.part(at, min(at + per_task, plan.n_cells)), function, size, schema, at) for at in starts)
@@ -328,6 +336,7 @@ def map_batches(
             if progress is not None:
                 progress("cells", done, plan.n_cells)
     made = pa.schema([UID, *schema], metadata=schema.metadata)
+    # Tables arrive in any order. The empty one is for a query without cells, as there must be one to concatenate.
     return pa.concat_tables([made.empty_table(), *(found[number] for number in sorted(found))])
 
 

@@ -68,6 +68,7 @@ class StoredDataset:
         matrices, tables = [], {}
         for i, group in enumerate(self._records):
             shape = (group.n_cells, group.n_features)
+            # Layers of a group share their entries, and through this the columns that were read last.
             shared = _Entries(self._readers[i], "csr", shape) if "csr/indices" in self._readers[i].arrays else None
             for layer in group.layers:
                 part = self._layer(i, layer, shared)
@@ -81,6 +82,7 @@ class StoredDataset:
         present = {key.removeprefix(PRESENT): cells for key, cells in self.elements.items() if key.startswith(PRESENT)}
         n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
         for part in matrices:
+            # The key of a modality's `obs`; rows that are all cells in order need no list.
             cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
             if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
                 present[part.info.key] = cells
@@ -154,6 +156,7 @@ class _Entries:
 
     def __init__(self, readers: _Readers, folder: str, shape: tuple[int, int]) -> None:
         self._indices, self._indptr = readers.get(f"{folder}/indices"), readers.get(f"{folder}/indptr")
+        # Only columns of the group itself are reordered; further matrices are stored as the file has them.
         self._columns = readers.arrays.get(COLUMNS) if folder == "csr" else None
         self._last: tuple[tuple[int, int], tuple[NDArray[Any], NDArray[Any] | None]] | None = None
         self.shape, self.n_entries = shape, self._indices.spec.n_rows
@@ -168,6 +171,7 @@ class _Entries:
         if self._columns is None:
             return None
         stored = read_all(self._columns)
+        # The argsort of a permutation is its inverse: the column of the file for every stored column.
         order = np.argsort(stored, kind="stable")
         if not np.array_equal(stored[order], np.arange(self.shape[1])):
             raise CorruptError(
@@ -188,6 +192,7 @@ class _Entries:
             )
         if self._of_file is not None:
             pointers = bounds - bounds[0]
+            # Positions travel in place of values, so that every layer can put its own into the new order.
             places = np.arange(len(indices), dtype=np.int32 if len(indices) < 2**31 else np.int64)
             _, indices, order = remap_csr(pointers, indices, places, self._of_file, len(self._of_file))
         self._last = ((start, stop), (indices.astype(np.int32, copy=False), order))
@@ -218,6 +223,7 @@ class _GroupRows:
     def stop(self, start: int, stop: int) -> int:
         """Return the end of one step."""
         if self.n_entries is None:
+            # Multiplied as Python integers: a recorded shape may be too large for int64.
             width = max(1, int(np.prod(self.shape[1:], dtype=object)))
             stop = min(stop, start + max(1, BLOCK_BYTES // (width * self.dtype.itemsize)))
         return stop if self._entries is None else stop_by_entries(self._entries.indptr, start, stop, ENTRIES)
@@ -233,6 +239,7 @@ class _GroupRows:
         values = (values if order is None else values[order]).astype(self.dtype, copy=False)
         pointers = bounds - bounds[0]
         if self.form != "dense":
+            # A copy, as `_Entries` keeps its array for the next layer and the caller may change the block.
             return CsrBlock(pointers, indices.copy(), {"values": values}, self.shape[1])
         made = np.zeros((stop - start, self.shape[1]), self.dtype)
         made[np.repeat(np.arange(stop - start), np.diff(pointers)), indices] = values
@@ -340,6 +347,7 @@ class Dataset:
 
     def source(self) -> "CompositeSource":
         """Return the dataset as a source equal to the added file, for `copy` or for `add` of another atlas."""
+        # Called for its error: a dataset with shapes alone has no values to return.
         self._main(None)
         return self._returning.source()
 
@@ -419,6 +427,7 @@ class Dataset:
         from raggedatlas.formats.registry import open_sink
 
         source = self.source()
+        # The ending `.zarr` is that of AnnData and MuData, so the dataset decides.
         several = Path(path).suffix == ".zarr" and is_multimodal(source)
         return copy(source, open_sink(path, **({"multimodal": True} if several else {}), **options))
 

@@ -84,6 +84,7 @@ def read_shapes(
         else:
             shapes = read_objects(catalog, record, ids, level=level, budget=budget, attributes=attributes)
         read.append((rows, shapes))
+    # No cell has shapes: kind, axes and attributes of the empty result are those of the first store.
     if not read:
         record = records[0]
         nothing = read_objects(catalog, record, np.zeros(0, np.int64), level=0, attributes=attributes)
@@ -97,6 +98,7 @@ def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tu
     ends = []
     for end, least in (("min", np.nanmin), ("max", np.nanmax)):
         parts = [table.column(f"{record.column}.{a}_{end}").take(at).to_numpy() for a in AXES[: len(record.axes)]]
+        # Cells without points have no box. Of nothing but NaN, `nanmin` would be NaN, with a warning.
         ends.append([float(least(part)) if np.isfinite(part).any() else 0.0 for part in parts])
     return ends[0], ends[1]
 
@@ -136,6 +138,7 @@ def read_objects(
     level = min(level or 0, store.n_levels - 1)
     if level == 0:
         return store.objects(ids.tolist(), level=0, attributes=attributes)
+    # Levels drop objects, and `objects` raises for an id that is not there.
     held = np.isin(ids, np.asarray(store.object_ids(level)))
     shapes = store.objects(ids[held].tolist(), level=level, attributes=attributes)
     return _spread_objects(shapes, np.flatnonzero(held), len(ids), ids)
@@ -155,6 +158,7 @@ def read_points(
     cell = points.vertex_attributes[record.owner].values
     order = np.argsort(ids, kind="stable")
     at = np.searchsorted(ids, cell, sorter=order) if len(ids) else np.zeros(len(cell), np.int64)
+    # An id beyond the largest is found at the end, which is no index; the comparison below leaves it out.
     at = np.minimum(at, max(0, len(ids) - 1))
     mine = ids[order][at] == cell if len(ids) else np.zeros(len(cell), bool)
     rows = np.flatnonzero(mine)
@@ -169,6 +173,7 @@ def read_points(
 
 def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[np.int64] | None) -> Shapes:
     """Put objects at some of n places, in ascending order; the others are empty."""
+    # Vertices and links stay where they are, because `at` ascends; only their bounds change.
     counts = np.zeros(n, np.int64)
     counts[at] = np.diff(shapes.offsets)
     link_offsets = None
@@ -191,6 +196,7 @@ def _fill(attribute: Attribute, at: NDArray[np.int64], n: int) -> Attribute:
 def _aligned(read: Sequence[tuple[NDArray[np.int64], Shapes]], objects: NDArray[np.int64], uids: list[str]) -> Shapes:
     """Join what was read of several stores, in the order of the rows."""
     kinds = {(shapes.kind, shapes.n_dims, 0 if shapes.links is None else shapes.links.shape[1]) for _, shapes in read}
+    # A store without links has width 0, which goes with any other.
     if len({kind[:2] for kind in kinds}) > 1 or len({kind[2] for kind in kinds} - {0}) > 1:
         shown = sorted(f"{kind} of {n} axes" for kind, n, _ in kinds)
         raise QueryError(
@@ -250,6 +256,7 @@ def _by_object(shapes: Shapes) -> Shapes:
     """Put links object by object, where they are not."""
     if shapes.links is None or shapes.link_offsets is not None:
         return shapes
+    # Empty objects begin where the next one does; the last that begins there has the vertex.
     owner = np.searchsorted(shapes.offsets, shapes.links[:, 0], side="right") - 1
     order = np.argsort(owner, kind="stable")
     return Shapes(
@@ -272,6 +279,7 @@ def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Att
         categories = _categories(having)
         dtype = np.dtype(np.int64) if categories is not None else np.result_type(*(a.values.dtype for a in having))
         if len(having) < len(parts) and dtype.kind in "iu" and categories is None:
+            # A narrow type may have no value to spare as a mark; with uint64, `result_type` would give float64.
             dtype = np.result_type(dtype, np.int64) if dtype != np.uint64 else dtype
         pieces = [_piece(attributes.get(name), n, having[0], dtype, categories) for attributes, n in parts]
         metadata = dict(having[0].metadata) if categories is None else {**having[0].metadata, "categories": categories}
@@ -294,6 +302,7 @@ def _piece(
     if categories is None:
         return attribute.values.astype(dtype)
     place = {label: i for i, label in enumerate(categories)}
+    # Codes that name no category, -1 among them, find the last entry, which is -1.
     codes = np.array([*(place[label] for label in attribute.metadata["categories"]), -1], np.int64)
     values = attribute.values.astype(np.int64)
     return codes[np.where((values < 0) | (values >= len(codes) - 1), len(codes) - 1, values)]
@@ -379,6 +388,7 @@ class Within(Filter):
     def _sql(self, columns: Columns, depth: int) -> str:
         if self.by != "exact":
             return self._either(self.by)
+        # One query asks for its SQL several times; the shapes are read the first time.
         if "exact" not in self._memo:
             self._memo["exact"] = self._exact()
         return self._memo["exact"]
@@ -396,6 +406,7 @@ class Within(Filter):
     def _exact(self) -> str:
         """Read the shapes of cells whose bounding box intersects this one but is not inside it."""
         inside = self._either("bbox", inside=True)
+        # A shape whose own box is inside meets the box for certain and is not read.
         where = all_of(self._either("bbox"), negation(inside))
         uids: list[str] = []
         for column in dict.fromkeys(record.column for record in self.records):
@@ -466,6 +477,7 @@ def default_geometry(catalog: Catalog) -> str:
 
 def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
     """Compare every axis; infinite ends need no comparison, but the box must be present."""
+    # Without a shape this makes the condition false, not null: `_exact` negates it, and NOT null keeps no cell.
     parts = [is_not_null(f"{column}.x")]
     for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
         own = f"{column}.{axis}"
@@ -509,6 +521,7 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
     links, of = links[wanted], of[wanted]
     if len(links):
         met[of[simplices_intersect_box(positions[links], lo, hi)]] = True
+    # Nothing of the remaining outlines meets the box, so it is inside one if its corner `lo` is.
     if closed and len(lo) == 2 and shapes.kind in SEQUENTIAL:
         met |= _encloses(positions, links, of, lo, len(met))
     return met
@@ -537,12 +550,14 @@ def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[
     n_dims = min(3, corners.shape[2])
     finite = np.isfinite(lo) & np.isfinite(hi)
     if not finite[:n_dims].all():
+        # An infinite end would make `middle` infinite or NaN; an end beyond all corners gives the same answer.
         far = np.abs(corners).max(initial=0.0) + 1
         lo, hi = np.maximum(lo, -far), np.minimum(hi, far)
     points = corners[:, :, :n_dims]
     middle, half = (lo + hi)[:n_dims] / 2, (hi - lo)[:n_dims] / 2
     edges = np.roll(points, -1, axis=1) - points
     if points.shape[1] == 2:
+        # The second is the first one reversed.
         edges = edges[:, :1]
     for axis in _axes(edges, n_dims):
         reach = np.abs(axis) @ half
@@ -584,6 +599,7 @@ def _encloses(
 ) -> NDArray[np.bool_]:
     """Test which outlines enclose a point, by the parity of edges to its right."""
     a, b = positions[links[:, 0]], positions[links[:, 1]]
+    # Of two edges that meet at the height of the point, `>` counts one or both or none, as parity needs.
     spans = (a[:, 1] > point[1]) != (b[:, 1] > point[1])
     rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)
     crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise

@@ -187,6 +187,7 @@ class FeatureIdentity:
         from raggedatlas.formats.gene_tables import read_gene_tables
 
         self._catalog.require_tip("identity.load()")
+        # All files are parsed before the first write, so that a wrong one changes nothing.
         loaded = read_gene_tables(path, organism=organism, release=release, name=name)
         put_tables(self._catalog, loaded)
         self.update()
@@ -309,10 +310,12 @@ class FeatureIdentity:
         registry, identity = self._derived(space)
         found = registry.resolve([name])
         if found.unknown:
+            # Raises, and suggests near names.
             registry.require([name])
         ends = {*found.uids, *(uid for uids in (found.ambiguous or {}).values() for uid in uids)}
         rows = np.flatnonzero(np.isin(identity.target, [registry.row_of[uid] for uid in ends]))
         among = {*rows.tolist()}
+        # Features that may be one of these, but of which several are possible, count as themselves and are shown too.
         rows = np.array(
             sorted(among | {row for row, several in identity.ambiguous.items() if among & {*several}}), np.int64
         )
@@ -396,10 +399,12 @@ class FeatureIdentity:
         accession = are_accessions(registry.table.column("feature_id"))
         known = np.zeros(len(registry.uids), bool)
         known[[*identity.genes]] = True
+        # Only features that count as themselves are in `identity.genes`, so the target of each is looked up.
         found: NDArray[np.bool_] = pc.and_(wanted, accession).to_numpy(zero_copy_only=False) & ~known[identity.target]
         return found
 
     def _derived(self, space: str) -> tuple[Registry, Identity]:
+        # Derived anew, because the stored mapping lacks features that stand alone, with their candidates and genes.
         registry = read_registry(self._catalog, space)
         inputs = read_inputs(self._catalog, self._catalog.space(space).registry)
         links = active_links(read_links(self._catalog), space)

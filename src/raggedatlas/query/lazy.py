@@ -68,6 +68,7 @@ class _LayerRows:
     space: SpacePlan
 
     def __getstate__(self) -> dict[str, Any]:
+        # Without the cached reader: its memory maps are of this process.
         return {"space": self.space}
 
     @cached_property
@@ -97,10 +98,12 @@ def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> 
     import scipy.sparse as sp
 
     part = next(part for part in space.parts if layer in part.layers)
+    # A chunk reads its layer alone: other layers of the part would be decoded for nothing.
     groups = tuple(replace(group, layers={layer: group.layers[layer]}) for group in part.groups)
     alone = replace(part, layers=(layer,), groups=groups)
     dtype = sparse_dtype(space.dtypes[layer]) if space.sparse else space.dtypes[layer]
     rows = _LayerRows(replace(space, parts=(alone,), dtypes={layer: dtype}))
+    # Keys of a dask graph name their data, so other plans must not have the same.
     token = uuid.uuid4().hex
     empty = np.empty((0, 0), dtype)
     return dask.array.map_blocks(

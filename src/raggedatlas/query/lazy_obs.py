@@ -35,6 +35,7 @@ class _Column(BackendArray):
 
     def __init__(self, table: pa.Table, field: pa.Field) -> None:
         self.table, self.field, self.shape = table, field, (table.num_rows,)
+        # The conversion of no rows tells the dtype, so the column is not read.
         self.dtype = _array(obs_series(field, pa.chunked_array([], field.type))).dtype
 
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  (xarray has no types)

@@ -234,6 +234,7 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
 
     if kind is PointerKind.SPARSE:
         found = {layer: reader(f"csr/layers/{layer}") for layer in layers}
+        # A copy serves only if it has all layers of the part; `csr/indptr` is needed to find the rows of cells.
         copied = [f"csc/layers/{layer}" for layer in layers]
         copy = None
         if all(path in readers for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied)):
@@ -290,6 +291,7 @@ def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.d
     joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
     joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
     if joined.kind == "f":
+        # A float type holds every integer up to here; NumPy joins int64 with uint64 to float64, which is refused too.
         largest = 2 ** (np.finfo(str(joined)).nmant + 1)
         if any(d.kind in "iu" and np.iinfo(str(d)).max > largest for d in stored):
             return None
@@ -303,6 +305,7 @@ def read_modalities(catalog: Catalog) -> dict[str, Modality]:
     space_of: dict[str, str] = {}
     for uid, records in group_by_dataset(read_records(catalog)).items():
         for record in records:
+            # Pointer columns `<space>__<matrix>` are of single layers, which belong to the modality `<space>`.
             name = pointer_column(record).split("__", 1)[0]
             space_of[name] = record.feature_space
             found.setdefault(name, {}).setdefault(uid, []).append(record)
@@ -425,6 +428,7 @@ class FeatureRows:
         by = np.argsort(np.where(index < 0, np.iinfo(np.int64).max, index), kind="stable")
         behind = np.flatnonzero(index < 0)
         if len(behind):
+            # Their order in the registry depends on the order in which files were added, the uids do not.
             by[len(by) - len(behind) :] = behind[np.argsort(self.registry.uids[behind].astype(str))]
         rank = np.empty(len(by), np.int64)
         rank[by] = np.arange(len(by))
@@ -441,6 +445,7 @@ class FeatureRows:
         if not self.apart:
             found = self._looked_up(layout_uid, self._target_of_index)
             return self.registry.targets[self.own_rows(layout_uid)] if found is None else found
+        # A new array on every call: it is changed below, and again by `build_axis`.
         rows = self.own_rows(layout_uid)
         target = self.registry.targets[rows]
         moved = np.flatnonzero(target != rows)
@@ -460,6 +465,7 @@ class FeatureRows:
         inside = (layout.global_index >= 0) & (layout.global_index < len(self._row_of_index))
         rows = np.full(len(layout.global_index), -1, np.int64)
         rows[inside] = self._row_of_index[layout.global_index[inside]]
+        # Features without an index, which they get when a snapshot is taken, are found by their uid.
         for i in np.flatnonzero(rows < 0).tolist():
             rows[i] = self.registry.row_of.get(layout.features[i], -1)
         if rows.min(initial=0) < 0:
@@ -524,13 +530,16 @@ def build_axis(
         kept = kept[np.argsort(features.order[kept], kind="stable")]
     else:
         found, at = find_rows(uids, pa.array(asked, pa.string()))
+        # In the asked order; `find_rows` has that of the registry.
         kept = found[np.argsort(at)]
         kept = kept if join == "union" and not drop else kept[counts[kept] >= least]
     column = np.full(len(uids), -1, np.int64)
     column[kept] = np.arange(len(kept))
+    # Before `maps`, which overwrites the arrays of `read_group_rows`.
     apart = (
         [rows[features.registry.targets[rows] != rows] for rows in read_group_rows.values()] if features.apart else []
     )
+    # All rows are inside; `clip` only spares the buffer that `np.take` needs to write to `out` otherwise.
     maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in read_group_rows.items()}
     layouts = tuple(sorted(set(main)))
     measured = np.zeros((len(layouts), len(kept)), bool)
@@ -577,12 +586,14 @@ def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple
     for uid, column_map in maps.items():
         kept = np.flatnonzero(column_map >= 0)
         columns = column_map[kept]
+        # Of repeated indices the last value stays; in reverse, that is the first local column of each feature.
         first[columns[::-1]] = kept[::-1]
         again = kept[first[columns] != kept]
         if len(again):
             columns = column_map[again]
             order = np.argsort(columns, kind="stable")
             turn = np.empty_like(columns)
+            # How many repeats of the same column come before: position minus where that column begins.
             turn[order] = np.arange(len(order)) - np.searchsorted(columns[order], columns[order])
             found.append((uid, again, columns, turn))
     if not found:

@@ -144,6 +144,7 @@ def _machine_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
+        # No limit where the system does not tell its memory, as on Windows.
         return 2**62
 
 
@@ -200,6 +201,7 @@ def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
         return _sparse_matrices(space, part)
     reader = PartReader(space, part)
     blocks = [reader.read(rows) for rows in row_blocks(space)]
+    # Without cells an empty block is read, which has the right width.
     dense = [b for b in blocks or [reader.read(np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
     return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
 
@@ -211,6 +213,7 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     n_rows = len(space.present)
     reader = PartReader(space, part)
     most = _most_entries(space, part)
+    # SciPy wants bounds and columns of one type, and it has to be chosen before the entries are read.
     index = np.dtype(np.int32 if max(most, space.n_cols) <= np.iinfo(np.int32).max else np.int64)
     indptr, indices, entry = np.zeros(n_rows + 1, index), np.empty(0, index), 0
     layers: dict[str, NDArray[Any]] = {}
@@ -233,6 +236,7 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     matrices = {}
     for i, (layer, values) in enumerate(layers.items()):
         last = i == len(layers) - 1
+        # Arrays of its own for each matrix: SciPy sorts and drops entries in place.
         columns, bounds = (_cut(indices, entry), indptr) if last else (indices[:entry].copy(), indptr.copy())
         computable = _cut(values, entry).astype(sparse_dtype(values.dtype), copy=False)
         matrix = assemble_csr(sp.csr_matrix, (computable, columns, bounds), space.n_cols)
@@ -246,6 +250,7 @@ def _most_entries(space: SpacePlan, part: PartPlan) -> int:
     entries = np.minimum(part.end - part.start, space.n_cols)
     if space.nan:
         absent = [space.n_cols - len(space.columns_of(uid)) for uid in _layouts(part)]
+        # The 0 at the end is for code -1: rows of cells without the space stay empty.
         entries = entries + np.array([*absent, 0])[part.code]
     return int(entries.sum())
 
@@ -271,6 +276,7 @@ def obs_frame(table: pa.Table) -> "pd.DataFrame":
         for i, field in enumerate(table.schema)
         if field.name != "uid"
     }
+    # The uids become the index later: given here, pandas would look for them in the index of each column.
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
     frame.index = obs_index(table)
     return frame
@@ -331,6 +337,7 @@ def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
 
 def _used_categories(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """Return the codes of a dictionary column and the categories that occur, in the order of the dictionary."""
+    # Chunks may have different dictionaries, in which one code means different categories.
     encoded = column.unify_dictionaries().combine_chunks()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     used = np.zeros(len(encoded.dictionary), bool)
@@ -410,6 +417,7 @@ def write(
             _write_values(sink, stream, reading)
         return sink.commit()
     except BaseException:
+        # Also after KeyboardInterrupt, which is no `Exception`.
         sink.abort()
         raise
 
@@ -428,6 +436,7 @@ def _begin_mudata(sink: Sink, plan: ReadPlan) -> list[_Stream]:
     streams.append(_Stream(None, plan.results, ""))
     sink.begin(tuple(matrix for stream in streams for matrix in _sink_matrices(stream, plan.n_cells)))
     for name, space in plan.spaces.items():
+        # An `obsmap` of MuData counts rows from 1; 0 is a cell that the modality lacks.
         own_row = np.where(space.present, np.cumsum(space.present), 0)
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in plan.modalities.items():
@@ -504,6 +513,7 @@ def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
 
 def _blocks(space: SpacePlan, part: PartPlan, reading: Reading) -> Iterator[Block]:
     reader = PartReader(space, part, pool=BufferPool())
+    # Column-sorted copies are read here, as they give one block of all cells and no tasks of some rows.
     if reading is not None and not reader.column_copies():
         tasks = (task for _, task in block_tasks(space, part, STEP_BYTES))
         return in_order(run_tasks(tasks, reading[0], place=reading[1], in_flight=BLOCKS_AHEAD))

@@ -107,12 +107,14 @@ def plan_read(
         cells, obs = cells.take(kept), obs.take(pa.array(kept))
         pointers = cells.pointers(columns.schema)
     if deferred:
+        # The positions are in `pointers` and `obs` reads for itself; only vectors and centroids are still needed.
         cells = replace(cells, table=cells.table.select([*held]))
     asked = requested_features(spec, chosen)
     planned = {}
     for modality in chosen:
         layers = _layers_for(spec, modality, known, len(chosen))
         planned[modality.name] = _plan_space(spec, catalog, modality, pointers, asked.get(modality.name), layers)
+    # The choice of `missing` is about features; `_beside` marks cells without a result by NaN in any case.
     plain = replace(spec, missing="zero")
     made = [
         plan_vectors(record, cells, catalog)
@@ -134,6 +136,7 @@ def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[
     found = {}
     for record, space in zip(records, made, strict=True):
         refuse_arrays(space, "obsm")
+        # A result keeps its dtype, which `_plan_space` may have widened: `join_dtypes` makes float32 of float16.
         stored = np.dtype(record.dtype)
         found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), join_dtypes({stored}, nan=True))
     return found
@@ -161,6 +164,7 @@ def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False)
     modalities = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
+        # Without results: in a MuData these are in `obsm` of all cells, not of a modality.
         part = ReadPlan(plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance)
         modalities[name] = plan_elements(part, catalog)
     return replace(plan, colors=colors, modalities=modalities)
@@ -236,6 +240,7 @@ def default_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Cata
     measured = tuple(name for name, modality in known.items() if not modality.is_result)
     if len(measured) == 1:
         return measured
+    # Geometry is no modality, so datasets without modalities have shapes alone.
     if not known and read_records(catalog):
         raise QueryError(
             f"The datasets of {catalog.location.uri} have shapes, no values; read them with .geometry(...)."
@@ -289,6 +294,7 @@ def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modalit
     """Return the requested layers that a space has; with one space, all of them, so that a missing one is refused."""
     if n_spaces == 1:
         return spec.layers
+    # Each space takes the layers that it has; a name is wrong only if no dataset has it in any space.
     every = {layer for m in known.values() for uid in m.records for layer in m.layers(uid)}
     unknown = [layer for layer in spec.layers if layer not in every]
     if unknown:
@@ -311,11 +317,13 @@ def _plan_space(
     parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
     nan = spec.missing == "nan" and _any_missing(axis, parts)
+    # Before the dtypes are joined: for sums that are refused here, `sum_dtype` gives None.
     if axis.added:
         _refuse_sums(spec, catalog, modality, parts, axis)
     dtypes = {layer: _joined_dtype(modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
     main = parts[0]
     position = {uid: i for i, uid in enumerate(axis.layouts)}
+    # The last entry is for code -1: cells without the space have layout -1.
     layout_of = np.array([*(position.get(g.layout_uid, -1) for g in main.groups), -1], np.int32)
     return SpacePlan(
         modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
@@ -340,6 +348,7 @@ def _axis(
         if asked is not None:
             raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
         return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
+    # Each part has one group for each dataset, in the same order, so group i is of the same dataset in all parts.
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
     registry, orthologs = apply_identity(spec, catalog, modality.space.name)
     if orthologs is not None and asked is not None:
@@ -356,6 +365,7 @@ def _axis(
             features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, drop=drop, asked=uids
         )
 
+    # All that `build` depends on: with a choice missing here, another query would get this axis from the cache.
     facts = (modality.space.name, tuple(per_dataset), join, drop, uids, spec.identity, apart, spec.orthologs)
     return catalog.remember("axis", facts, build)
 
@@ -376,6 +386,7 @@ def _identified(
     registry: Registry, identity: str | int | tuple[tuple[str, str], ...], catalog: Catalog
 ) -> tuple[Registry, Catalog]:
     """Return a registry whose features count as others by the asked mapping, and the atlas at the version that says so."""
+    # Given pairs are uids of genes; in other spaces the mapping of the queried snapshot holds.
     if identity == DEFAULT or (isinstance(identity, tuple) and registry.space != GENE_SPACE):
         return registry, catalog
     if isinstance(identity, tuple):
@@ -443,6 +454,7 @@ def _why_not(spec: QuerySpec, layer: str, stored: np.dtype[np.generic], n: int) 
 def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
     n = len(axis.features)
     maps = [axis.column_maps[g.layout_uid] for part in parts for g in part.groups if g.layout_uid in axis.column_maps]
+    # Columns from n on are added to a column that the layout has anyway, so they measure no further feature.
     absent = any(len(np.unique(m[(m >= 0) & (m < n)])) < n for m in maps)
     return absent or any(bool((part.code < 0).any()) for part in parts)
 

@@ -108,6 +108,7 @@ class Query:
         conditions += [as_filter(equal)] if equal else []
         if not conditions:
             raise QueryError("where() holds no condition; write e.g. where({'cell_type': ['B', 'T']}).")
+        # Only for its errors, so that this call refuses unknown columns and not a later output.
         to_sql(conditions, cell_columns(self.catalog))
         return self._with(filters=(*self.spec.filters, *conditions))
 
@@ -191,6 +192,7 @@ class Query:
 
     def obs(self, *columns: str | Sequence[str]) -> "Query":
         """Keep some metadata columns, in the order given; `uid`, `cell_name` and `dataset` are always there."""
+        # An empty list asks for no columns here; `flatten_names` refuses it.
         listed = tuple(flatten_names("obs", columns)) if columns != ([],) else ()
         metadata_names(cell_columns(self.catalog), listed)
         return self._with(obs=listed)
@@ -260,6 +262,7 @@ class Query:
             )
         except (TypeError, ValueError):
             raise ArgumentError(f"search() takes query as text or a vector of numbers, not {brief(query)}.") from None
+        # NaN in a vector would make every distance NaN, and the search find nothing.
         if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
             raise QueryError("search needs some text, or a vector of finite numbers.")
         found = Search(asked, column, check_count("search", k), metric)
@@ -298,6 +301,7 @@ class Query:
         query = self._with(results=tuple(dict.fromkeys([*self.spec.results, *(r.name for r in records)])))
         if missing == "nan":
             return query
+        # Pointers and vectors of cells without the result are null.
         return query.where(all_of(*(is_not_null(r.column) for r in records)))
 
     def missing(self, how: Missing) -> "Query":
@@ -343,6 +347,7 @@ class Query:
         --------
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
+        # Imported when used, so that other queries do not import the readers of geometry.
         from raggedatlas.query.geometry import within
 
         found = within(self.catalog, bbox, space, by)
@@ -352,6 +357,7 @@ class Query:
     def _refuse_shared(self, found: "Within") -> None:
         """Refuse a box over stores of which a cell that was chosen so far has several."""
         having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+        # The cells are read only if a dataset has several of the stores, as only then a cell can.
         if len({uid for uid, _ in having}) < len(set(having)):
             parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
             spec = QuerySpec(filters=self.spec.filters)
@@ -528,6 +534,7 @@ class Query:
         """
         if check_count("batches", n) == 0:
             raise QueryError("batches(0) would never end; ask for at least one cell a batch.")
+        # Planned before the generator is made: its body would raise errors only when it is iterated.
         plan = plan_read(self.spec, self.catalog)
         return read_batches(plan, n)
 
@@ -694,6 +701,7 @@ def make_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_mer
     if isinstance(identity, Mapping):
         return Query(catalog, QuerySpec(identity=_links(catalog, identity), on_merge=on_merge))
     if identity not in (DEFAULT, AS_GIVEN):
+        # Only for its error; the version is looked up again when a read is planned.
         find_version(catalog, identity)
     return Query(catalog, QuerySpec(identity=identity, on_merge=on_merge))
 
@@ -702,6 +710,7 @@ def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str,
     """Return a mapping of names of genes as pairs of uids."""
     if not given:
         return AS_GIVEN
+    # Without the stored mapping, so that names mean the features themselves and not what they count as.
     registry = replace(read_registry(catalog, GENE_SPACE), identity=IDENTITY_SCHEMA.empty_table())
     sources = registry.require([*given])
     links = dict(zip(sources, registry.require([*given.values()], once=False), strict=True))
@@ -710,6 +719,7 @@ def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str,
         raise FeatureError(
             f"identity={{{wrong!r}: {given[wrong]!r}, ...}} leads to a gene that counts as another itself; name for each the gene at the end."
         )
+    # Sorted, so that equal mappings are equal specs, which share what a snapshot has cached.
     return tuple(sorted(links.items()))
 
 

@@ -68,12 +68,14 @@ class PartReader:
     ) -> None:
         self.space, self.part, self.threads = space, part, threads
         self._gatherers: dict[str, RowGatherer] = {}
+        # The compiled gather writes int32 columns. Without gatherers, `read` decodes sparse rows by `_decode_rows`.
         if not space.sparse or space.n_read > np.iinfo(np.int32).max:
             return
         for layer in part.layers:
             groups = [_row_group(space, group, layer) for group in part.groups]
             found = [group for group in groups if group is not None]
             if len(found) < len(groups) or not can_gather(found, space.dtypes[layer]):
+                # All layers or none: `read` makes one block of them, with the bounds and columns that they share.
                 self._gatherers = {}
                 return
             self._gatherers[layer] = RowGatherer(found, space.n_read, space.dtypes[layer], threads=threads, pool=pool)
@@ -109,6 +111,7 @@ class PartReader:
         if not space.sparse:
             return _read_dense(space, part, rows)
         code, layers = part.code[rows], dict[str, NDArray[Any]]()
+        # Columns must ascend for the searches of `sum_merged_columns`; rows with NaN put in are always sorted.
         sort = sort or bool(len(space.merged)) or space.nan
         for layer, gatherer in self._gatherers.items():
             indptr, indices, layers[layer] = gatherer.gather(code, part.start[rows], part.end[rows], sort=sort)
@@ -118,6 +121,7 @@ class PartReader:
 
     def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
         """Return the groups that `read_blocks` reads from their column-sorted copies."""
+        # What is read from copies comes as one block of all cells, which must be small or allowed.
         bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
         return choose_column_copies(self.space, self.part) if bounded else {}
 
@@ -247,6 +251,7 @@ def _one_block(blocks: Sequence[Block], space: SpacePlan) -> Block:
 
 def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBlock:
     """Align layers with different sparsity patterns to the union of their entries."""
+    # At least 1, because the columns are taken back out of the keys by `% n_cols`.
     n_rows, n_cols = blocks[0].n_rows, max(1, blocks[0].n_cols)
     keys = [np.repeat(np.arange(n_rows), np.diff(b.indptr)) * n_cols + b.indices for b in blocks]
     union = np.unique(np.concatenate(keys))
@@ -284,6 +289,7 @@ def _decode_rows(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> C
         here = map_rows(stored[i], columns[i], maps[i], space.n_read, targets, indices, at, first[i])
         refuse_rows(here, _described(group), None, len(maps[i]))
         state = max(state, here)
+    # One group, nothing sorted and nothing left out: the values are in place as they are read.
     in_order = len(groups) == 1 and state == GOOD and len(at) == first[-1]
     layers: dict[str, NDArray[Any]] = {}
     for layer in part.layers:
@@ -328,6 +334,7 @@ def _with_unmeasured(block: CsrBlock, space: SpacePlan, part: PartPlan, code: ND
         return block
     before = np.concatenate([[0], np.cumsum(added)])
     indptr = block.indptr + before
+    # Entries move on by the NaN of earlier rows; those of their own row go to its end until rows are sorted.
     old = np.arange(len(block.indices)) + np.repeat(before[:-1], np.diff(block.indptr))
     mixed = np.empty(int(indptr[-1]), np.uint32)
     mixed[old] = block.indices
@@ -376,6 +383,8 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
                     )
                 kept = np.flatnonzero((column_map >= 0) & (column_map < space.n_cols))
                 out[np.ix_(here, column_map[kept])] = values[:, kept]
+                # One column at a time: `+=` would add only one of several columns with the same target.
+                # The first column of the feature is written above, so nothing is added to the fill value.
                 for local in np.flatnonzero(column_map >= space.n_cols).tolist():
                     out[here, space.merged[column_map[local] - space.n_cols]] += values[:, local]
             else:
@@ -438,6 +447,7 @@ def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[
     """
     if not space.sparse or space.nan or all(group.copy is None for group in part.groups):
         return {}
+    # Slot 0 counts the cells without the space, whose code is -1.
     lengths, slot = part.end - part.start, part.code + 1
     n_entries = np.bincount(slot, lengths, len(part.groups) + 1).astype(np.int64)
     n_runs = np.bincount(slot, lengths > 0, len(part.groups) + 1).astype(np.int64)
@@ -495,6 +505,8 @@ def read_column_copies(
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
 
     def fill(i: int) -> None:
+        # Groups share no row, so threads write to different places.
+        # Indexing `indptr` copies: each layer needs a cursor of its own, which `ra_fill_places` moves on.
         one, places = wanted[i], found[i][0]
         for layer, values in layers.items():
             _fill_columns(one, layer, places, indptr[row_of[one.here]], (indices, values))
@@ -515,6 +527,7 @@ def _select_columns(space: SpacePlan, part: PartPlan, number: int, bounds: NDArr
     assert group.copy is not None
     column_map = space.column_maps[group.layout_uid]
     local = np.flatnonzero(column_map >= 0)
+    # In the order of the result: rows get their columns in the order in which the columns are written.
     local = local[np.argsort(column_map[local], kind="stable")]
     here = np.flatnonzero(part.code == number)
     return _ColumnSelection(group.path, group.copy, here, column_map[local], bounds[local], bounds[local + 1])
@@ -540,6 +553,7 @@ def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray
     # Cells are found by where their entries begin; those without entries need no place.
     here = np.flatnonzero(end > start)
     place = np.full(n, -1, np.int32)
+    # Empty rows begin where the next row begins; of rows with one beginning, the last has the entries.
     place[np.searchsorted(bounds, start[here], side="right") - 1] = here
     return place
 
@@ -599,10 +613,13 @@ def sum_merged_columns(block: CsrBlock, space: SpacePlan) -> CsrBlock:
     # Columns ascend, so those to be added are the last of their row; the others move up by what is taken out before them.
     stop = (block.indptr[1:] - n_more)[row]
     at = _search_rows(block.indices, block.indptr[row], stop, column)
+    # At `stop` is another column or row, or no entry at all, so these must not be compared.
     there = at < stop
     there[there] = block.indices[at[there]] == column[there]
     at -= (np.cumsum(n_more) - n_more)[row]
+    # Several columns may be added to a feature without an entry in the row: they share one new entry.
     keys, first, number = np.unique(row[~there] * n_cols + column[~there], return_index=True, return_inverse=True)
+    # Places before the insertion, as `np.insert` takes them; where they are equal, it keeps the order of the keys.
     places = at[~there][first]
     own = block.indices < n_cols
     layers: dict[str, NDArray[Any]] = {}

@@ -204,6 +204,7 @@ def check_count(call: str, n: object) -> int:
     >>> check_count("limit", 3)
     3
     """
+    # A bool is an `int` in Python: True would be taken for 1.
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise QueryError(f"{call} takes a whole number from 0 on, not {n!r}.")
     return int(n)
@@ -224,6 +225,7 @@ class InMemoryRows(ArrayReader):
     @classmethod
     def of(cls, values: NDArray[Any], location: Location) -> "InMemoryRows":
         """Wrap an array."""
+        # An `ArraySpec` refuses chunks of width 0.
         width = max(1, values.shape[1])
         spec = ArraySpec("held", (len(values), width), values.dtype.name, (1, width), None, "[]")
         return cls(location, spec, values=values)
@@ -314,6 +316,7 @@ class PartPlan:
     def narrow(self) -> "PartPlan":
         """Drop groups and in-memory rows that no cell needs; one group stays if none is needed."""
         used = np.unique(self.code[self.code >= 0]).tolist() or [*range(len(self.groups))][:1]
+        # The additional last entry is what code -1 finds, so that it stays -1.
         place = np.full(len(self.groups) + 1, -1, np.int32)
         place[used] = np.arange(len(used))
         start, end, groups = self.start.copy(), self.end.copy(), []
@@ -321,6 +324,7 @@ class PartPlan:
             group, here = self.groups[number], self.code == number
             held = {n: r for n, r in group.layers.items() if isinstance(r, InMemoryRows)}
             if held:
+                # The kept rows move to the front; they are taken out here, before `start` is renumbered below.
                 layers = {n: InMemoryRows.of(r.values[start[here]], r.location) for n, r in held.items()}
                 start[here] = np.arange(int(here.sum()))
                 end[here] = start[here] + 1
@@ -432,7 +436,9 @@ class SpacePlan:
         for part in self.parts:
             width = sum(self.dtypes[layer].itemsize for layer in part.layers)
             if self.sparse:
+                # A row has at most one entry per column; 4 bytes are its int32 column, 8 the bound of the row.
                 entries = np.minimum(part.end - part.start, self.n_cols) if self.n_cols else part.end - part.start
+                # Layout -1 finds the last layout: for a cell without the space that is too much, never too little.
                 extra = (~self.measured).sum(axis=1)[self.layout_code] if self.nan and len(self.layouts) else 0
                 total += (entries + extra) * (width + 4) + 8
             else:
@@ -449,6 +455,7 @@ class SpacePlan:
         decoded = np.zeros(len(self.present), np.int64)
         for part in self.parts:
             stored = max((group.entry_bytes for group in part.groups), default=0)
+            # Parts are read one after the other, so only the widest is in memory with the result.
             np.maximum(decoded, (part.end - part.start) * stored, out=decoded)
         return decoded + self.row_bytes()
 
@@ -501,6 +508,7 @@ class ReadPlan:
     def part(self, start: int, stop: int) -> "ReadPlan":
         """Return the plan of the cells ``[start, stop)``, without the groups that only other cells need."""
         rows = np.arange(start, stop)
+        # These plans are for `read_batches`, which reads spaces and results but no `obsm`.
         return replace(
             self,
             obs=self.obs.take(pa.array(rows)),

@@ -138,6 +138,7 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
     if metric == "dot":
         return np.asarray(1 - products)
     lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(query)
+    # A vector of zeros has no direction; its cosine is 0 here.
     return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0))
 
 
@@ -168,6 +169,7 @@ def _nearest_cells(
     k, uid = search.k, search.query if isinstance(search.query, str) else None
     if uid is not None:
         vector = _vector_of(uid, search.column, catalog, columns, among)
+        # One more, because the cell itself is found too, and removed below.
         search = replace(search, query=tuple(vector.astype(np.float64).tolist()), k=k + 1)
     if isinstance(among, Modality):
         rows, values = _nearest_embedded(cells, search, catalog, columns, among)
@@ -223,6 +225,7 @@ def _nearest_result(
         for batch in table.to_batches(columns=[record.column], filter=where, with_row_id=True):
             batch = batch.filter(batch.column(record.column).is_valid())  # noqa: PLW2901
             flat = batch.column(record.column).flatten().to_numpy(zero_copy_only=False)
+            # Cells were read with the same conditions, in the order of row ids, so that every row here is among them.
             at = np.searchsorted(row_ids, batch.column("_rowid").to_numpy())
             values[at] = distances(flat.reshape(batch.num_rows, record.width), vector, search.metric)
     rows = _best(values, search.k)
@@ -242,6 +245,7 @@ def _embedded(
     for i, group in enumerate(part.groups):
         (reader,) = group.layers.values()
         here = np.flatnonzero(part.code == i)
+        # Ceiling division: the number of blocks, of which only one is in memory.
         for block in np.array_split(here, -(-len(here) // _BLOCK_ROWS)) if len(here) else ():
             yield block, read_rows(reader, part.start[block])
 
@@ -293,6 +297,7 @@ def _best_text(
         question = {"full_text_query": {"query": str(search.query), "columns": [column]}, "limit": search.k}
         return _from_index(cells, table, _prefilter(spec, columns), question, "_score")
     scores = text_scores(cells.table.column(column).to_pylist(), str(search.query))
+    # A text without any of the words is no match; NaN leaves it out.
     rows = _best(np.where(scores > 0, -scores, np.nan), search.k)
     return rows, scores[rows]
 
@@ -315,10 +320,12 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
     lengths = np.array([len(w) for w in words], np.float64)
     mean = lengths.mean() if lengths.sum() else 1.0
     scores = np.zeros(len(texts))
+    # Sorted: the order of a set of texts changes from process to process, and sums of floats with it.
     for word in sorted(wanted):
         counts = np.array([w.count(word) for w in words], np.float64)
         held = int((counts > 0).sum())
         weight = np.log(1 + (len(texts) - held + 0.5) / (held + 0.5))
+        # BM25 with k1 = 1.2 and b = 0.75; 2.2 is k1 + 1.
         scores += weight * counts * 2.2 / (counts + 1.2 * (0.25 + 0.75 * lengths / mean))
     return scores
 
@@ -328,11 +335,13 @@ def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
     own = [index for index in table.describe_indices() if column in [str(f) for f in index.field_names]]
     if not pa.types.is_string(table.schema.field(column).type):
         return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
+    # An index with the tokenizer `raw` is for exact values and does not know words.
     texts = [index for index in own if str(index.index_type).upper() in {"INVERTED", "FTS"}]
     return bool(texts) and all(index.details.get("base_tokenizer") != "raw" for index in texts)
 
 
 def _prefilter(spec: QuerySpec, columns: Columns) -> str:
+    # Hides cells of datasets without a record, which `read_cells` drops after reading.
     shown, where = in_list("dataset_uid", columns.datasets), to_sql(spec.filters, columns)
     return shown if where is None else all_of(where, shown)
 
@@ -342,11 +351,13 @@ def _from_index(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Query an index and map its rows to the cells; ties in table order."""
     with filter_errors(where, table):
+        # With `prefilter`, else Lance filters the k best of all rows and returns fewer than k.
         found = table.to_table(columns=["uid", value], filter=where, prefilter=True, with_row_id=True, **question)
     ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)
     order = np.lexsort((ids, values if value == "_distance" else -values))
     row_ids = cells.table.column("_rowid").to_numpy()
     at = np.searchsorted(row_ids, ids[order])
+    # The search finds a place for any id; only ids that are there are kept.
     kept = at < len(row_ids)
     kept[kept] = row_ids[at[kept]] == ids[order][kept]
     return at[kept], values[order][kept]

@@ -54,6 +54,7 @@ def check_shapes(
     CorruptError, LimitError
     """
     for sizes, least in ((shape, 0), (chunk, 1), (shard if shard is not None else chunk, 1)):
+        # `isinstance` would take the `true` of JSON, a bool, for an integer.
         valid = all(type(size) is int and size >= least for size in sizes)
         if not valid or len(sizes) != len(shape):
             raise CorruptError(f"{path} declares the shape {shape} with chunks {chunk} and shards {shard}.")
@@ -65,6 +66,7 @@ def check_shapes(
         return
     if any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
         raise CorruptError(f"{path} declares shards {shard} that are no multiples of its chunks {chunk}.")
+    # A shard index has 16 bytes a chunk and is read in one piece, so this bounds it to 64 MiB.
     if product(shard) // product(chunk) > MAX_SHARD_CHUNKS:
         raise LimitError(f"{path} declares shards {shard} of more than {MAX_SHARD_CHUNKS:,} chunks {chunk}.")
 
@@ -156,11 +158,13 @@ class ArraySpec:
     def decoder(self) -> ChunkDecoder | None:
         """Return the decoder of one chunk, or None where chunks must go through zarr-python."""
         outer = self.shard_shape
+        # A chunk decodes directly into a slice of the output only if it holds complete rows.
         whole_rows = outer is not None and outer[1:] == self.chunk_shape[1:] == self.row_shape
         return chunk_decoder(json.loads(self.codecs)) if whole_rows else None
 
     def fill(self) -> NDArray[Any]:
         """Return the fill value as a 0-d array of the array's dtype."""
+        # Zarr v3 writes NaN and infinities as text, and a complex number as a list of its two parts.
         value = json.loads(self.fill_value)
         if isinstance(value, list):
             value = complex(*(float(part) for part in value))
@@ -187,6 +191,7 @@ class ArraySpec:
                 data[key] = tuple(data[key]) if data[key] is not None else None
             spec = cls(**data)
             refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
+            # Called for their errors: a damaged record fails here, with its text, and not in a later read.
             spec.decoder()
             spec.fill()
         except AtlasError:
@@ -240,6 +245,7 @@ def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
     plain_key = key["name"] == "default" and key.get("configuration", {}).get("separator", "/") == "/"
     first = codecs[0]
     settings = first.get("configuration") or {}
+    # Other index codecs and key encodings are valid Zarr too: `shard_shape` stays None and zarr-python reads them.
     if (
         plain_key
         and len(codecs) == 1
@@ -361,6 +367,7 @@ class ArrayWriter:
         self.row_shape = tuple(int(size) for size in row_shape)
         if 0 in self.row_shape:
             raise SchemaError(f"{self.path} has rows of shape {self.row_shape}, which hold no elements; leave it out.")
+        # `_set_dtype` chooses an encoder by the number of axes of `_rest`; the dtype of `_rest` is corrected below.
         self._rest = np.empty((0, *self.row_shape), np.uint8)
         self._set_dtype(np.dtype(dtype))
         row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
@@ -426,10 +433,12 @@ class ArrayWriter:
                 f"{self.path} holds {self.dtype}, which cannot hold every {values.dtype}; promote() it first."
             )
         values = np.ascontiguousarray(values, dtype=self.dtype)
+        # Before values are cut and padded: `read_all` compares this with the crc32c of the values alone.
         self._crc = extend_checksum(self._crc, values)
         self.n_rows += len(values)
         step = self.shard_rows
         places = NO_BREAKS if breaks is None else breaks
+        # At most one shard at a time, so that encoded chunks waiting in memory do not grow with `values`.
         for start in range(0, len(values), step):
             inside = places[np.searchsorted(places, start) : np.searchsorted(places, start + step)]
             self._take(values[start : start + step], inside - start)
@@ -448,11 +457,13 @@ class ArrayWriter:
             return
         if not is_exact(self.dtype, new):
             raise SchemaError(f"{self.path} holds {self.dtype}; {new} cannot hold all its values. Choose a wider type.")
+        # Shards that are still in the queue must be in the store before they are read back below.
         if self._send is not None:
             self._send.join()
         before = self._spec(self.chunk_rows, self.shard_rows)
         runs, self._runs = self._runs, []
         self._set_dtype(new)
+        # The checksum covers bytes of the stored type, so it starts again: shards, then chunks, then the rest.
         self._crc = 0
         for shard in range(self.n_shards):
             stored = self._read_shard(before, shard).astype(new)
@@ -472,6 +483,7 @@ class ArrayWriter:
         if len(self._rest):
             if not self._runs and not self.n_shards:
                 self.chunk_rows = len(self._rest)
+            # Chunks are stored full; `shape` says which rows of the last one count.
             padded = np.zeros((self.chunk_rows, *self.row_shape), self.dtype)
             padded[: len(self._rest)] = self._rest
             self._runs += self._encode(padded, self._breaks)
@@ -512,6 +524,7 @@ class ArrayWriter:
         full = len(values) // step * step
         per_shard = self.shard_rows // step
         self._runs += self._encode(values[:full], breaks)
+        # A view would keep the caller's block alive, and change when its buffer is reused.
         self._rest = values[full:].copy()
         self._breaks = breaks[np.searchsorted(breaks, full) :] - full
         while count_chunks(self._runs) >= per_shard:
@@ -629,6 +642,7 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     absent = (entries == ABSENT).all(axis=1)
     data_size = shard_size - data.size
     stored = entries[~absent]
+    # Each number is compared before the sum, which alone could wrap around in uint64.
     if ((stored > data_size) | (stored.sum(axis=1, keepdims=True) > data_size)).any():
         raise CorruptError(
             f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
@@ -657,6 +671,7 @@ def create_group(location: Location, path: str, attributes: Mapping[str, Any] | 
     """
     parts = path.split("/") if path else []
     location.child(*parts)
+    # `ensure_bytes` replaces nothing, so parallel writers may create the groups above at the same time.
     for n in range(len(parts) + (attributes is None)):
         location.ensure_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
     if attributes is not None:

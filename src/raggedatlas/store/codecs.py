@@ -89,6 +89,7 @@ class ChunkDecoder:
                 raise
             raise CorruptError(f"A {self.compressor} frame does not decode: {error}") from error
         if self.delta:
+            # Unsigned differences wrap around, and their sums wrap back; without `dtype` NumPy would add in 64 bits.
             np.cumsum(out.reshape(-1), out=out.reshape(-1), dtype=out.dtype)
 
 
@@ -116,6 +117,7 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
         names.pop()
     if names == [PACKED] and not delta:
         return ChunkDecoder("packed", checksum)
+    # `delta` counts as 0 or 1: the `bytes` codec follows the filter. For one-byte types it names no endianness.
     endian = (codecs[delta].get("configuration") or {}).get("endian", "little") if names else "big"
     if names[:1] != ["bytes"] or endian != "little" or names[1:] not in ([], ["blosc"], ["zstd"]):
         return None
@@ -146,6 +148,7 @@ def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") ->
 def is_exact(narrow: DTypeLike, wide: DTypeLike) -> bool:
     """Return whether every value of one element type is a value of the other (float64 does not hold all int64)."""
     old, new = np.dtype(narrow), np.dtype(wide)
+    # `np.can_cast` calls int64 to float64 safe, although float64 is exact only up to 2**53.
     if old.kind in "iu" and new.kind in "fc":
         part = np.empty(0, new).real.dtype
         return old.itemsize * 8 - (old.kind == "i") <= np.finfo(part).nmant + 1
@@ -173,6 +176,7 @@ def zstd_declared_bytes(data: NDArray[np.uint8]) -> int:
         raise CorruptError("A zstd frame does not start with the zstd magic number.")
     flags = int(data[4])
     single, size_code = bool(flags & 0x20), flags >> 6
+    # Magic (4), descriptor (1), window (none in a single segment), dictionary id, then the content size.
     position = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
     width = (int(single), 2, 4, 8)[size_code]
     if width:
@@ -187,6 +191,7 @@ def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> int:
     while not last and position + 3 <= data.size:
         head = int.from_bytes(data[position : position + 3].tobytes(), "little")
         last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        # Raw and run-length blocks say their decoded size; a compressed one (2) decodes to at most 128 KiB.
         total += _ZSTD_BLOCK if kind == 2 else size
         position += 3 + (1 if kind == 1 else size)
     return total
@@ -422,6 +427,7 @@ class BloscEncoder:
         plain = values.reshape(-1)
         if self.delta:
             plain = np.diff(plain, prepend=plain.dtype.type(0))
+        # Blosc shuffles by the item size of the buffer, so complex numbers are passed as their parts.
         packed = blosc.compress(plain.view(f"u{min(self.itemsize, 8)}"), self.name.encode(), 5, blosc.SHUFFLE)
         return with_checksum(packed)
 

@@ -134,6 +134,7 @@ class DiskCache:
             raise StoreError(
                 f"The cache folder {self.folder} cannot be made ({error}); name another one by cache_dir."
             ) from error
+        # A full disk, or a copy that another process removes meanwhile, costs a later request and not this read.
         with contextlib.suppress(OSError):
             if _plain_size(file) != size:
                 _begin(file, size, tail)
@@ -157,6 +158,7 @@ class DiskCache:
         allowances = process_cache("allowances")
         with allowances.lock:
             left = allowances.entries.get(self.folder, 0) - n_bytes
+            # The folder is measured after each 1/64 of the size, so one process exceeds it by about that much.
             allowances.entries[self.folder] = left if left > 0 else max(_LEAST_STEP, self.n_bytes // _STEPS)
         return bool(left <= 0)
 
@@ -167,6 +169,7 @@ class DiskCache:
             with contextlib.suppress(FileNotFoundError):
                 info = entry.stat(follow_symlinks=False)
                 held.append(
+                    # Copies are sparse files: `st_size` is the size of the shard, blocks are what is on the disk.
                     (info.st_mtime_ns, getattr(info, "st_blocks", -(-info.st_size // _BLOCK)) * _BLOCK, entry.path)
                 )
         total = sum(taken for _, taken, _ in held)
@@ -208,6 +211,7 @@ def parse_size(text: str) -> int:
 def _opened(file: Path, flags: int) -> Iterator[int | None]:
     """Open a plain file, give its number, and close it; None where there is none."""
     try:
+        # Without `O_NOFOLLOW` a symlink in a shared folder would lead `pwrite` to another file.
         handle = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         yield None
@@ -220,6 +224,7 @@ def _opened(file: Path, flags: int) -> Iterator[int | None]:
 
 def _is_sound(chunk: NDArray[np.uint8]) -> bool:
     """Return whether the crc32c at the end of a chunk matches its bytes."""
+    # The crc32c of no bytes is 0, so a hole of 4 bytes would pass for a sound empty chunk.
     return chunk.size > 4 and has_checksum(chunk)
 
 

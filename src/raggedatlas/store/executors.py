@@ -113,12 +113,14 @@ def run_tasks(
             yield number, task()
         return
     workers = executor if isinstance(executor, Workers) else Workers(executor)
+    # Threads get the task itself; `_work` recognizes by `bytes` that a task was pickled and its error must be too.
     shared = isinstance(workers.executor, ThreadPoolExecutor)
     run = _Run[T](workers, place, lost)
     numbered = enumerate(tasks)
     n_sent = 0
     try:
         while True:
+            # A task sent again keeps its number and holds the window back, which bounds what `in_order` keeps.
             oldest = min((sent.number for sent in run.flying.values()), default=n_sent)
             for number, task in islice(numbered, max(0, oldest + in_flight - n_sent)):
                 run.send(_Sent(number, task if shared else _pickled(task)))
@@ -145,10 +147,12 @@ def in_order(results: Generator[tuple[int, T], None, None]) -> Generator[T, None
 @contextmanager
 def spawned(n: int) -> Iterator[Executor]:
     """Start local processes that end with this one, however it ends."""
+    # Not fork: reads from an object store hang in a forked child, and `Location.store` refuses them.
     with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_follow_parent) as pool:
         try:
             yield pool
         finally:
+            # Cancels what has not begun, for which the pool's own exit would wait.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -194,6 +198,7 @@ class _Run(Generic[T]):
             )
         for future in done:
             sent = self.flying.pop(future)
+            # `exception()` raises for a cancelled future, which is handled like a task whose worker is lost.
             error = CancelledError() if future.cancelled() else future.exception()
             if error is not None:
                 self._again(sent, error)
@@ -248,6 +253,7 @@ def _pickled(task: object) -> bytes:
     """Pickle a task; what is defined in a script or notebook goes by value where cloudpickle is installed."""
     try:
         payload = pickle.dumps(task, protocol=5)
+        # pickle refers to functions by module and name, and a worker has another `__main__`.
         if b"__main__" not in payload:
             return payload
         reason = ""
@@ -310,6 +316,7 @@ def _portable(error: Exception, host: str) -> Exception:
     else:
         error.add_note("".join(traceback.format_exception(error)))
     try:
+        # Some exceptions pickle but do not unpickle: their constructor takes other arguments than `args`.
         again = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001
         again = None
@@ -329,4 +336,5 @@ def _follow_parent() -> None:
 
 def _end_after(sentinel: int) -> None:
     connection.wait([sentinel])
+    # `sys.exit` would end only this thread, while the main thread may be in a task.
     os._exit(1)

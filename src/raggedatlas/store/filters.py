@@ -85,6 +85,7 @@ class Columns:
 
     def virtual(self, name: str) -> Mapping[str, str | None] | None:
         """Return dataset uid -> value of a column that follows from the dataset; None for a stored column."""
+        # A stored column `dataset` wins, and tables other than the cell table have no `dataset_uid`.
         if name == DATASET and name not in self.schema.names and "dataset_uid" in self.schema.names:
             return self.datasets
         return self.layouts if name == LAYOUT and self.layouts else None
@@ -119,6 +120,7 @@ class Columns:
         if exact:
             return None
         folded = {n for n in (*self.names, *self.schema.names) if n.casefold() == name.casefold()}
+        # Names that differ only in case are ambiguous, unless all of them lead to one stored column.
         columns = {find_column(self.schema, n) or n for n in folded}
         return folded.pop() if len(columns) == 1 else None
 
@@ -226,6 +228,7 @@ class Column:
         """Larger or equal."""
         return Comparison(self.name, ">=", plain_value(value))
 
+    # `==` returns a filter, so sets and dictionaries could not tell columns apart.
     __hash__ = None  # type: ignore[assignment]
 
     def isin(self, values: Iterable[Any]) -> "Filter":
@@ -236,6 +239,7 @@ class Column:
             )
         listed = [None if v is None else plain_value(v) for v in values]
         members: Filter = Membership(self.name, tuple(v for v in listed if v is not None))
+        # SQL's IN is never true for a missing value, so None needs a condition of its own.
         return members | IsNull(self.name) if None in listed else members
 
     def is_null(self) -> "Filter":
@@ -287,6 +291,7 @@ class Condition(Filter):
         virtual = columns.virtual(self.column)
         if virtual is None:
             return self._compared(columns.target(self.column))
+        # `_holds` is None for a dataset without a value, which is in neither this list nor that of `_opposite`.
         return in_list("dataset_uid", [uid for uid, value in virtual.items() if self._holds(value)])
 
     def _opposite(self, columns: Columns, depth: int) -> str:
@@ -359,6 +364,7 @@ class IsNull(Condition):
         return is_missing(target)
 
     def _opposite(self, columns: Columns, depth: int) -> str:
+        # IS NULL is never unknown, so IS NOT NULL alone is its opposite; Lance's NOT is not needed.
         if columns.virtual(self.column) is None:
             return is_present(columns.target(self.column))
         return super()._opposite(columns, depth)
@@ -401,6 +407,7 @@ class Combination(Filter):
         return join(*(part.to_sql(columns, depth + 1) for part in self.parts))
 
     def _opposite(self, columns: Columns, depth: int) -> str:
+        # De Morgan: NOT reaches single conditions only, as Lance's differs from SQL where values are missing.
         word = "OR" if self.word == "AND" else "AND"
         return Combination(word, tuple(map(Negation, self.parts))).to_sql(columns, depth)
 
@@ -521,6 +528,7 @@ def _combine(word: str, left: Filter, right: object) -> Filter:
         raise QueryError(
             f"{right!r} is no filter; write comparisons in parentheses, e.g. (col('a') == 1) & (col('b') == 2)."
         )
+    # Joined flat, a chain of a hundred `|` is one level deep and stays within `DEEPEST`.
     parts: list[Filter] = []
     for side in (left, right):
         parts.extend(side.parts if isinstance(side, Combination) and side.word == word else [side])

@@ -83,6 +83,7 @@ class Location:
 
     uri: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    # Number of parts that `child` added, among which `checked_path` refuses symlinks; not compared.
     depth: int = field(default=0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +115,7 @@ class Location:
         if unknown:
             raise StoreError(f"Unknown storage option {unknown[0]!r} for {uri}; known are {', '.join(OPTION_NAMES)}.")
         options = {key: str(value) for key, value in self.storage_options.items()}
+        # Called for its error, which `DiskCache.of_options` would raise only at the first read.
         if options.get("cache_size"):
             parse_size(options["cache_size"])
         object.__setattr__(self, "uri", uri)
@@ -188,6 +190,7 @@ class Location:
             If such a part is a symlink.
         """
         path = self.path
+        # The folder that the user named may be reached by symlinks; below it none is followed.
         for part in (path, *path.parents)[: self.depth]:
             refuse_symlink(part)
         return path
@@ -295,6 +298,7 @@ class Location:
         freed = self.size()
         if self.is_local:
             path = self.checked_path()
+            # `checked_path` looks only at parts that `child` added, so the location itself is checked here.
             if path.is_symlink() or path.parent == path:
                 raise StoreError(f"{path} is a symlink or a whole drive and is not removed; name the folder itself.")
             with store_errors(f"remove {self.uri}"), contextlib.suppress(FileNotFoundError):
@@ -388,6 +392,7 @@ class Location:
             root = self.checked_path()
             for folder, _, names in os.walk(root):
                 for name in names:
+                    # Other writers rename temporary files and remove groups during the walk.
                     with contextlib.suppress(FileNotFoundError):
                         file = Path(folder, name)
                         info = file.lstat()
@@ -423,9 +428,11 @@ def store_errors(what: str) -> Iterator[None]:
 
     try:
         yield
+    # `StoreError` is an `OSError` too: in nested contexts the message of the inner one stays.
     except StoreError:
         raise
     except FileNotFoundError as error:
+        # Callers take `MissingFileError` as "nothing is there", which is not true of a bucket that does not exist.
         if is_missing_bucket(error):
             raise StoreError(f"Could not {what}: {failure(error)}") from error
         raise MissingFileError(f"Could not {what}: there is no such file, object or folder.") from error
@@ -459,6 +466,7 @@ def probe_conditional_puts(location: Location) -> None:
         with store_errors(f"write to {location.uri}"):
             obstore.put(store, key, b"1", mode="create")
         try:
+            # A store that ignores the condition overwrites here; `AlreadyExistsError` is the only good outcome.
             obstore.put(store, key, b"2", mode="create")
         except AlreadyExistsError:
             return
@@ -530,6 +538,7 @@ def _write_pieces(file: Path, pieces: list[Piece]) -> None:
     with file.open("wb", buffering=0) as opened:
         waiting = [memoryview(piece) for piece in pieces]
         while waiting:
+            # `writev` may write less than it was given and stop inside a piece.
             written, done = os.writev(opened.fileno(), waiting[:_MOST_PIECES]), 0
             while done < len(waiting) and written >= len(waiting[done]):
                 written -= len(waiting[done])
@@ -546,6 +555,7 @@ def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
         raise StoreError(f"{file} is not a plain file and is not overwritten.")
     if only_if_absent and file.exists():
         return file.read_bytes() == joined(data)
+    # `NAME` allows no dot at the start of a key, so the temporary name is never that of an object.
     temporary = file.with_name(f".{file.name}.{uuid4().hex[:8]}.tmp")
     try:
         if isinstance(data, list):
@@ -556,6 +566,7 @@ def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
             temporary.replace(file)
             return True
         try:
+            # Unlike a rename, a hard link fails where the name exists, so two writers cannot both succeed.
             file.hardlink_to(temporary)
         except FileExistsError:
             return file.read_bytes() == joined(data)
@@ -653,6 +664,7 @@ def digest_files(location: Location) -> tuple[int, int, str]:
     for key, _ in files:
         data = read_file(location, key)
         n_bytes += len(data)
+        # Name and length are delimited, so bytes that move from one file to the next change the digest.
         content.update(f"{key}\0{len(data)}\0".encode())
         content.update(hashlib.sha256(data).digest())
     return len(files), n_bytes, content.hexdigest()
@@ -672,6 +684,7 @@ def refuse_symlinks(location: Location) -> None:
 
 
 def _refuse_links(folder: str) -> None:
+    # Read before the scan: after a change during the scan the time differs, and the folder is listed again.
     changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - at every opening of a table
     # when a folder was changed last, and the folders in it, as they were when it was found to hold no symlink
     folders: LRUCache[tuple[int, list[str]]] = process_cache("folders")
@@ -699,6 +712,7 @@ def _walk(location: Location) -> Iterator[tuple[str, int]]:
     for folder, folders, names in os.walk(root):
         for name in [*folders, *names]:
             file = Path(folder, name)
+            # `os.walk` lists symlinks to folders among `folders`, without following them.
             if file.is_symlink() or not (file.is_file() or name in folders):
                 raise StoreError(f"{file} is no plain file; a store that is copied holds files and folders alone.")
         for name in names:

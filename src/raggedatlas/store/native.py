@@ -73,6 +73,7 @@ class ArrayArgument:
         if array is None:
             return None
         flags = array.flags
+        # C reads through typed pointers, so strided or unaligned memory would be read wrongly.
         if (
             (self.dtype and array.dtype != self.dtype)
             or not flags.c_contiguous
@@ -102,6 +103,7 @@ _where, _which = ctypes.POINTER(_long), ctypes.POINTER(_int)
 def _fields(**kinds: str) -> list[tuple[str, Any]]:
     """Return the fields of a structure: names by type."""
     known = {"pointers": _pointer, "longs": _long, "ints": _int}
+    # A keyword cannot repeat, so a later run of a type has trailing underscores; the order is that of the struct.
     return [(name, known[kind.rstrip("_")]) for kind, names in kinds.items() for name in names.split()]
 
 
@@ -185,6 +187,7 @@ def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
         Columns.
     """
     matrix = Csr(I64.address(indptr), indptr.size - 1, ANY.address(columns), columns.size, columns.itemsize)
+    # The structure holds bare addresses; this keeps the memory alive.
     matrix.arrays = indptr, columns
     return matrix
 
@@ -207,6 +210,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ra_packed_room": (_long, (_long, _int)),
     "ra_pack": (_long, (ANY, _long, _int, I64, _long, OUT_U8, _long)),
+    # `ra_pack_chunks` overwrites the row starts, hence `OUT_I64` and the copy in `encode_packed_run`.
     "ra_pack_chunks": (_long, (ANY, _long, _long, _int, OUT_I64, _long, OUT_U8, _long, OUT_I64)),
     "ra_check_packed": (_int, (U8, _long, _long, _long)),
     "ra_unpack": (_int, (U8, _long, _long, _long, OUT)),
@@ -273,6 +277,7 @@ def library() -> Any:  # noqa: ANN401  (a foreign library)
         number = loaded.ra_abi()
     except (OSError, AttributeError) as error:
         raise MissingExtraError(f"The compiled library {path} cannot be loaded ({error}). {_HOW}") from error
+    # Before the declarations, so that a library of another version is not reported as an incomplete one.
     if number != ABI:
         raise MissingExtraError(f"The compiled library {path} has version {number}, expected {ABI}. {_HOW}")
     try:

@@ -61,6 +61,7 @@ class PackedCodec(ArrayBytesCodec):
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer | None:
         """Pack a chunk."""
         values = np.ascontiguousarray(chunk_array.as_numpy_array()).reshape(-1)
+        # The compiled packer reads the machine's byte order; zarr-python may pass the other one.
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         packed = encode_packed(values, np.empty(0, np.int64))
         return chunk_spec.prototype.buffer.from_bytes(packed.tobytes())

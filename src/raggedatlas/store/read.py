@@ -69,6 +69,7 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
         info = os.stat(file)  # noqa: PTH116 - at every read of a shard
     except FileNotFoundError:
         raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
+    # Writers replace files by a rename, so the inode differs even where time and size are the same.
     stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
     mappings: LRUCache[Shard] = process_cache("mappings")
     cached = mappings.get(str(file))
@@ -80,6 +81,7 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
                 break
             refuse_symlink(part)
     with store_errors(f"map {file}"), Path(file).open("rb") as handle:
+        # Of the file that is open, as the name may lead to a new one since `os.stat`.
         size = os.fstat(handle.fileno()).st_size
         if size < index_bytes(n_chunks):
             raise _cut_short(str(file), size, n_chunks)
@@ -193,6 +195,7 @@ def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]
 
     store = location.store()
     with store_errors(f"read {location.uri}/{key}"):
+        # Azure has no suffix ranges; where another store refuses them, size and range take two requests.
         if not location.uri.startswith("az://"):
             try:
                 response = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
@@ -422,6 +425,7 @@ def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.
             "integers. Restore the array from a copy, or drop the dataset and add it again."
         )
     bounds: NDArray[np.int64] = read_all(reader).astype(np.int64, copy=False)
+    # Numbers of uint64 from 2**63 on are negative by now, so this comparison finds them too.
     down = np.flatnonzero(bounds[1:] < bounds[:-1])
     if bounds[0] != 0 or bounds[-1] != n_entries or len(down):
         where = f"go down after row {int(down[0]):,}" if len(down) else f"go from {bounds[0]:,} to {bounds[-1]:,}"
@@ -505,6 +509,7 @@ def _refuse_hollow(reader: ArrayReader, plan: _Plan) -> None:
     n_bytes = plan.chunks.size * _chunk_bytes(spec)
     if n_bytes <= _LARGE_BYTES or reader.decoder is None:
         return
+    # Even a chunk that is not stored has 16 bytes in its shard's index, which bounds the ratio of usual arrays.
     stored = sum(reader.shard(int(number)).size for number in np.unique(plan.chunks // spec.chunks_per_shard))
     if stored * _MOST_ZERO_RATIO < n_bytes:
         raise LimitError(
@@ -534,9 +539,11 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
     """Find the stored bytes of chunks, (c,) ascending; where remote, near ones share a request."""
     shards = chunks // reader.spec.chunks_per_shard
     numbers = np.unique(shards)
+    # `numbers` is not empty: callers skip reads that touch no chunk.
     edges = np.searchsorted(shards, [*numbers.tolist(), numbers[-1] + 1])
     frames = Frames(np.zeros(chunks.size, np.uint64), np.zeros(chunks.size, np.int64), [])
 
+    # Threads write to slices of their own; `owners` is shared, and appending to a list is atomic.
     def fetch(i: int) -> None:
         number, part = int(numbers[i]), slice(edges[i], edges[i + 1])
         shard = reader.shard(number)
@@ -548,6 +555,7 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
             return
         stored = index[:, 1] >= 0
         data = fetch_chunks(reader.target, shard_key(reader.spec.row_shape, number), shard, index[stored])
+        # Compiled code trusts these sizes, so a response that ends early must not get there.
         if [item.size for item in data] != index[stored, 1].tolist():
             raise CorruptError(f"{reader.name}: the store gave fewer bytes of shard {number} than its index names.")
         frames.owners.extend(data)
@@ -574,6 +582,7 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 def is_packed(reader: ArrayReader) -> bool:
     """Return whether kernels can unpack an array block by block: packed, with checksums, at most 4 bytes per value."""
     decoder = reader.decoder
+    # `ra_unpack_chunks` takes values of 1, 2 or 4 bytes and expects a crc32c after each chunk.
     small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1
     return decoder is not None and decoder.compressor == "packed" and decoder.checksum and small
 
@@ -602,11 +611,13 @@ def _decode_run(
     i, stop = run
     while i < stop:
         if kind is not None and decoder is not None:
+            # `frames` counts from the start of the wave, the plan from the first chunk of the read.
             stored = frames.addresses[i:stop], frames.sizes[i:stop]
             status, n = target.place(*stored, offset + i, kind=kind, checksum=decoder.checksum)
             i += n
             if status == GOOD:
                 return
+            # Blosc with another compressor than LZ4: numcodecs decodes this chunk, and the library goes on after it.
             if status != OTHER_FRAME:
                 raise bad_chunk(reader, int(plan.chunks[offset + i]), FAULTS[status])
         try:

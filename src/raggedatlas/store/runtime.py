@@ -35,6 +35,7 @@ SHARED_BUFFERS = 48
 @cache
 def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
     """Return the thread pool of a kind; a forked child has another pid and so its own pools."""
+    # The calling thread works too in `map_decode`, so the pool has one thread less.
     size = max(1, DECODE_THREADS - 1) if kind == "decode" else REQUEST_THREADS
     return ThreadPoolExecutor(size, thread_name_prefix=f"raggedatlas-{kind}")
 
@@ -65,6 +66,7 @@ def _work(function: Callable[[A], B], waiting: "deque[tuple[Future[B], A]]") -> 
     """Process items until none is left."""
     while True:
         try:
+            # `popleft` is atomic, so the threads share the items without a lock.
             outcome, item = waiting.popleft()
         except IndexError:
             return
@@ -94,6 +96,7 @@ def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     if len(items) <= 1:
         return [function(item) for item in items]
     futures = [_pool(os.getpid(), kind).submit(function, item) for item in items]
+    # All are awaited before an error is raised: a task that still runs may write into arrays of the caller.
     errors = [future.exception() for future in futures]
     for error in errors:
         if error is not None:
@@ -241,6 +244,7 @@ class BackgroundWriter:
             self._running.popleft().result()
 
     def _run(self, job: Callable[[], object]) -> None:
+        # Jobs build on earlier ones, as `zarr.json` does on its shards, so none runs after a failure.
         if self._failed:
             return
         try:
@@ -342,6 +346,7 @@ class BufferPool:
             suitable = [i for i, item in enumerate(self.free) if n_bytes <= item.size <= 4 * n_bytes]
             memory = self.free.pop(min(suitable, key=lambda i: self.free[i].size)) if suitable else None
         if memory is None:
+            # An eighth more, so that a slightly larger result can reuse the buffer.
             memory = np.empty(n_bytes + n_bytes // 8, np.uint8)
         # Chains of `base` end at the array made by frombuffer; once it is gone, nothing can refer to the memory. The owner has
         # exactly the size of the result, because SciPy copies arrays that are a small part of their base.

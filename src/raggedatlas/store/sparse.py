@@ -169,6 +169,7 @@ def map_rows(
 
     counts = map_decode(fill, _spans(indptr))
     faults = [state for state in counts if state in (REPEATED, BAD_COLUMN, BAD_BOUNDS)]
+    # Besides the faults there are GOOD (0) and UNSORTED (9), so the maximum tells whether any row was sorted.
     return faults[0] if faults else max(counts, default=GOOD)
 
 
@@ -218,6 +219,8 @@ def remap_csr(
     np.cumsum(count_kept(indptr, indices, places, "A sparse matrix"), out=bounds[1:])
     out, positions, moved = (np.empty(bounds[-1], dtype) for dtype in (places.dtype, np.int64, values.dtype))
     fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, positions)
+    # The compiled code marks columns in a bitmap, which holds a column once. `count_kept` has checked `indices`, so
+    # `places[indices]` stays inside.
     if fault == REPEATED:
         positions = _stable_order(indptr, places[indices])
         return bounds, places[indices[positions]], values[positions]
@@ -260,6 +263,7 @@ def _stable_order(indptr: NDArray[np.int64], columns: NDArray[Any]) -> NDArray[n
     """Order the entries with columns of 0 or more by row and column; they are few, or a file is odd, where this is called."""
     kept = np.flatnonzero(columns >= 0)
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    # `lexsort` is stable and sorts by its last key first: by row, then by column.
     order: NDArray[np.int64] = kept[np.lexsort((columns[kept], rows[kept]))]
     return order
 
@@ -300,6 +304,7 @@ class _ChunkTable:
         self.is_local = all(reader.folder is not None for reader in readers)
         counts = [-(-reader.spec.n_rows // reader.spec.chunk_shape[0]) for reader in readers]
         self.first_slot = np.cumsum([0, *counts])
+        # As `struct ra_array` has it: first slot, entries of a chunk, kind, bytes of an entry.
         self.groups = np.array(
             [
                 (slot, r.spec.chunk_shape[0], _kind(r), np.dtype(r.spec.dtype).itemsize)
@@ -317,6 +322,7 @@ class _ChunkTable:
             ],
             np.int64,
         ).reshape(len(readers), 2)
+        # Remote shards count as mapped; `frames_of` fetches their chunks at every call.
         self.mapped = np.full(self.first_shard[-1], not self.is_local)
         self.owners: list[Any] = []
         self.lock = threading.Lock()
@@ -340,6 +346,7 @@ class _ChunkTable:
             return self._fetch(group, start // self.groups[group, 1], (end - 1) // self.groups[group, 1])
         low = self.grid[group, 1] + start // self.grid[group, 0]
         high = self.grid[group, 1] + (end - 1) // self.grid[group, 0]
+        # +1 at a row's first shard, -1 after its last: where the running sum is positive, rows touch the shard.
         begun = (
             np.bincount(low, minlength=len(self.mapped)) - np.bincount(high + 1, minlength=len(self.mapped) + 1)[:-1]
         )
@@ -365,6 +372,7 @@ class _ChunkTable:
         slot = int(self.first_slot[g]) + begin
         n = min(per_shard, int(self.first_slot[g + 1]) - slot)
         self._put(g, slot, np.arange(begin, begin + n), self.frames, self.owners)
+        # Last, because `gather` reads it without the lock and then takes the frames of the shard as complete.
         self.mapped[shard] = True
 
     def _put(
@@ -380,6 +388,7 @@ class _ChunkTable:
         self, group: NDArray[np.int32], first: NDArray[np.int64], last: NDArray[np.int64]
     ) -> tuple[Frames, list[Any]]:
         """Fetch the chunks that rows touch; neighbouring rows and chunks share requests."""
+        # Fresh states too: they say which chunks were checked, and newly fetched bytes were not.
         frames, kept = self._fresh(), list[Any]()
 
         def fetch(g: int) -> None:
@@ -439,6 +448,7 @@ class RowGatherer:
                 raise CorruptError(f"{group.columns.name} and {group.values.name} differ in length; run validate().")
         self.columns = _ChunkTable([group.columns for group in groups])
         self.values = _ChunkTable([group.values for group in groups])
+        # The -2 at the end of each map is what a column finds that the group does not have.
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
         if any(int(m.max()) >= n_cols for m in ends):
             raise SchemaError(f"A column map leads beyond the {n_cols} columns of the result.")
@@ -501,6 +511,7 @@ class RowGatherer:
         else:
             touched = group[order], start[order], end[order]
             frames = [table.frames_of(*touched) for table in (self.columns, self.values)]
+        # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out.
         plain = self.complete and not sort
         total = int(at[-1])
         indices, values = self.pool.take(total, _INT32), self.pool.take(total, self.dtype)
@@ -558,6 +569,7 @@ class RowGatherer:
         slot = self.dtype if self.dtype.itemsize < 4 else np.dtype(np.uint32)
         kinds: list[DTypeLike] = [np.int32, np.uint32, np.int64, np.uint64, slot]
         extra = [np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)]
+        # The bitmap of columns must start as zeros; the other buffers may hold anything.
         extra[3][:] = 0
         kept: list[NDArray[Any]] = [*chunks, *extra]
         places = [OUT.address(item) for item in kept]
@@ -605,6 +617,7 @@ def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
     """Return whether the compiled gather supports the arrays of all groups and the result's type; else use `read_ranges`."""
     if dtype.name not in TYPE_CODES:
         return False
+    # Floats are copied as bits and cannot be converted: either all values are float32, or none is a float.
     floats = {np.dtype(group.values.spec.dtype).kind == "f" for group in groups}
     types = {group.values.spec.dtype for group in groups}
     return (
@@ -618,6 +631,7 @@ def _kind(reader: ArrayReader) -> int:
     """Return how the library reads an array's chunks; -1 where it does not."""
     decoder, spec, kind = reader.decoder, reader.spec, native_kind(reader)
     narrow = np.dtype(spec.dtype).itemsize <= 4 and np.dtype(spec.dtype).kind in "uf" and len(spec.shape) == 1
+    # Compiled code reads a chunk that is not stored as zeros, so any other fill value needs `read_ranges`.
     if decoder is None or kind is None or not narrow or spec.fill().tobytes().strip(b"\0"):
         return -1
     return kind if kind == PACKED else kind + CHECKED * decoder.checksum
@@ -717,6 +731,7 @@ def centred_svd(
     size = min(k + n_oversamples, n_rows, len(mean))
     basis = np.linalg.qr(forward(np.random.default_rng(seed).standard_normal((len(mean), size))))[0]
     for _ in range(n_iter):
+        # Without QR in between, rounding would turn all vectors towards the first singular one.
         basis = np.linalg.qr(forward(np.linalg.qr(backward(basis))[0]))[0]
     left, values, right = np.linalg.svd(backward(basis).T, full_matrices=False)
     return basis @ left[:, :k], values[:k], right[:k]

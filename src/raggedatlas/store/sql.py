@@ -196,9 +196,11 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
     ("'5''-end'", 'TRUE', '0.1', '-3')
     """
     value = plain_value(value)
+    # Subclasses come first: a bool is an int, and a datetime is a date.
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, int):
+        # Written with a minus sign, the digits alone would be 2**63, which no BIGINT holds.
         return f"CAST('{value}' AS BIGINT)" if value == -(2**63) else str(value)
     if isinstance(value, float):
         return repr(value)
@@ -288,6 +290,7 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
         return _compare_integer(column, operator, _in_units(value, column.type.unit))
     if family == "float":
         value = (
+            # 0.1 as float32 is not 0.1 as float64, so the literal is rounded as the stored values were.
             float(np.float32(value)) if column.kind == "float32" or column.type == pa.float32() else _as_float(value)
         )
     if family == "date" and isinstance(value, dt.datetime):
@@ -305,6 +308,7 @@ def is_member(column: Target, values: Iterable[Any]) -> str:
     """
     single = [compare(column, "=", value) for value in values]
     start = f"{column.compared} = "
+    # A value that no cell can have became a condition without a literal, and is left out here.
     literals = sorted({text.removeprefix(start) for text in single if text.startswith(start)})
     return f"{column.compared} IN ({', '.join(literals)})" if literals else _always(column, holds=False)
 
@@ -373,6 +377,7 @@ def _as_float(value: float) -> float:
 
 def _in_units(value: dt.timedelta | np.timedelta64, unit: str) -> Fraction:
     """Return how many units of a column a span is, exactly."""
+    # pandas' `Timedelta` is a `timedelta` with nanoseconds, which `//` below would drop.
     exact: Any = value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
     if isinstance(exact, np.timedelta64):
         try:
@@ -389,9 +394,11 @@ def _compare_integer(column: Target, operator: str, value: float | Fraction) -> 
     if integer != value:
         if operator in {"=", "<>"}:
             return _always(column, holds=operator == "<>")
+        # n < 2.5 is n <= 2, and n > 2.5 is n >= 3.
         operator, integer = ("<=", integer) if operator in {"<", "<="} else (">=", integer + 1)
     lowest, highest = _BOUNDS["int64" if column.family == "span" else str(column.type)]
     if integer < lowest or integer > highest:
+        # All values of the column are on one side of the number, so the comparison is decided without them.
         below = integer > highest
         return _always(
             column, holds=operator == "<>" or (operator in {"<", "<="} if below else operator in {">", ">="})

@@ -23,6 +23,7 @@ from raggedatlas.store.filters import (
 )
 from raggedatlas.store.sql import all_of, is_missing, plain_value, quote_identifier, value_by_dataset
 
+# Longer signs come before their beginnings, and a number directly before a letter is no token at all.
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
     |(?P<text>'(?:[^']|'')*')
@@ -199,6 +200,7 @@ class _Parser:
                 continue
             if text in {"--", "/*"}:
                 raise self._refused("it holds a comment")
+            # A prefix as in `N'x'` may change what the quotes mean, and with it where the text ends.
             if kind == "word" and self.text[position : position + 1] == "'":
                 raise self._refused(f"{text!r} cannot stand directly before a quote")
             if text in _PAIRS:
@@ -226,6 +228,7 @@ class _Parser:
         word = tokens[at].keyword
         before = tokens[at - 1].keyword if at else ""
         after = tokens[at + 1] if at + 1 < len(tokens) else _Token("sign", "")
+        # A name before `(` is a function, one after `::` or `AS` a type; an `AS` that begins the text is no keyword.
         if word in _KEYWORDS or after.text == "(" or before == "::" or (before == "AS" and at > 1):
             return False
         if word in _SOFT_KEYWORDS:
@@ -235,18 +238,21 @@ class _Parser:
     def _path(self, tokens: Sequence[_Token], at: int) -> tuple[_Token, int]:
         """Read a column, or a field of a struct column, and where it ends; an unquoted name may hold dots."""
         parts = [tokens[at]]
+        # Names are at even distances from `at`, the dots between them at odd ones.
         while tokens[at + 2 * len(parts) - 1 : at + 2 * len(parts)] and tokens[at + 2 * len(parts) - 1].text == ".":
             following = tokens[at + 2 * len(parts) : at + 2 * len(parts) + 1]
             if not following or following[0].kind not in {"word", "quoted"}:
                 break
             parts.append(following[0])
         names = [_unquoted(part) for part in parts]
+        # The longest name first: `percent.mt` can be a column, or the field `mt` of a column `percent`.
         for n in range(len(parts), 0, -1):
             name = self.columns.find(".".join(names[:n]), exact=any(p.kind == "quoted" for p in parts[:n]))
             if name is not None:
                 return self._column(name, names[n:]), at + 2 * len(parts) - 1
         if parts[0].text.startswith('"') and len(parts) == 1 and not self._near(names[0]):
             raise self._refused(f"there is no column {names[0]!r}; text stands in single quotes: '{names[0]}'")
+        # Called for its error, which suggests similar names.
         self.columns.stored(names[0])
         raise self._refused(f"there is no column {names[0]!r}")
 
@@ -261,6 +267,7 @@ class _Parser:
             return _Token("column", value_by_dataset(virtual), name)
         target = self.columns.target(name)
         if fields:
+            # Without `column` the token is never part of a simple comparison: `Target` does not describe fields.
             return _Token("column", ".".join(map(quote_identifier, (target.name, *fields))))
         return _Token("column", target.sql, name)
 
@@ -297,6 +304,7 @@ class _Parser:
             raise self._refused(f"it nests more than {DEEPEST} levels deep")
         if tokens[0].keyword == "NOT" and len(tokens) > 1:
             return Negation(self._single(tokens[1:], depth + 1))
+        # `(n + 1) > 2` begins with a parenthesis too, whose partner is not the end.
         if tokens[0].text == "(" and _partner(tokens) == len(tokens) - 1:
             return self.disjunction(tokens[1:-1], depth + 1)
         simple = self._simple(tokens)
@@ -376,6 +384,7 @@ class _Parser:
                 and position + 3 < len(tokens)
                 else None
             )
+            # A float column is written as `nanvl(..., NULL)`, for which `isnan` never holds and `nanvl` does nothing.
             of_float = called is not None and self._is_float(called)
             if of_float and token.keyword == "ISNAN" and tokens[position + 3].text == ")":
                 texts.append("(" + is_missing(self.columns.target(tokens[position + 2].column)) + ")")

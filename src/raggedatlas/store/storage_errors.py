@@ -72,6 +72,7 @@ def lance_kind(error: BaseException) -> Kind:
     text = str(error)
     kind: Kind = next((kind for kind, pattern in _KINDS.items() if pattern.match(text)), "other")
     status = _STATUS.search(text)
+    # With another status the store did not answer the question, and a table must not count as missing.
     if kind == "missing" and (is_missing_bucket(error) or (status and status[1] != "404")):
         return "other"
     return kind
@@ -122,6 +123,7 @@ def failure(error: BaseException) -> str:
     text = str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else None
     os_error = _OS_ERROR.search(text)
+    # Lance and obstore leave `errno` empty; Rust writes the number into the text.
     if number is None and os_error:
         number = int(os_error[1])
     status = _STATUS.search(text)
@@ -154,6 +156,7 @@ def _remote(text: str, status: int) -> tuple[str, str]:
     host = where[1] if where else "the store"
     no_login = "169.254." in text or "metadata.google" in text or "FailedToLoad" in text
     no_login = no_login or (not status and bool(_LOGIN.search(text)))
+    # The first rule that holds wins, so particular causes come before ranges of statuses.
     rules = (
         (no_login, "no credentials were found", _GIVE_LOGIN),
         (
@@ -222,6 +225,7 @@ def lance_errors(place: str) -> Iterator[None]:
     except BaseException as error:
         if is_panic(error):
             raise panicked(place, error) from error
+        # `BaseException` was caught for panics alone; KeyboardInterrupt and the like pass through.
         if not isinstance(error, LANCE_ERRORS):
             raise
         kind = lance_kind(error)

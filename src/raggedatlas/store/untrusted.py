@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _LARGEST_ITEM = 64 * 2**10
+# Two bits of deflate decode to at most 258 bytes.
 _MOST_DEFLATE_RATIO = 1032
 _PIECE = 2**20
 _VARIABLE = ("string", "variable_length_utf8", "bytes", "variable_length_bytes")
@@ -162,6 +163,7 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
     array = None if name in _NO_BYTES else _array_of(arrays, key)
     if array is None:
         return
+    # A part of a shard is an inner chunk and can be checked; a part of a plain chunk is no frame.
     if not partial:
         check_frames(array, data)
     elif array.slots:
@@ -196,6 +198,7 @@ def _nodes(folder: str, name: str, metadata: dict[str, Any]) -> dict[str, dict[s
 def _array_of(arrays: dict[str, StoredArray], key: str) -> StoredArray | None:
     """Find the array that a chunk key belongs to."""
     path = key
+    # How many parts of the key are below the array depends on its rank and key encoding.
     while path:
         path = path.rpartition("/")[0]
         if path in arrays:
@@ -223,7 +226,9 @@ def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     n_bytes = product(inner) * _itemsize_v3(path, metadata["data_type"])
     check_chunk_bytes(path, n_bytes)
     names = [str(item["name"]).removeprefix("numcodecs.") for item in codecs]
+    # Codecs are listed in the order of encoding, so the last one is the outermost.
     compressors = tuple(name for name in reversed(names) if name in _FRAMES)
+    # Text of variable length has no decoded size that metadata tell, so only the general limit holds.
     fixed = not any(name.startswith("vlen") for name in names)
     return StoredArray(path, n_bytes if fixed else MAX_CHUNK_BYTES, compressors, names[-1] == "crc32c", slots)
 
@@ -336,6 +341,7 @@ def _check_frame(array: StoredArray, data: NDArray[np.uint8]) -> None:
         return
     name = array.compressors[0]
     max_bytes = array.chunk_bytes if len(array.compressors) == 1 else MAX_CHUNK_BYTES
+    # The crc32c follows the frame, and the frame's own length must not include it.
     declared = _FRAMES[name](data[:-4] if array.checksum else data, max_bytes)
     if declared > max_bytes:
         raise CorruptError(
@@ -348,6 +354,7 @@ def _deflate_bytes(data: NDArray[np.uint8], room: int) -> int:
     """Count what a gzip or zlib stream holds, up to one byte more than `room`."""
     if data.size * _MOST_DEFLATE_RATIO <= room:
         return 0
+    # 47 is 32 + 15: gzip or zlib by their heads, with windows up to the largest.
     stream = zlib.decompressobj(wbits=47)
     total, rest = 0, data.tobytes()
     try:
@@ -371,12 +378,14 @@ def _counted_bytes(name: str) -> Callable[[NDArray[np.uint8], int], int]:
         import bz2
         import lzma
 
+        # An lzma stream declares the size of its dictionary, which would be allocated unseen without `memlimit`.
         stream: Any = bz2.BZ2Decompressor() if name == "bz2" else lzma.LZMADecompressor(memlimit=MAX_CHUNK_BYTES)
         total, rest = 0, data.tobytes()
         try:
             while total <= room and not stream.eof:
                 piece = stream.decompress(rest, _PIECE)
                 total, rest = total + len(piece), b""
+                # A stream that is cut short never reaches `eof` and would keep this loop running.
                 if not piece and stream.needs_input:
                     break
         except (OSError, lzma.LZMAError, EOFError) as error:

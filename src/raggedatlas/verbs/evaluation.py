@@ -139,6 +139,7 @@ class ClassificationMetrics:
             If there are as many columns as no class, or a code is none.
         """
         n = len(self.categories)
+        # -1 marks a cell without a value, and one whose value is not among the named categories.
         known: NDArray[np.bool_] = codes >= 0
         given, wanted = predicted[known], codes[known].astype(np.int64)
         if predicted.ndim == 2:
@@ -151,6 +152,7 @@ class ClassificationMetrics:
             classes = given.argmax(axis=1) if len(given) else np.zeros(0, np.int64)
         else:
             self.graded, classes = False, _codes(given, n)
+        # Adding by plain indexing would count a pair that repeats within the batch only once.
         np.add.at(self.confusion, (wanted, classes), 1)
         self.n_cells += len(wanted)
         self.n_unlabelled += len(codes) - len(wanted)
@@ -166,6 +168,7 @@ class ClassificationMetrics:
         hit = np.diag(self.confusion).astype(np.float64)
         either = self.confusion.sum(axis=0) + self.confusion.sum(axis=1)
         occurs = either > 0
+        # `either` is 2 TP + FP + FN of each class, so this is 2 TP / (2 TP + FP + FN).
         f1 = 2 * hit[occurs] / either[occurs]
         n = max(self.n_cells, 1)
         return {"accuracy": float(hit.sum() / n), "macro_f1": float(f1.mean()) if len(f1) else 0.0}
@@ -236,6 +239,7 @@ def _cross_entropy(logits: NDArray[Any], codes: NDArray[np.int64]) -> NDArray[np
     wide = logits.astype(np.float64)
     if not len(wide):
         return np.zeros(0)
+    # Log-sum-exp: relative to the largest logit, `exp` cannot overflow.
     highest = wide.max(axis=1, keepdims=True)
     log_sum: NDArray[np.float64] = np.log(np.exp(wide - highest).sum(axis=1)) + highest[:, 0]
     return log_sum - wide[np.arange(len(codes)), codes]
@@ -393,10 +397,12 @@ def _measure(
             predicted, wanted = _prediction(outputs, output), np.asarray(batch.obs[target])
             known = sums.add(predicted, wanted)
             writer.write_batch(batch.uids, outputs)
+        # A mean over no cells would be NaN; others are weighted by their cells, as batches differ in size.
         if loss is not None and known.any():
             lost += float(loss(predicted[known], wanted[known])) * int(known.sum())
         first += len(batch)
         progress("cells", first, total)
+    # Raised within the writer's `with` block, so the rows written so far never become visible.
     if not sums.n_cells:
         raise QueryError(f"None of the {total:,} cells has a value of {target!r}; there is nothing to test against.")
     own = sums.loss if loss is None else lost / sums.n_cells

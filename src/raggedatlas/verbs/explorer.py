@@ -84,6 +84,7 @@ def install_explorer(python: str | Path | None = None) -> Path:
         _run_command(
             folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS
         )
+        # Started once, because `find_explorer` takes any file of this name for an installation.
         _run_command(folder / "bin" / PROGRAM, "--version")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -198,6 +199,7 @@ class ExplorerServer(LoopbackServer):
         line = [str(program), "launch", str(path.absolute()), "--host", LOOPBACK, "--port", str(self.port)]
         line += ["--disable-annotations", *(["--title", title] if title else [])]
         self._process: subprocess.Popen[bytes] | None = None
+        # A file, not a pipe: nobody reads it while the server runs, and a full pipe would block the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (`close` closes it)
         try:
             # A separate session: Ctrl-C reaches only this process, which then stops the server.
@@ -244,6 +246,7 @@ class ExplorerServer(LoopbackServer):
 
     def log_tail(self) -> str:
         """Return the last lines of its output."""
+        # The child writes at the same file offset; reading to the end puts it back.
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return " ".join(" ".join(line.split()) for line in lines[-_LOG_LINES:]) or "nothing"
@@ -293,6 +296,8 @@ def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_T
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
+        # The port is free once the probe is closed. If another process takes it first, cellxgene cannot bind it
+        # and exits, which `_wait_until_responding` reports.
         return int(probe.getsockname()[1])
 
 

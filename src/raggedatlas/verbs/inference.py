@@ -53,6 +53,7 @@ def select_part(run: InferenceRun, number: int, n_parts: int) -> InferenceRun | 
     """Return a part of a run: consecutive cells, full batches where there are enough; None if no cell is left."""
     n, size = run.loader.n_cells, run.batch_size
     per_part = -(-n // n_parts)
+    # Rounding up to full batches can leave nothing for the last parts, for which `first == last`.
     if n >= n_parts * size:
         per_part = -(-per_part // size) * size
     first, last = min(number * per_part, n), min((number + 1) * per_part, n)
@@ -151,12 +152,14 @@ def run_parts(
         if part.receipt.is_file():
             done += 0 if own is None else own.loader.n_cells
         elif own is None:
+            # An empty part needs a receipt too: the run's `commit` refuses parts that are not finished.
             part.writer().commit()
         else:
             shares.append(_PartTask(source, part, own.loader, own.batch_size, own.first, own.known))
     lost = "Nothing is visible; resume=True (--resume) keeps what is finished."
     progress("cells", done, total)
     with (
+        # An executor of the caller is not shut down; `closing` cancels waiting tasks after an error.
         nullcontext(executor) if executor is not None else spawned(len(parts)) as workers,
         closing(run_tasks(shares, workers, place=place, lost=lost)) as results,
     ):
@@ -257,13 +260,16 @@ def infer(
     n_parts, executor = chosen.pop("n_parts", None), chosen.pop("executor", None)
     resume, update = bool(chosen.pop("resume", False)), chosen.pop("update", None)
     source, reading, overwrite = split_options(model, weights, chosen)
+    # Before the writer is made, so that a refused run leaves no folder.
     run = prepare_run(source.open(), query, batch_size, reading)
     facts = run_facts("infer", run, query)
     if update is not None:
+        # Opened before the writer, as `update` may be the folder that is replaced: its version stays readable.
         run = replace(run, known=open_previous_results(update, facts))
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
         n = (1 if executor is None else default_parts(run)) if n_parts is None else check_parts(n_parts)
+        # A resumed run that was shared stays shared, as its finished rows are in the manifests of its parts.
         if n == 1 and executor is None and not writer.n_parts:
             run.write(writer, progress)
         else:

@@ -142,6 +142,7 @@ class InferenceRun:
         total, first = self.loader.n_cells, len(writer)
         self._refuse_others(writer)
         progress("cells", first, total)
+        # `Loader.part` raises for no cells, so a run that is complete ends here.
         if first == total:
             return
         rest = self.part(np.arange(first, total), self.first + first) if first else self
@@ -171,6 +172,7 @@ class InferenceRun:
         known: Any = self.known
         uids = self.loader.plan.uids
         texts = pa.array(uids.astype(str).tolist(), pa.string())
+        # -1 marks cells without a known result, which are computed.
         rows = pc.index_in(texts, value_set=known.ids().to_arrow().cast(pa.string())).fill_null(-1).to_numpy()
         fresh = np.flatnonzero(rows < 0)
         names = [column.name for column in known.columns]
@@ -178,6 +180,7 @@ class InferenceRun:
         for start in range(0, len(uids), self.batch_size):
             here = rows[start : start + self.batch_size]
             old = here >= 0
+            # In the dtype of the known results; `_ComputedRows` refuses a model that gives another.
             outputs = {column.name: np.empty((len(here), *column.shape), column.dtype) for column in known.columns}
             found = known.read_batch(here[old], names) if old.any() else {}
             made = computed.take(int((~old).sum())) if computed is not None and not old.all() else {}
@@ -203,6 +206,7 @@ class _ComputedRows:
         """Compute the next n rows."""
         while len(next(iter(self._left.values()))) < n:
             _, outputs = next(self._results)
+            # Before the concatenation, which would promote another dtype without an error.
             self._check(outputs)
             self._left = {name: np.concatenate([values, outputs[name]]) for name, values in self._left.items()}
         taken = {name: values[:n] for name, values in self._left.items()}
@@ -229,6 +233,7 @@ def annotate_errors(number: int, first: int, n: int) -> Iterator[None]:
             f"{error} Batch {number} holds the cells {first:,} to {first + n - 1:,} of the query."
         ) from error
     except Exception as error:
+        # A note keeps the type and the traceback of the model's own error.
         error.add_note(f"The model was given batch {number}: the cells {first:,} to {first + n - 1:,} of the query.")
         raise
 
@@ -281,12 +286,14 @@ def split_options(
     overwrite = bool(rest.pop("overwrite", False))
     own: dict[str, Any] = {name: rest.pop(name) for name in ("options", "inputs", "as_") if name in rest}
     own["outputs"] = tuple(rest.pop("outputs", ()))
+    # `device` also stays in `rest`: the loader moves batches to where the module is.
     return ModelSource(model, weights, device=rest.get("device"), **own), rest, overwrite
 
 
 def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[str, Any]) -> InferenceRun:
     """Create a loader that fits a model, and every refusal that needs no values."""
     chosen = {name: value for name, value in reading.items() if value is not None}
+    # The loader refuses a device for anything but tensors.
     if model.form not in {"torch", "torch-dense"}:
         chosen.pop("device", None)
     if model.dtype is not None:

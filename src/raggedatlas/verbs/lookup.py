@@ -26,6 +26,7 @@ from raggedatlas.verbs.vector_index import (
 )
 from raggedatlas.verbs.vector_sources import open_results, output_getter
 
+# More ids are found by one scan of the id column instead of a filter that lists them.
 _MAX_INDEX_LOOKUPS = 1000
 
 Results = ResultDataset | str | os.PathLike[str]
@@ -174,6 +175,7 @@ def neighbors(
     rows = None
     if cells is not None:
         rows = find_rows(dataset, cells.column("uid").to_pylist())
+        # `exact_neighbors` takes ascending rows; -1 marks cells of the query without a result.
         rows = np.sort(rows[rows >= 0])
     found: Neighbors | None = None
     if rows is None and not exact and isinstance(dataset, ResultDataset):
@@ -203,6 +205,7 @@ def _query_vectors(
         uids = [of] if isinstance(of, str) else list(of)
         rows = find_rows(dataset, uids)
         if (rows < 0).any():
+            # -1 is the smallest, so this is the first cell without a row.
             missing = uids[int(np.argmin(rows))]
             raise NotFoundError(f"{dataset!r} has no result of the cell {missing!r}.")
         names: list[Any] = uids
@@ -212,6 +215,7 @@ def _query_vectors(
             vectors = np.atleast_2d(np.asarray(of, np.float64))
         except (TypeError, ValueError) as error:
             raise QueryError(f"Neighbours are asked for by uids or by vectors: {error}.") from error
+        # -1 is no row: a vector has no cell to exclude from its neighbours.
         names, rows = list(range(len(vectors))), np.full(len(vectors), -1, np.int64)
     if vectors.ndim != 2 or vectors.shape[1] != width:
         raise QueryError(f"The vectors have the shape {vectors.shape}; those of {column!r} have {width} numbers.")
@@ -250,6 +254,7 @@ def _obs_columns(among: Query | None, cells: pa.Table | None) -> pa.Table | None
 
 def _to_table(dataset: Any, names: Sequence[Any], found: Neighbors, cells: pa.Table | None) -> pa.Table:  # noqa: ANN401
     """Write the answer as a table."""
+    # In row-major order, so by query and then by rank; -1 fills rows with fewer than k neighbours.
     query, rank = np.nonzero(found.rows >= 0)
     uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())
     columns: Mapping[str, Any] = {

@@ -141,6 +141,7 @@ def name_outputs(given: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  (wha
     >>> name_outputs((1, 2), ["mean", "scale"])
     {'mean': 1, 'scale': 2}
     """
+    # Only a tuple means several outputs: a list is one output with an item for each cell.
     if isinstance(given, tuple):
         if len(names) != len(given):
             raise SourceError(
@@ -189,6 +190,7 @@ def import_object(path: str) -> Any:  # noqa: ANN401  (whatever it is)
     >>> import_object("math:sqrt")(9)
     3.0
     """
+    # The last colon, as a path may contain others.
     place, colon, name = path.rpartition(":")
     if not colon or not place or not name:
         raise QueryError(f"{path!r} names no model; expected 'package.module:name' or 'file.py:name'.")
@@ -211,10 +213,12 @@ def _import_file(path: Path) -> Any:  # noqa: ANN401  (a module)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ImportError(f"there is no file {path}")
     module = module_from_spec(spec)
+    # Registered before its code runs, as `import` does: `dataclass` looks the module up by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # Otherwise a second attempt would return the half-executed module.
         del sys.modules[name]
         raise
     return module

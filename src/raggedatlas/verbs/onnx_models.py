@@ -79,6 +79,7 @@ def open_onnx(
     wanted = _inputs_of(session, os.fspath(path), inputs)
     names = _outputs_of(session, os.fspath(path))
     values = [each for each in wanted if each.takes == VALUES]
+    # A batch axis that is a name or None takes any size; only a positive number fixes it.
     sizes = {each.shape[0] for each in wanted if each.shape and isinstance(each.shape[0], int) and each.shape[0] > 0}
     if len(sizes) > 1:
         raise SourceError(f"{os.fspath(path)}: the inputs want batches of different sizes: {sorted(sizes)}.")
@@ -159,6 +160,7 @@ def _checker(values: list[_Input], path: str) -> Callable[[Mapping[str, NDArray[
         n = len(next(iter(features.values())))
         for each in values:
             width = each.shape[1] if len(each.shape) == 2 else None
+            # A space without features, such as an embedding, has no uids: `n` is 0, and nothing can be compared.
             if n and isinstance(width, int) and width > 0 and width != n:
                 raise SourceError(
                     f"{path}: the input {each.name!r} takes {width:,} features, and the query has {n:,}; choose the features that "
@@ -196,6 +198,7 @@ def _taken(each: _Input, batch: TrainingBatch) -> NDArray[Any]:
 
 
 def _padded(values: NDArray[Any], size: int | None) -> NDArray[Any]:
+    # `prepare_run` gives the loader the size of the model, so only the last batch can be shorter.
     if size is None or len(values) == size:
         return values
     return np.concatenate([values, np.zeros((size - len(values), *values.shape[1:]), values.dtype)])

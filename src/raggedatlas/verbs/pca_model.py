@@ -153,6 +153,7 @@ def fit_pca(
     wide = values.astype(np.float64)
     mean = np.asarray(wide.mean(axis=0)).reshape(-1)
     squared = wide.multiply(wide) if hasattr(wide, "multiply") else wide * wide
+    # From sums of squares, because centring would make sparse values dense.
     total = (float(squared.sum()) - n * float(mean @ mean)) / (n - 1)
     if width <= EXACT_WIDTH:
         components, variance = _exact(wide, mean, n_components)
@@ -162,9 +163,11 @@ def fit_pca(
             n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
         )  # fmt: skip
         variance = lengths**2 / (n - 1)
+    # The sign of a component is arbitrary; fixing it makes results comparable between machines.
     largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
     components = components * np.where(largest < 0, -1.0, 1.0)
     ratio = variance / total if total > 0 else np.zeros_like(variance)
+    # An array without pickle cannot hold None; `scaled_to` turns NaN back.
     scaled = float("nan") if target_sum is None else float(target_sum)
     return PcaModel(mean, components, variance, ratio, np.array(features, np.str_), scaled, seed, n)
 
@@ -177,4 +180,5 @@ def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.flo
         centred = wide - mean
         scatter = centred.T @ centred
     values, vectors = np.linalg.eigh(scatter)
+    # `eigh` sorts ascending. A variance of 0 may come out negative; the copy frees the other vectors.
     return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)

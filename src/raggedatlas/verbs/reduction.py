@@ -192,6 +192,7 @@ def umap(
         own = {name: chosen[name] for name in ("n_neighbors", "min_dist", "metric", "target_sum") if name in chosen}
         settings = UmapSettings(n_components=n_components, seed=seed, features=vectors.features, **own)
         rows = sample_rows(vectors.n, sample_size, seed)
+        # Before the sample is read, which may take long.
         settings.check(len(rows))
         progress("fit", 0, 1)
         given = fit_umap(_dense(read_sample(vectors, sample_size, seed, settings.target_sum)), settings)
@@ -201,6 +202,8 @@ def umap(
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
         for first, ids, values in _rows(vectors, int(chosen.get("batch_size", 8192))):
             check_finite(values, np.arange(first, first + len(ids)), "umap")
+            # Rows of the sample keep their place of the fit; `transform` would put them elsewhere.
+            # With a given model `rows` is empty, and all rows are transformed.
             own = (rows >= first) & (rows < first + len(ids))
             out = np.empty((len(ids), model.settings.n_components), np.float32)
             out[rows[own] - first] = model.layout[: len(rows)][own]
@@ -251,6 +254,7 @@ def _rows(vectors: Vectors, size: int) -> Iterator[tuple[int, Any, Any]]:
 def _dense(values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a sparse one)
     if hasattr(values, "indptr"):
         n, width = values.shape
+        # A value of float32 takes 4 bytes; refused before `toarray` allocates them.
         if 4 * n * width > _MOST_BYTES:
             raise LimitError(
                 f"{n:,} dense rows of {width:,} values take {4 * n * width:,} bytes; reduce them with pca first, or take a smaller "
@@ -293,6 +297,8 @@ def _write(
         if done != vectors.n:
             raise SourceError(f"{vectors.n:,} rows were to be placed, and {done:,} came.")
         path = writer.result_dir / name
+        # The commit follows at the end of the block. A crash in between leaves old results with a new model,
+        # which `result:model_hash` of the old table shows.
         model.save(path)
         writer.facts.update({"result:verb": verb, "result:model": name, "result:model_hash": file_digest(path)})
     return ResultDataset({}, result_dir)
@@ -343,6 +349,7 @@ def embedder(
     def layout(components: NDArray[np.float32]) -> NDArray[Any]:
         from raggedatlas.verbs.umap_model import UmapSettings, fit_umap
 
+        # UMAP takes at least 2 neighbours and fewer than there are cells, of which a CXG may have few.
         neighbors = max(2, min(n_neighbors, len(components) - 1))
         settings = UmapSettings(n_neighbors=neighbors, min_dist=min_dist, seed=seed)
         return fit_umap(components, settings).layout

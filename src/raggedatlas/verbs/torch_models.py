@@ -69,6 +69,7 @@ def open_module(
         try:
             module.load_state_dict(read_weights(weights))
         except RuntimeError as error:
+            # PyTorch lists missing and unexpected keys in lines of their own.
             message = " ".join(str(error).split())
             raise SourceError(
                 f"The weights {os.fspath(weights)} do not fit {type(module).__name__}: {message}"
@@ -110,7 +111,9 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     if Path(path).suffix == _SAFE:
         return _read_safetensors(path)
     try:
+        # To the CPU first: the tensors may be saved from a device that this machine does not have.
         found = torch.load(path, map_location="cpu", weights_only=True)
+    # What PyTorch raises for a damaged file is of many types, depending on where reading fails.
     except Exception as error:
         message = " ".join(str(error).split())[:200]
         raise SourceError(

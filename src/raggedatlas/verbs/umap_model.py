@@ -110,6 +110,7 @@ class UmapModel:
             # without epochs UMAP builds only the graph and the search index, from the same seed as the original fit
             self._fitted = _fit(self.settings, self.sample, n_epochs=0, init="random")
             self._fitted.embedding_ = self.layout.copy()
+            # Left at 0, `transform` would run no epochs either; None makes it choose their number.
             self._fitted.n_epochs = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -162,6 +163,7 @@ def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> An
             metric=settings.metric,
             random_state=settings.seed,
             transform_seed=settings.seed,
+            # With a seed umap-learn runs in one thread and warns of any other number.
             n_jobs=1,
             **more,
         )
@@ -181,6 +183,7 @@ def _keep_compiled() -> None:
     config: Any = numba.config
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     versions = [f"{name}-{version(name)}" for name in ("umap-learn", "pynndescent", "numba")]
+    # The folder is read when caching is enabled. The setting is global, so it is restored below.
     before, config.CACHE_DIR = config.CACHE_DIR, str(root / "raggedatlas" / "-".join(versions))
     try:
         for name, module in list(sys.modules.items()):
@@ -188,6 +191,7 @@ def _keep_compiled() -> None:
                 for function in vars(module).values():
                     if isinstance(function, Dispatcher):
                         function.enable_caching()
+    # A RuntimeError is what numba raises if it finds no folder to write to.
     except (OSError, RuntimeError):
         return
     finally:

@@ -58,6 +58,7 @@ def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
     [[7, 2]]
     """
     kept = (found.rows >= 0) & (found.rows != own[:, None])
+    # False sorts first: kept rows move to the front and stay nearest first, as the sort is stable.
     order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
     kept = np.take_along_axis(kept, order, axis=1)
     return Neighbors(
@@ -94,13 +95,16 @@ def _candidate_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int
     One matrix product gives them within its rounding error, so that exact differences are computed only for few rows.
     """
     wide = block.astype(np.float64, copy=False)
+    # A shift changes no distance, but products of vectors near zero lose fewer digits by cancellation.
     centre = vectors.mean(axis=0) if len(vectors) else 0.0
     shifted, asked = wide - centre, vectors - centre
     lengths = np.einsum("ij,ij->i", shifted, shifted)
+    # Without the square of the query, which is the same for all rows and so does not change their order.
     about = lengths - 2 * (asked @ shifted.T)
     largest = lengths[np.isfinite(lengths)].max(initial=0) + np.einsum("ij,ij->i", asked, asked)
     rounding = 1e-13 * (wide.shape[1] + 8) * largest[:, None]
     limit = np.partition(about, k - 1, axis=1)[:, k - 1 : k] if k < len(wide) else np.full((len(about), 1), np.inf)
+    # NaN sorts last: a limit of NaN means fewer than k rows without NaN, so none of these is ruled out.
     near = about <= np.where(np.isnan(limit), np.inf, limit) + rounding
     measured = np.full(about.shape, np.nan)
     for query, row in enumerate(near):
@@ -144,6 +148,7 @@ def exact_neighbors(
     rows = np.arange(len(dataset)) if among is None else among
     get = getattr(dataset, f"get_{column}")
     q, width = vectors.shape
+    # Bounds the rows of a block and their distances to all queries together: 32 MiB of float64.
     size = max(1, _BLOCK_VALUES // max(1, width + q))
     best, found = np.full((q, 0), np.nan), np.full((q, 0), -1, np.int64)
     for start in range(0, len(rows), size):
@@ -303,6 +308,7 @@ def save_to_database(
         report = _measure_recall(
             dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries
         )
+        # After the index is complete: `read_index_report` ignores an index without a record.
         table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
         progress("index", 2, 2)
     if place.is_local:
@@ -370,6 +376,7 @@ def compute_recall(found: Neighbors, true: Neighbors) -> float:
     with np.errstate(invalid="ignore"):
         as_near = found.distances <= last + 1e-6 * np.abs(last)
     hits = ((same | as_near) & (found.rows >= 0)).sum(axis=1)
+    # Ties with the last true row can give more hits than there are true rows.
     return float(np.minimum(hits, wanted.sum(axis=1)).sum() / wanted.sum())
 
 
@@ -405,6 +412,7 @@ def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: i
             with_row_address=True,
         )
         addresses = found.column("_rowaddr").to_numpy()
+        # A row address is the fragment in the upper 32 bits and the row within it in the lower ones.
         own = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
         own += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
         order = np.lexsort((own, found.column("_distance").to_numpy()))

@@ -94,6 +94,7 @@ class QueryVectors:
         self._loader = Loader(query, 1024, shuffle=None, obs=[])
         self.n = self._loader.n_cells
         self.features = tuple(map(str, next(iter(self._loader.features.values()))))
+        # Taken from one row, because an embedding has no features to count.
         self.width = int(self.take(np.arange(1)).shape[1])
         source = provenance(query.spec, query.catalog)
         self.facts: Mapping[str, str] = {
@@ -182,10 +183,12 @@ def log_normalize(values: Any, target_sum: float | None) -> Any:  # noqa: ANN401
     if target_sum is None:
         return values
     sums = np.asarray(values.sum(axis=1), np.float64).reshape(-1)
+    # A cell without counts keeps its zeros instead of becoming NaN.
     scale = np.divide(target_sum, sums, out=np.zeros_like(sums), where=sums > 0)
     if hasattr(values, "indptr"):
         import scipy.sparse as sp
 
+        # As log(1 + 0) is 0, only stored entries change and the result stays sparse.
         data = np.log1p(values.data * np.repeat(scale, np.diff(values.indptr)))
         return sp.csr_array((data, values.indices, values.indptr), shape=values.shape)
     return np.log1p(values * scale[:, None])
@@ -213,5 +216,6 @@ def check_finite(values: Any, rows: NDArray[np.int64], what: str) -> None:  # no
     if held.all():
         return
     at = int(np.argmin(held)) if sparse else int(np.argmin(held.all(axis=1)))
+    # The row of an entry; the right side skips empty rows, which begin at the same entry.
     row = int(np.searchsorted(values.indptr, at, side="right")) - 1 if sparse else at
     raise SourceError(f"{what}: row {rows[row]:,} holds a value that is not finite; leave such rows out, or fix them.")

@@ -121,6 +121,7 @@ def visualize(
     ...     "results/20260101-120000-umap-AbCd", view.query().where(tissue="lung"), path="lung.png"
     ... )  # doctest: +SKIP
     """
+    # First, so that an unknown ending is refused before cells are read.
     writer = _writer_of(Path(path))
     scene = make_view(embedding, cells, **choices)
     return writer(scene, Path(path), genes=list(genes), overwrite=overwrite)
@@ -212,6 +213,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     if known is not None:
         return scene_of_results(results, known, look, layer)
     if isinstance(results, ResultDataset):
+        # Always raises, with a message that names the alternatives.
         results.visualize()
     return scene_of_old_results(results, look)
 
@@ -222,6 +224,7 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
         return embedding
     if "://" not in str(embedding) and not Path(embedding).is_dir():
         return None
+    # A text that is also a folder means the embedding; a `Path` always means the folder.
     if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():
         return None
     return load_results_dataset({}, embedding)
@@ -240,6 +243,7 @@ def _without_cells(embedding: Any) -> QueryError:  # noqa: ANN401
 
 
 def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401
+    # None means not given, so that `Look` has the defaults; `layer` is no part of the look.
     given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
     unknown = sorted(set(given) - set(ViewOptions.__annotations__))
     if unknown:

@@ -44,6 +44,7 @@ def ids_part(scene: Scene) -> bytes:
     """Encode the ids: those of cells, which are 16 hexadecimal digits, as 8 bytes, others as texts."""
     if not is_hex(scene.ids):
         return _stream({VALUE: scene.ids})
+    # Piece by piece: Python strings of all ids at once would take far more memory than the ids.
     kept = b"".join(bytes.fromhex("".join(piece.to_pylist())) for piece in _pieces(scene.ids))
     kind = pa.binary(_HEX_BYTES)
     return _stream({VALUE: pa.FixedSizeBinaryArray.from_buffers(kind, scene.n, [None, pa.py_buffer(kept)])})
@@ -65,6 +66,7 @@ def column_part(column: Column) -> bytes:
     labels = column.values.dictionary.to_pylist()
     codes = column.values.indices.fill_null(len(labels)).to_numpy(zero_copy_only=False)
     kept = [*labels, ""] if column.values.null_count else labels
+    # Codes fit into 16 bits: a column of more than `MOST_CATEGORIES` labels is a text.
     narrow = codes.astype(np.uint8 if len(kept) <= 2**8 else np.uint16)
     return _stream({VALUE: pa.DictionaryArray.from_arrays(pa.array(narrow), pa.array(kept, pa.string()))})
 
@@ -73,6 +75,7 @@ def numbers_part(values: NDArray[np.float32]) -> bytes:
     """Encode values of a gene: counts as the smallest whole numbers that hold them, others as floats."""
     if len(values) and np.isfinite(values).all():
         for kind in (np.uint8, np.uint16):
+            # Clipped first, because casting a float outside of an integer's range is undefined.
             small = values.clip(0, np.iinfo(kind).max).astype(kind)
             if (small == values).all():
                 return _stream({VALUE: pa.array(small)})

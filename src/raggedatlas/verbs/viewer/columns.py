@@ -92,6 +92,7 @@ def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str,
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         return None
     labels = array.dictionary.cast(pa.string())
+    # An atlas declares all categories of all datasets; the legend lists those of the shown cells.
     used = set(pc.unique(array.indices).to_pylist())
     order = [label for i, label in enumerate(labels.to_pylist()) if i in used and label is not None]
     texts = labels.take(array.indices)
@@ -126,6 +127,7 @@ def _floats(array: pa.Array) -> pa.Array:
     """Return floats, in single precision where that is exact enough for a screen."""
     values = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
     whole = np.abs(values[np.isfinite(values)])
+    # Single precision holds whole numbers exactly only up to 2**24.
     wide = len(whole) > 0 and whole.max() >= _EXACT
     return pa.array(values if wide else values.astype(np.float32))
 
@@ -150,11 +152,13 @@ def as_table(obs: "pa.Table | pd.DataFrame", id_column: str) -> pa.Table:
         If a table has no such column.
     """
     if not isinstance(obs, pa.Table):
+        # A copy, since assigning names below would rename the columns of the caller's frame.
         frame = obs.copy(deep=False)
         if id_column in frame.columns:
             frame = frame.drop(columns=id_column)
         frame.columns = frame.columns.map(str)
         index = pa.array([str(value) for value in frame.index], pa.string())
+        # By position: names may be equal as text, and `frame[name]` would then be several columns.
         columns = {name: _from_pandas(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
         return pa.table({id_column: index, **{name: values for name, values in columns.items() if values is not None}})
     if id_column not in obs.column_names:

@@ -120,13 +120,16 @@ def write_vitessce(
     """
     target = Path(path)
     refuse_existing(target, overwrite=overwrite)
+    # First, so that an address that is refused leaves no files.
     config = json.dumps(vitessce_config(scene, genes), indent=2)
+    # In the same folder as the target, since `rename` does not cross file systems.
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
         _write_cells(scene, part / CELLS, genes)
         (part / CONFIG).write_text(config + "\n", encoding="utf-8")
+        # A folder with files cannot be renamed over, so for a moment there is neither the old nor the new one.
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
@@ -144,11 +147,13 @@ def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
     names = [_member(column.name, i) for i, column in enumerate(scene.columns)]
     obs = pd.DataFrame(index=pd.Index(scene.ids.to_pylist(), dtype=object, name=ID))
     for name, column in zip(names, scene.columns, strict=True):
+        # Without their index: pandas would align a series with the ids, and all values would be missing.
         obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
     values = np.column_stack([scene.gene(name) for name in genes]) if genes else np.zeros((scene.n, 0), np.float32)
     var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))
     adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
     with warnings_as("ignore"):
+        # Chunks of one gene, so that a viewer that shows a gene fetches only its column.
         adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
 
 

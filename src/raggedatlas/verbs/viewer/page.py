@@ -151,6 +151,7 @@ def write_page(
     """
     color = scene.look.color
     if color is not None and color not in {column.name for column in scene.columns}:
+        # A file has no server to ask for the gene that it is first coloured by.
         genes = [color, *(name for name in genes if name != color)]
     values = [scene.gene(name) for name in genes]
     program, style = bundled(PROGRAM), bundled(STYLE)
@@ -163,6 +164,7 @@ def write_page(
 
 def _then(body: Iterator[str], program: str) -> Iterator[str]:
     yield from body
+    # At the end: the program runs as soon as it is parsed, and needs the elements before it.
     yield f"<script>{program}</script>"
 
 
@@ -186,6 +188,7 @@ def _hash_of(text: str) -> str:
 
 def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    # A policy in a `meta` element applies only to what follows it.
     if rules:
         yield f'<meta http-equiv="Content-Security-Policy" content="{escape(rules)}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="referrer" content="no-referrer">\n'
@@ -207,6 +210,7 @@ def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrit
     """
     target = Path(path)
     refuse_existing(target, overwrite=overwrite)
+    # Translated line ends would change the program, whose hash is in the policy.
     with atomic_write(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(texts)
     return target

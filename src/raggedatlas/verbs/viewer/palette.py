@@ -64,5 +64,6 @@ def category_colors(labels: Sequence[str], given: Mapping[str, str]) -> list[str
     ['#3573b9', '#123456', '#e69f00']
     """
     unnamed = (label for label in labels if label not in given)
+    # Only labels without a colour are counted; beyond the end of the palette colours repeat.
     following = {label: CATEGORICAL[i % len(CATEGORICAL)] for i, label in enumerate(unnamed)}
     return [given[label] if label in given else following[label] for label in labels]

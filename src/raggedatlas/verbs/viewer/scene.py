@@ -236,11 +236,13 @@ def make_scene(
     places = project(coordinates, look.axes)
     if len(named) != len(places):
         raise QueryError(f"There are {len(named):,} ids and {len(places):,} points; each point has one id.")
+    # Sampling comes before the join, so that metadata are taken only of the points that are shown.
     rows, notes = _choose(places, look)
     scene = Scene(
         named.take(pa.array(rows)),
         places[rows],
         (),
+        # Values of a mapping are in the order of all given ids, not of the chosen ones.
         GivenGenes(named, genes) if isinstance(genes, Mapping) else genes,
         look,
         len(places),
@@ -321,9 +323,11 @@ def _flatten(values: NDArray[np.float64]) -> NDArray[np.float32]:
     finite = np.isfinite(values).all(axis=1)
     if not finite.any():
         return np.full((len(values), 2), np.nan, np.float32)
+    # Rows with NaN stay, so that places remain aligned with ids; `_choose` leaves them out later.
     centred = values - values[finite].mean(axis=0)
     _, vectors = np.linalg.eigh(centred[finite].T @ centred[finite])
     plane = vectors[:, ::-1][:, :2]
+    # The sign of an eigenvector is arbitrary, and another library could mirror the map.
     plane = plane * np.sign(plane[np.abs(plane).argmax(axis=0), [0, 1]])
     return np.asarray(centred @ plane, np.float32)
 
@@ -354,6 +358,7 @@ def _choose(places: NDArray[np.float32], look: Look) -> tuple[NDArray[np.int64],
     notes: tuple[str, ...] = ()
     if len(rows) < len(places):
         notes = (f"{len(places) - len(rows):,} cells have no place in the map and are left out.",)
+    # The first entries of a permutation are a uniform sample, and its order is the order of drawing.
     return np.random.default_rng(look.seed).permutation(rows)[: look.max_points], notes
 
 
@@ -366,6 +371,7 @@ def _describe(scene: Scene, table: pa.Table, id_column: str) -> Scene:
     wanted = scene.look.columns
     if wanted is not None and (absent := [name for name in wanted if name not in table.column_names]):
         raise NotFoundError(f"The metadata have no columns {absent}; they have {table.column_names[:40]}.")
+    # `take` gives null for a null index, so cells without metadata have missing values.
     at = pa.array(rows, mask=rows < 0)
     colors = read_colors(scene.look.colors)
     columns, unshown = [], []
@@ -390,6 +396,7 @@ def _check_color(scene: Scene) -> Scene:
     if any(column.name == color and column.kind != "text" for column in scene.columns):
         return scene
     if scene.genes is not None:
+        # Read only to raise for an unknown gene here instead of in the browser.
         scene.gene(color)
         return scene
     raise NotFoundError(

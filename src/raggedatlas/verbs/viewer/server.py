@@ -54,6 +54,7 @@ class ViewerServer(LoopbackServer):
         if not 0 <= port < 2**16:
             raise ArgumentError(f"port={port} is out of range; expected 0 (any free port) to 65535.")
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        # A class for this server: `http.server` creates the handlers itself, so values are passed as attributes.
         handler: type[_Handler] = type("Handler", (_Handler,), {"token": self.token, "answers": _SceneResponses(scene)})
         try:
             self._server = ThreadingHTTPServer((LOOPBACK, port), handler)
@@ -82,6 +83,7 @@ class ViewerServer(LoopbackServer):
 
     def close(self) -> None:
         """Stop serving."""
+        # Returns once `serve_forever` has ended; only then may its socket be closed.
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -108,6 +110,7 @@ class _SceneResponses:
         if path in self._fixed:
             return self._fixed[path]()
         if path == "parts/gene":
+            # Requests come in threads, and `lru_cache` lets two of them read the same gene at once.
             with self._lock:
                 return self._gene(_first_value(query, "name")), _ARROW
         if path == "genes" and self._scene.genes is not None:
@@ -144,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Respond if the host is this server and the path begins with the token."""
         address = urlsplit(self.path)
         token, _, path = address.path.removeprefix("/").partition("/")
+        # In constant time, and as bytes, because `compare_digest` refuses text that is not ASCII.
         if not self._is_own_host() or not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
             self._refuse(
                 HTTPStatus.FORBIDDEN, "This address requires its token; open the address that raggedatlas view printed."
@@ -173,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             "Content-Type": kind,
             "Content-Length": str(len(body)),
+            # Browsers ignore `frame-ancestors` in a `meta` element, so only the server sends it.
             "Content-Security-Policy": policy("'self'", "'self'", "'self'") + "; frame-ancestors 'none'",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",

@@ -106,6 +106,7 @@ def open_cells(cells: Cells) -> KnownCells:
     """
     if isinstance(cells, str | os.PathLike):
         text = os.fspath(cells)
+        # An address is always an atlas; a local folder is one if it has the tables of one.
         if "://" not in text and not (Path(text).is_dir() and is_atlas(Location(text))):
             return FileCells(Path(text))
         cells = RaggedAtlas.open(text)
@@ -134,6 +135,7 @@ class QueryGenes:
     query: Query
     space: str
 
+    # `cached_property` writes to `__dict__`, which a frozen dataclass has unless it has slots.
     @cached_property
     def _names(self) -> list[tuple[str, str]]:
         """Pairs of the name to search and its note: symbol and id, or id alone."""
@@ -302,6 +304,7 @@ class FileCells:
             offered = [info.key for info in _members(source.describe())]
             names = (name, f"X_{name}")
             found = [key for key in offered if key == name or key.rpartition(_OBSM)[2] in names]
+            # A MuData may have an `X_umap` in each modality; then only the full key is unambiguous.
             if len(found) != 1:
                 several = f"; {found} go by that name, so write one of these" if found else ""
                 raise NotFoundError(
@@ -323,9 +326,11 @@ class FileCells:
         if layer is None:
             return None
         wanted = [info for info in named if layer in (_layer_of(info.key), _layer_of(info.key).rpartition("/")[2])]
+        # `raw` alone means `raw/X`.
         wanted = wanted or [info for info in named if _layer_of(info.key) == f"{layer}/X"]
         if not wanted:
             raise NotFoundError(f"{self.place or 'The object'} has no layer {layer!r} of genes; there are {held}.")
+        # `X` also matches `raw/X` above; only the modalities of the first layer belong together.
         first = _layer_of(wanted[0].key)
         return FileGenes(self.what, tuple(info for info in wanted if _layer_of(info.key) == first))
 
@@ -337,6 +342,7 @@ class FileCells:
 
 
 def _members(schema: SourceSchema) -> list[MatrixInfo]:
+    # Without the last part, which is the name of the matrix and may be anything, also `obsm`.
     return [info for info in schema.matrices if "obsm" in info.key.split("/")[:-1] and len(info.shape) == 2]
 
 
@@ -355,6 +361,7 @@ def _layer_of(key: str) -> str:
 def _ids_of(source: Source, key: str) -> pa.Array:
     """Name the cells that the rows of a matrix belong to."""
     ids = source.cells().column(INDEX).cast(pa.string()).combine_chunks()
+    # A modality may lack cells, so row i of its matrices need not be cell i.
     rows = source.present(key)
     return ids if rows is None else ids.take(pa.array(rows))
 
@@ -406,6 +413,7 @@ class FileGenes:
         info, column = self._place_of(name)
         row_bytes = info.shape[1] * info.dtype.itemsize
         if info.n_entries is not None:
+            # Mean entries of a row, each a value and an index of at most eight bytes.
             row_bytes = info.n_entries // max(1, info.shape[0]) * (info.dtype.itemsize + 8)
         with _opened(self.what) as source:
             steps = source.blocks((info.key,), max(1, _STEP_BYTES // max(1, row_bytes)))
@@ -432,6 +440,7 @@ def _column(block: Block, column: int) -> NDArray[Any]:
     if isinstance(block, DenseBlock):
         return np.asarray(values[:, column], np.float64)
     at = np.flatnonzero(block.indices == column)
+    # The row of each entry; the right side skips empty rows, which begin at the same entry.
     rows = np.searchsorted(block.indptr, at, side="right") - 1
     return np.bincount(rows, values[at].astype(np.float64), block.n_rows)
 
@@ -520,6 +529,7 @@ def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | No
     """
     ids, places = cells.coordinates(name)
     table, id_column = cells.table()
+    # Columns of vectors cannot be shown as metadata; left in, a note would list them.
     plain = table.drop_columns([f.name for f in table.schema if pa.types.is_fixed_size_list(f.type)])
     look = cells.dress(look, plain)
     scene = make_scene(ids, places, plain, genes=cells.genes(layer), look=look, id_column=id_column)
@@ -547,6 +557,7 @@ def scene_of_old_results(results: InferenceDataSet, look: Look) -> Scene:
     try:
         fields = {name: _field(results, name) for name in results.metadata_fields()}
         obs = pa.table({"uid": ids, **fields})
+    # Metadata are optional here: the original dataset may have none, or lack some of the ids.
     except (AttributeError, LookupError) as error:
         notes = (f"Without metadata: {error.args[0] if error.args else error}",)
     return make_scene(ids, places, obs, look=look).with_notes(*notes)

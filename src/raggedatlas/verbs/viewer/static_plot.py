@@ -72,6 +72,7 @@ def draw(scene: Scene) -> "Figure":
         raise MissingExtraError("Pictures need matplotlib: pip install 'raggedatlas[plot]'.") from error
     dark = scene.look.theme == "dark"
     ink = "#eceef3" if dark else _INK
+    # Not by `pyplot`, which keeps figures in a global list and may look for a display.
     figure = Figure(figsize=_INCHES, facecolor=_DARK if dark else "white", layout="constrained")
     axes = figure.add_subplot()
     axes.set_aspect("equal", adjustable="datalim")
@@ -101,6 +102,7 @@ def _draw_categories(axes: "Axes", scene: Scene, column: Column, ink: str) -> No
     from matplotlib.lines import Line2D
 
     labels = column.values.dictionary.to_pylist()
+    # The last colour is for missing values, whose code is the number of labels.
     palette = np.array([*category_colors(labels, column.colors), MISSING])
     codes = column.values.indices.fill_null(len(labels)).to_numpy(zero_copy_only=False)
     _dots(axes, scene, np.arange(scene.n), palette[codes])
@@ -127,11 +129,13 @@ def _draw_categories(axes: "Axes", scene: Scene, column: Column, ink: str) -> No
 
 
 def _short(label: str) -> str:
+    # Text between two dollar signs would be typeset as a formula.
     return (label if len(label) <= 32 else f"{label[:31]}…").replace("$", r"\$") or "(empty)"
 
 
 def _draw_numbers(figure: "Figure", axes: "Axes", scene: Scene, values: NDArray[Any], name: str, ink: str) -> None:
     known = np.isfinite(values)
+    # Missing values are drawn first and large values last, so that these are not covered.
     _dots(axes, scene, np.flatnonzero(~known), MISSING)
     if not known.any():
         return

@@ -596,7 +596,8 @@ class ColumnTable:
         """Keep some rows, which ascend; nothing is read by this."""
         index, *columns = (
             # `arrow` would return all rows.
-            replace(c, read=partial(_taken, c.read, rows), arrow=None) for c in (self.index, *self.columns)
+            replace(c, read=partial(_taken, c.read, rows), arrow=None)
+            for c in (self.index, *self.columns)
         )
         return ColumnTable(len(rows), index, tuple(columns))
 

@@ -1,11 +1,16 @@
 """Registries, layouts and columns: stable identities, asked order, corrections that are never ignored."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import features, layouts, maintenance
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
@@ -20,7 +25,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, find_column, metadata_columns
 from raggedatlas.model.ids import feature_uids, layout_uid
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import SPACE, write_dataset
+from raggedatlas.testing.atlases import SPACE, small_anndata, write_dataset
 
 Two = tuple[Catalog, str, str]
 VALUES = st.lists(st.sampled_from("abcdefg"), unique=True).map(tuple)
@@ -200,6 +205,53 @@ def test_joined_categories_hold_both_and_invent_no_order(
 def test_joined_kinds_hold_both(old: str, new: str, kind: str) -> None:
     """Two kinds of number join to what holds both; text stays text; what has no join is left open."""
     assert join_facts(ColumnFacts("c", old), ColumnFacts("c", new)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "categories"),
+    [
+        (("int64", (1, 2)), ("float64", (1.0, 2.5)), "float64", (1.0, 2.0, 2.5)),
+        (("int8", (1,)), ("int64", (300,)), "int64", (1, 300)),
+        (("int64", (1, 2)), ("string", ("a",)), "string", None),
+        (("string", ("a",)), ("int64", (1, 2)), "string", None),
+    ],
+)
+def test_joined_categories_of_two_types_hold_both(
+    old: tuple[str, tuple[Any, ...]], new: tuple[str, tuple[Any, ...]], kind: str, categories: tuple[Any, ...] | None
+) -> None:
+    """Numeric categories of two types join; with text on one side the column is text, which numeric categories would not match."""
+    a, b = (ColumnFacts("c", "categorical", listed, category_kind=own) for own, listed in (old, new))
+    joined = join_facts(a, b)
+    assert joined.categories == categories
+    assert (joined.category_kind if joined.kind == "categorical" else joined.kind) == kind
+
+
+@pytest.mark.parametrize("first", ["categories", "numbers"])
+def test_numeric_categories_and_numbers_stay_numbers(tmp_path: Path, first: str) -> None:
+    """Clusters that are categories in one file and integers in another come back as integers."""
+    values = {"categories": pd.Categorical([1, 2, 1]), "numbers": np.array([5, 6, 7])}
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    for seed, name in enumerate([first, *(set(values) - {first})]):
+        data = small_anndata(seed, 3)
+        data.obs = pd.DataFrame({"cluster": values[name]}, index=data.obs_names)
+        atlas.add(data, name, progress=False)
+    frame = atlas.checkout(atlas.snapshot()).query().to_pandas()
+    assert frame.groupby("dataset", observed=True)["cluster"].apply(list).to_dict() == {
+        "categories": [1, 2, 1],
+        "numbers": [5, 6, 7],
+    }
+    assert frame["cluster"].dtype == np.int64
+
+
+def test_text_and_numeric_categories_lose_no_value(tmp_path: Path) -> None:
+    """With on_clash="text", numeric categories in the atlas become text like the values of the file."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    for seed, column in enumerate([pd.Categorical([1, 2, 1]), pd.Categorical(["a", "b", "a"])]):
+        data = small_anndata(seed, 3)
+        data.obs = pd.DataFrame({"cluster": column}, index=data.obs_names)
+        atlas.add(data, str(seed), on_clash="text", progress=False)
+    frame = atlas.checkout(atlas.snapshot()).query().to_pandas()
+    assert frame["cluster"].tolist() == ["1", "2", "1", "a", "b", "a"]
 
 
 def test_widening_adds_columns_once(two: Two) -> None:

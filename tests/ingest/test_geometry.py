@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
@@ -28,16 +30,18 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest import geometries
+from raggedatlas.ingest import commit, geometries
 from raggedatlas.ingest.detection import is_geometry
 from raggedatlas.ingest.geometries import GEOMETRY_STEPS
-from raggedatlas.ingest.geometry_source import object_bounds
+from raggedatlas.ingest.geometry_plan import comparable_keys
+from raggedatlas.ingest.geometry_source import object_bounds, owner_codes
+from raggedatlas.model.frames import find_column
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_file
 from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.shapes import Shapes, take_objects
+from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"
@@ -457,3 +461,54 @@ def test_counts_first_and_other_shapes_linked_with_them(tmp_path: Path) -> None:
     assert 0 < data.n_obs < 20
     assert data.obs["cell_name"].tolist() == [str(i) for i in outlines.object_attributes["object_id"].values]
     assert np.array_equal(np.asarray(data.X.sum(axis=1)).ravel(), points.vertex_counts)
+
+
+@pytest.mark.parametrize("cells", [1, 500_000])
+def test_counts_that_fill_a_commit_keep_their_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int
+) -> None:
+    """Transcripts whose counts are as many cells as one commit takes are linked like those of fewer cells."""
+    monkeypatch.setattr(commit, "COMMIT_CELLS", cells)
+    slide = make_slide(20, seed=5)
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(slide.transcripts, space="transcripts", counts=True, cells="cell_id", dataset="slide", progress=False)
+    assert len(atlas.geometries()) == 1
+    assert view_of(atlas).query().geometry("transcripts").n_objects == 20
+    assert atlas.validate("deep") == []
+
+
+def test_missing_values_match_no_object(atlas: RaggedAtlas, slide: Slide) -> None:
+    """A cell without a value in the linked column is not linked with an object whose value is missing, too."""
+    label = np.arange(20.0)
+    label[[3, 7]] = np.nan, np.inf
+    frame = pd.DataFrame({"uid": view_of(atlas).query().to_pandas().index, "place": [None, 7.0, *np.arange(2.0, 20.0)]})
+    atlas.annotate(frame, name="places")
+    named = replace(slide.outlines, object_attributes={"label": label})
+    report = atlas.add(
+        named, "nuclei", link={"place": "label"}, space=BOUNDARY, lacking="allow", unknown="skip", progress=False
+    )
+    table = atlas._catalog.tables.read(CELLS)
+    place = find_column(table.schema, "place")
+    linked = {row[place]: row["nuclei"]["object_id"] for row in table.to_pylist() if row["nuclei"] is not None}
+    assert linked == {float(i): int(slide.outlines.ids[i]) for i in range(2, 20) if i not in (3, 7)}
+    assert report.n_cells == 16
+
+
+def test_ids_beyond_int64_are_compared_as_text() -> None:
+    """Numbers of 2**63 and more are matched as they are, floats of that size and infinities with nothing."""
+    big = pa.array([2**63, 5], pa.uint64())
+    keys, values = comparable_keys(big, pa.chunked_array([pa.array([5, 2**63 + 1], pa.uint64())]), "id")
+    assert (keys.to_pylist(), values.to_pylist()) == ([str(2**63), "5"], ["5", str(2**63 + 1)])
+    assert comparable_keys(pa.array([1.0, np.inf, 2.0**70]), pa.chunked_array([[1]]), "id")[0].to_pylist() == [
+        1,
+        None,
+        None,
+    ]
+
+
+def test_a_cell_number_beyond_int64_is_refused() -> None:
+    """The greatest number marks a missing value; any other of 2**63 or more is refused instead of taken for no cell."""
+    most = np.iinfo(np.uint64).max
+    assert owner_codes(Attribute(np.array([most, 4], np.uint64)), "cell")[0].tolist() == [-1, 4]
+    with pytest.raises(SourceError, match="2\\*\\*63 or more"):
+        owner_codes(Attribute(np.array([2**63, 4], np.uint64)), "cell")

@@ -116,7 +116,11 @@ def add(
     with open_progress(progress, options.name or "add") as callback:
         reports = add_sources(catalog, openers, options, callback, executor=executor)
     # `add_sources` raises where a source is refused, so there is one report for each opener here.
-    reports = [replace(r, notes=(*r.notes, *o.notes)) for r, o in zip(reports, openers, strict=True)]
+    # Workers that are threads share the opener, and their reports have its notes already.
+    reports = [
+        replace(r, notes=(*r.notes, *(note for note in o.notes if note not in r.notes)))
+        for r, o in zip(reports, openers, strict=True)
+    ]
     return reports if several else reports[0]
 
 

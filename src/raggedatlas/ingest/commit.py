@@ -129,7 +129,7 @@ def _add_here(
                 done.abandon()
             # If the last source fails, the rest may be too small for a commit.
             if _is_full([one.plan for one in staged]) and adding.settle(flush):
-                adding.close(_commit(catalog, staged, options, progress))
+                adding.close(_commit(catalog, staged, options, progress, attached))
         adding.settle(flush)
     if staged:
         adding.close(_commit(catalog, staged, options, progress, attached))

@@ -56,7 +56,7 @@ def order_columns(
     options : IngestOptions
         The caller's choices; ``column_order="file"`` changes nothing.
     orders : mapping of str to sequence of str
-        ColumnOrders of sources that others write.
+        Column orders of sources that others write.
 
     Raises
     ------

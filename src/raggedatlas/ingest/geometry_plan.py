@@ -262,7 +262,8 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
     keys, values = comparable_keys(keys, cells.column(stored), column)
     _refuse_repeated(keys, f"The {what} of {source.uri}")
     # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
-    at = pc.index_in(values, value_set=keys)
+    # A cell without a value belongs to no object, also not to one that has none either.
+    at = pc.index_in(values, value_set=keys, skip_nulls=True)
     found = cells.filter(at.is_valid())
     objects = at.drop_null().to_numpy().astype(np.int64)
     names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
@@ -329,13 +330,17 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
         made = side.combine_chunks() if isinstance(side, pa.ChunkedArray) else side
         if pa.types.is_floating(made.type):
             # Integers with missing values come from pandas as floats. What is no whole number becomes null.
-            whole = pc.fill_null(pc.equal(made, pc.floor(made)), fill_value=False)
+            # Infinities are their own floor, and int64 ends at 2**63.
+            whole = pc.and_(pc.equal(made, pc.floor(made)), pc.less(pc.abs(made), 2.0**63))
+            whole = pc.fill_null(whole, fill_value=False)
             made = pc.if_else(whole, made, pa.scalar(None, made.type)).cast(pa.int64())
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
             raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
         sides.append(made)
     # With text on one side, integers become text: 7 then matches "7" but not "07".
     numbers = all(pa.types.is_integer(side.type) for side in sides)
+    # Nor can numbers beyond int64 be compared otherwise.
+    numbers &= all((pc.max(side).as_py() or 0) < 2**63 for side in sides if side.type == pa.uint64())
     shared = pa.int64() if numbers else pa.string()
     return sides[0].cast(shared), sides[1].cast(shared)
 

@@ -169,7 +169,12 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
             raise SourceError(f"The attribute {name!r} holds fractions; a cell is named by an integer.")
     elif values.dtype.kind == "u":
         # The greatest unsigned number marks a missing value in a store.
-        values = np.where(values == np.iinfo(values.dtype).max, -1, values.astype(np.int64))
+        missing = values == np.iinfo(values.dtype).max
+        if (values[~missing] > np.iinfo(np.int64).max).any():
+            raise SourceError(
+                f"The attribute {name!r} holds numbers of 2**63 or more; a cell is named by a smaller one."
+            )
+        values = np.where(missing, -1, values.astype(np.int64))
     codes = values.astype(np.int64)
     categories = attribute.metadata.get("categories")
     labels = None if categories is None else np.array([str(label) for label in categories])

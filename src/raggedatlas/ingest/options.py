@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.arguments import Progress, no_progress
+from raggedatlas.model.arguments import Metric, Progress, no_progress
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -100,7 +100,7 @@ class AddChoices(TypedDict, total=False):
     as_: Literal["space", "vector"]
     output: str
     unknown: Literal["error", "skip"]
-    metric: Literal["l2", "cosine", "dot"]
+    metric: Metric
     link: str | Mapping[str, str] | None
     dataset: str
     new_cells: bool

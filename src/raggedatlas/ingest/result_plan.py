@@ -18,6 +18,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, ValuesError
 from raggedatlas.ingest.columns import FILLED
 from raggedatlas.ingest.options import AddOptions
+from raggedatlas.model.arguments import METRICS, Metric
 from raggedatlas.model.assets import Kind, ResultRecord, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
@@ -28,7 +29,6 @@ from raggedatlas.results.schema import DATA
 from raggedatlas.results.validation import require_intact
 
 BLOCK_ROWS = 8192
-METRICS = ("l2", "cosine", "dot")
 _TAKEN = {*FILLED, "search_distance", "search_score"}
 
 
@@ -40,7 +40,7 @@ class ResultOptions(AddOptions):
     as_: Literal["space", "vector"] = "space"
     output: str | None = None
     unknown: Literal["error", "skip"] = "error"
-    metric: str = "l2"
+    metric: Metric = "l2"
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,7 +168,7 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
 
 
 def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> list[str] | None:
-    """Create the result visible; return the columns of what it replaced, or None where it is skipped.
+    """Make the result visible; return the columns of what it replaced, or None where it is skipped.
 
     Raises
     ------

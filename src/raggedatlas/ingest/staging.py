@@ -1,4 +1,4 @@
-"""WorkerStaging of one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
+"""Stage one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -38,7 +38,7 @@ class _HashFeatures:
         try:
             source = self.opener()
         except AtlasError:
-            return frozenset()  # WorkerStaging will refuse it.
+            return frozenset()  # `_StageSource` refuses it.
         with closing(source):
             keys = {info.features for info in source.describe().matrices if info.features}
             tables = [source.features(key).column(INDEX).cast(pa.string()).to_pylist() for key in sorted(keys)]
@@ -57,7 +57,7 @@ class _FindColumnOrder:
         try:
             planned = plan_source(self.catalog, self.opener, self.options, ())
         except AtlasError:
-            return {}  # WorkerStaging will refuse it.
+            return {}  # `_StageSource` refuses it.
         planned.source.close()
         groups = [g for g in planned.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
         return {g.feature_set: g.stored_uids for g in groups}

@@ -16,7 +16,7 @@ from raggedatlas.catalog.features import check_organism, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
-from raggedatlas.model.arguments import Progress, brief, checked
+from raggedatlas.model.arguments import METRICS, Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
@@ -39,7 +39,6 @@ from raggedatlas.query.read_plan import (
     check_count,
     flatten_names,
 )
-from raggedatlas.query.search import METRICS
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql import all_of, is_not_null

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DISTANCE, SCORE = "search_distance", "search_score"
 """Columns that a search adds to `obs`."""
 
-METRICS = ("l2", "cosine", "dot")
 EXACT_CELLS = 50_000
 """Up to this many cells are compared exactly, even with an index."""
 

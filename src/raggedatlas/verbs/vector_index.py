@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
-from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.query.search import METRICS
+from raggedatlas.model.arguments import METRICS, Progress, checked, no_progress
 from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table, record_checksums

@@ -93,3 +93,13 @@ def test_a_broken_command_and_a_taken_name_change_nothing(site: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "'broken' of another package cannot be loaded" in run.stderr
     assert "guides" not in run.stdout
+
+
+def test_the_example_passes_the_tests_of_formats(site: Path) -> None:
+    """Its own tests, which are those of `raggedatlas.testing.conformance`, pass outside this project."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(EXAMPLE), EXAMPLE / "tests"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(site)}, cwd=site,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    assert "9 passed" in run.stdout

@@ -1,1 +1,1 @@
-"""Test data, Hypothesis strategies, fault injection and campaigns for the tests of this project."""
+"""Tests for formats of other packages (`conformance`); test data, Hypothesis strategies and fault injection for those of this project."""

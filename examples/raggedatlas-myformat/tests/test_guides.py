@@ -1,5 +1,8 @@
 """The tests that raggedatlas has for every format, run for ``.guides``."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from raggedatlas_myformat.guides import GuideSink, GuideSource
 

@@ -319,6 +319,64 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         restore(self._opened, version)
 
+    def drop_snapshot(self, version: int | str) -> MaintenanceReport:
+        """Remove a snapshot, by number or label; `gc` frees what only it reached. Its number is not given again.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot.
+        """
+        from raggedatlas.catalog.snapshots import drop_snapshot
+
+        return drop_snapshot(self._opened, version)
+
+    def expire_snapshots(
+        self,
+        *,
+        older_than: dt.timedelta | None = None,
+        keep_last: int | None = None,
+        keep_labels: bool = True,
+        dry_run: bool = False,
+    ) -> MaintenanceReport:
+        """Remove old snapshots; `gc` frees what only they reached. The newest one always stays.
+
+        Parameters
+        ----------
+        older_than : dt.timedelta, optional
+            Only snapshots that were taken longer ago.
+        keep_last : int, optional
+            All but the newest `keep_last`; with `older_than` too, only those of which both are true.
+        keep_labels : bool
+            Whether snapshots with a label stay.
+        dry_run : bool
+            Only say which would go.
+
+        Raises
+        ------
+        ArgumentError
+            If neither `older_than` nor `keep_last` is given, or one is negative.
+        """
+        from raggedatlas.catalog.snapshots import expire_snapshots
+
+        return expire_snapshots(
+            self._opened, older_than=older_than, keep_last=keep_last, keep_labels=keep_labels, dry_run=dry_run
+        )
+
+    def rename_dataset(self, uid_or_name: str, name: str) -> None:
+        """Give a dataset another name; snapshots keep the old one.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such dataset, or several have that name.
+        DuplicateError
+            If another dataset has the new name.
+        """
+        from raggedatlas.catalog.maintenance import rename_dataset
+
+        rename_dataset(self._opened, uid_or_name, name)
+
     def drop_dataset(self, uid_or_name: str) -> MaintenanceReport:
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.assets import drop_dataset

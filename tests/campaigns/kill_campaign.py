@@ -17,7 +17,7 @@ import pyarrow as pa
 from anndata import AnnData
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog.snapshots import delete_version
+from raggedatlas.catalog.snapshots import drop_snapshot
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.ingest.transcripts import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
@@ -153,7 +153,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_dataset": lambda atlas, name: atlas.drop_dataset(name),
     "purge": lambda atlas, name: atlas.purge(name),
     "snapshot": lambda atlas: atlas.snapshot(),
-    "delete_version": lambda atlas, number: delete_version(atlas._catalog, number),
+    "drop_snapshot": lambda atlas, number: drop_snapshot(atlas._catalog, number),
     "restore": lambda atlas, number: atlas.restore(number),
     "optimize": lambda atlas: atlas.optimize(),
     "gc": lambda atlas: atlas.gc(dry_run=False),
@@ -270,7 +270,7 @@ class Campaign:
                 self.atlas.purge(name)
             return after
         numbers = {record.version for record in self.atlas.list_versions()}
-        if chosen.what in ("snapshot", "delete_version"):
+        if chosen.what in ("snapshot", "drop_snapshot"):
             return after if numbers == set(after.snapshots) else before
         if after.grown != before.grown:
             return after if after.grown <= self._grown() else before
@@ -383,7 +383,7 @@ class Campaign:
         # The newest is kept, so that the model need not know which numbers were given before.
         for old in list(state.snapshots)[:-1][:1]:
             left = {other: held for other, held in state.snapshots.items() if other != old}
-            yield Choice("delete_version", {"number": old}, replace(state, snapshots=left))
+            yield Choice("drop_snapshot", {"number": old}, replace(state, snapshots=left))
         if state.snapshots:
             back = self.random.choice(list(state.snapshots))
             held = state.snapshots[back]

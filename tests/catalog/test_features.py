@@ -92,6 +92,30 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
         features.read_registry(catalog, "embedding")
 
 
+def test_presence_is_what_results_call_measured(two: Two, tmp_path: Path) -> None:
+    """The matrix of datasets and features is that of `varm["measured"]`; no dataset is left out."""
+    catalog, first, second = two
+    view = RaggedAtlas(catalog)
+    assert view.presence(["D", "A"]).to_dict("split") == {
+        "index": [first, second], "columns": ["D", "A"], "data": [[False, True], [True, False]],
+    }  # fmt: skip
+    assert view.presence(["B"]).to_numpy().all()
+    with pytest.raises(FeatureError):
+        view.presence(["nope"])
+    every = view.presence()
+    assert every.columns.tolist() == view.features().index.tolist()
+    atlas = RaggedAtlas.create(str(tmp_path / "other"))
+    for seed, genes in enumerate((["CD3E", "CD4"], ["CD4", "MS4A1", "NKG7"], ["CD3E"])):
+        atlas.add(small_anndata(seed, 6, genes), str(seed), organism="human", progress=False)
+    snapshot = atlas.checkout(atlas.snapshot())
+    data, found = snapshot.query().to_anndata(), snapshot.presence()
+    layouts_of = data.obs.drop_duplicates("dataset").set_index("dataset")["layout_uid"]
+    for uid, name in snapshot.list_datasets()["name"].items():
+        measured = pd.Series(data.varm["measured"][layouts_of[name]], index=data.var["uid"])
+        assert found.loc[uid].to_dict() == measured.to_dict()
+    assert found.shape == (3, 4)
+
+
 @pytest.mark.long
 @given(rounds=st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True), min_size=1, max_size=5))
 def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, rounds: list[list[str]]) -> None:

@@ -141,7 +141,7 @@ def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
     snapshots.snapshot(catalog)
     assets.drop_dataset(catalog, first)
     assert maintenance.gc(catalog, dry_run=False).groups == ()
-    snapshots.delete_version(catalog, 1)
+    snapshots.drop_snapshot(catalog, 1)
     size = catalog.arrays.child(first).size()
     dry = maintenance.gc(catalog)
     assert (dry.groups, dry.dry_run, dry.n_bytes) == ((first,), True, size)

@@ -126,7 +126,7 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
         snapshots.snapshot(catalog)
     everything = dt.timedelta(0)
     steps: list[Callable[[], object]] = [
-        lambda: snapshots.delete_version(catalog, 2),
+        lambda: snapshots.drop_snapshot(catalog, 2),
         lambda: maintenance.gc(catalog, dry_run=False, grace=everything, keep=everything),
         lambda: assets.drop_dataset(catalog, second),
         lambda: snapshots.snapshot(catalog),
@@ -146,7 +146,7 @@ def test_clean_up_removes_manifests_that_no_snapshot_names(two: Two) -> None:
     """What a forgotten or never recorded snapshot left goes; what is named stays, and so does what was written just now."""
     catalog = two[0]
     snapshots.snapshot(catalog)
-    snapshots.delete_version(catalog, 1)
+    snapshots.drop_snapshot(catalog, 1)
     write_dataset(catalog, "c", ["A"], np.ones((5, 1), "u1"), {"kind": ["z"] * 5})
     record = snapshots.snapshot(catalog)
     folder = catalog.tables.location.path / FOLDER

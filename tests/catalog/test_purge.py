@@ -140,7 +140,7 @@ WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
     "drop_annotation": lambda atlas: atlas.drop_annotation("labels"),
     "gc": lambda atlas: atlas.gc(dry_run=False),
     "gc that only looks": lambda atlas: atlas.gc(),
-    "delete_version": lambda atlas: snapshots.delete_version(atlas._catalog, 1),
+    "drop_snapshot": lambda atlas: snapshots.drop_snapshot(atlas._catalog, 1),
     "another purge": lambda atlas: atlas.purge("b"),
     "identity.link": lambda atlas: atlas.identity.link("A", "B"),
     "identity.unlink": lambda atlas: atlas.identity.unlink("A"),

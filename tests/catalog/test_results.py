@@ -80,7 +80,7 @@ def test_snapshots_pin_results(own: Modelled) -> None:
 
 def test_a_dropped_result_is_freed(own: Modelled) -> None:
     """What no snapshot holds goes with its array and column; what one holds stays until the snapshot is forgotten."""
-    from raggedatlas.catalog.snapshots import delete_version
+    from raggedatlas.catalog.snapshots import drop_snapshot
 
     atlas = own.open()
     (result,) = groups(atlas) - set(atlas.list_datasets().index)
@@ -89,7 +89,7 @@ def test_a_dropped_result_is_freed(own: Modelled) -> None:
         assert "gc()" in report.notes[0]
     assert result_columns(atlas._catalog.tables.schema(CELLS)) == {}
     assert atlas.gc(grace=NOW).groups == ()
-    delete_version(atlas._catalog, 2)
+    drop_snapshot(atlas._catalog, 2)
     assert atlas.gc(grace=NOW).groups == (result,)
     assert atlas.gc(dry_run=False, grace=NOW).n_bytes > 0
     assert groups(atlas) == set(atlas.list_datasets().index)
@@ -100,7 +100,7 @@ def test_a_dropped_result_is_freed(own: Modelled) -> None:
 
 def test_the_bytes_of_a_dropped_column_go(own: Modelled) -> None:
     """The values of a vector column leave the disk once nothing names them."""
-    from raggedatlas.catalog.snapshots import delete_version
+    from raggedatlas.catalog.snapshots import drop_snapshot
 
     atlas = own.open()
     needle = own.values[3].tobytes()
@@ -111,7 +111,7 @@ def test_the_bytes_of_a_dropped_column_go(own: Modelled) -> None:
 
     assert holds()
     atlas.drop_result("v")
-    delete_version(atlas._catalog, 2)
+    drop_snapshot(atlas._catalog, 2)
     atlas.optimize()
     atlas._catalog.tables.clean_up(CELLS, NOW)
     assert not holds()

@@ -3,16 +3,22 @@
 import contextlib
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from raggedatlas.catalog import assets, checks, maintenance, snapshots, versions
-from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.assets import drop_dataset, find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.checks import validate
+from raggedatlas.catalog.maintenance import rename_dataset
+from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import (
+    ArgumentError,
     ConflictError,
     CorruptError,
     DuplicateError,
@@ -262,17 +268,105 @@ def test_a_forgotten_snapshot_is_gone_and_its_number_stays_taken(two: Two) -> No
     catalog = two[0]
     for _ in range(3):
         snapshots.snapshot(catalog)
-    snapshots.delete_version(catalog, 3)
-    snapshots.delete_version(catalog, 1)
+    snapshots.drop_snapshot(catalog, 3)
+    snapshots.drop_snapshot(catalog, 1)
     assert [record.version for record in snapshots.list_versions(catalog)] == [2]
     assert set(catalog.tables.tags(CELLS)) == {"atlas-v2"}
     assert snapshots.snapshot(catalog).version == 4
     for number in (2, 4):
-        snapshots.delete_version(catalog, number)
+        snapshots.drop_snapshot(catalog, number)
     assert snapshots.list_versions(catalog) == []
     assert snapshots.snapshot(catalog).version == 5
     with pytest.raises(NotFoundError):
-        snapshots.delete_version(catalog, 3)
+        snapshots.drop_snapshot(catalog, 3)
+
+
+def test_a_snapshot_is_dropped_by_label_and_its_bytes_are_freed(two: Two) -> None:
+    """The report names it, and `gc` frees the arrays of a dataset that only this snapshot had."""
+    catalog = two[0]
+    snapshots.snapshot(catalog, "both")
+    uid = read_records(catalog)[0].uid
+    drop_dataset(catalog, uid)
+    snapshots.snapshot(catalog, "one")
+    assert maintenance.gc(catalog, dry_run=False).groups == ()
+    assert any("1 (both)" in note for note in snapshots.drop_snapshot(catalog, "both").notes)
+    n_bytes = catalog.arrays.child(uid).size()
+    freed = maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
+    assert freed.groups == (uid,)
+    assert freed.n_bytes >= n_bytes > 0
+    assert not catalog.arrays.child(uid).exists()
+    assert validate(catalog, "deep") == []
+
+
+def test_a_drop_that_dies_before_the_tags_is_finished_by_gc(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the list is committed the snapshot is gone; its tags are removed by the next `gc`."""
+    catalog = two[0]
+    for _ in range(2):
+        snapshots.snapshot(catalog)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "untag_everywhere", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            snapshots.drop_snapshot(catalog, 1)
+    assert [record.version for record in list_versions(catalog)] == [2]
+    assert "atlas-v1" in catalog.tables.tags(CELLS)
+    maintenance.gc(catalog, dry_run=False)
+    assert set(catalog.tables.tags(CELLS)) == {"atlas-v2"}
+
+
+def test_old_snapshots_expire(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots go if every given condition says so; labels are kept unless asked, and the newest always is."""
+    catalog = two[0]
+    for label in ("submitted", None, None, None):
+        snapshots.snapshot(catalog, label)
+    later = datetime.now(UTC) + timedelta(days=10)
+
+    def numbers(**conditions: Any) -> list[int]:
+        report = snapshots.expire_snapshots(catalog, dry_run=True, **conditions)
+        assert report.dry_run
+        return [int(note.split()[1]) for note in report.notes if note.startswith("snapshot")]
+
+    assert numbers(keep_last=2) == [2]
+    assert numbers(keep_last=2, keep_labels=False) == [1, 2]
+    assert numbers(keep_last=0, keep_labels=False) == [1, 2, 3]
+    assert numbers(older_than=timedelta(days=1)) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "datetime", Mock(now=lambda _: later, fromisoformat=datetime.fromisoformat))
+        assert numbers(older_than=timedelta(days=1)) == [2, 3]
+        assert numbers(older_than=timedelta(days=1), keep_last=2) == [2]
+        assert numbers(older_than=timedelta(days=11)) == []
+    snapshots.expire_snapshots(catalog, keep_last=1)
+    assert [record.version for record in list_versions(catalog)] == [1, 4]
+    assert set(catalog.tables.tags(CELLS)) == {"atlas-v1", "atlas-v4"}
+    for wrong in ({}, {"keep_last": -1}, {"older_than": timedelta(days=-1)}):
+        with pytest.raises(ArgumentError, match="expire_snapshots"):
+            snapshots.expire_snapshots(catalog, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_dataset_is_renamed_at_the_tip(two: Two) -> None:
+    """All groups of the dataset get the name; snapshots keep the old one; a taken, empty or unknown name changes nothing."""
+    catalog = two[0]
+    first, second = group_by_dataset(read_records(catalog)).values()
+    number = snapshots.snapshot(catalog).version
+    rename_dataset(catalog, first[0].name, "another")
+    assert {record.name for record in find_dataset(catalog, first[0].uid)} == {"another"}
+    assert [records[0].uid for records in group_by_dataset(read_records(catalog)).values()] == [
+        first[0].uid,
+        second[0].uid,
+    ]
+    pinned = snapshots.open_snapshot(catalog, find_version(catalog, number))
+    assert find_dataset(pinned, first[0].uid)[0].name == first[0].name
+    version = catalog.tables.version(DATASETS)
+    for old, new, error in (
+        ("another", second[0].name, DuplicateError),
+        ("another", " ", NameRefusedError),
+        ("nothing", "x", NotFoundError),
+    ):
+        with pytest.raises(error):
+            rename_dataset(catalog, old, new)
+    with pytest.raises(ReadOnlyError):
+        rename_dataset(pinned, "another", "x")
+    assert catalog.tables.version(DATASETS) == version
+    assert validate(catalog, "deep") == []
 
 
 def test_diff_counts_what_changed(two: Two) -> None:
@@ -347,7 +441,7 @@ def test_forgetting_and_restoring_need_the_tip(two: Two) -> None:
     view = catalog.at(snapshots.snapshot(catalog))
     for action in (
         lambda: snapshots.restore(view, 1),
-        lambda: snapshots.delete_version(view, 1),
+        lambda: snapshots.drop_snapshot(view, 1),
         lambda: maintenance.optimize(view),
         lambda: maintenance.reindex(view),
         lambda: assets.drop_dataset(view, "a"),

@@ -341,9 +341,9 @@ def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
     assert atlas.geometries().index.tolist() == [uid]
     assert atlas.validate("deep") == []
     atlas.drop_geometry(BOUNDARY)
-    from raggedatlas.catalog.snapshots import delete_version
+    from raggedatlas.catalog.snapshots import drop_snapshot
 
-    delete_version(atlas._catalog, first)
+    drop_snapshot(atlas._catalog, first)
     assert atlas.gc(dry_run=False).groups == (uid,)
 
 

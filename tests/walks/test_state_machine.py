@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    consumes,
     initialize,
     invariant,
     precondition,
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 import raggedatlas as ra
-from raggedatlas.errors import DuplicateError
+from raggedatlas.errors import DuplicateError, NotFoundError
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results
 from raggedatlas.testing.hypothesis_profile import examples
 
@@ -167,6 +168,25 @@ class AtlasMachine(RuleBasedStateMachine):
     def restore(self, version: int) -> None:
         self.atlas.restore(version)
         self.tip, self.found = (dict(part) for part in self.kept[version])
+
+    @rule(version=consumes(snapshots))
+    def drop_snapshot(self, version: int) -> None:
+        self.atlas.drop_snapshot(version)
+        del self.kept[version]
+        with pytest.raises(NotFoundError):
+            self.atlas.checkout(version)
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def rename(self, data: st.DataObject) -> None:
+        old = data.draw(st.sampled_from(sorted(self.tip)))
+        self.added += 1
+        new = f"data-{self.added}"
+        self.atlas.rename_dataset(old, new)
+        self.tip = {new if name == old else name: source for name, source in self.tip.items()}
+        self.found = {
+            name: frozenset(new if of == old else of for of in datasets) for name, datasets in self.found.items()
+        }
 
     @rule()
     def gc(self) -> None:

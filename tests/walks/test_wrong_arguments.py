@@ -136,6 +136,13 @@ CALLS: dict[str, Call] = {
     "dataset": lambda p: (p.atlas.dataset, {"uid_or_name": "d1"}),
     "diff": lambda p: (p.atlas.diff, {"old": "first", "new": "first"}),
     "drop_dataset": lambda p: (p.atlas.drop_dataset, {"uid_or_name": "nope"}),
+    "drop_snapshot": lambda p: (p.atlas.drop_snapshot, {"version": "nope"}),
+    "expire_snapshots": lambda p: (
+        p.atlas.expire_snapshots,
+        {"older_than": None, "keep_last": 1, "keep_labels": True, "dry_run": True},
+    ),
+    "rename_dataset": lambda p: (p.atlas.rename_dataset, {"uid_or_name": "nope", "name": "x"}),
+    "presence": lambda p: (p.atlas.presence, {"features": None, "space": "gene_expression"}),
     "drop_geometry": lambda p: (p.atlas.drop_geometry, {"name": "nope", "dataset": None}),
     "drop_result": lambda p: (p.atlas.drop_result, {"name": "nope"}),
     "features": lambda p: (p.atlas.features, {"space": "gene_expression"}),

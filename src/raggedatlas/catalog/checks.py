@@ -637,7 +637,7 @@ def _check_versions(catalog: Catalog) -> list[Problem]:
             if tags[name].get(record.tag) == version or Tables(catalog.tables.location, {name: version}).has(name):
                 continue
             text = f"version {version} of table {name!r} is gone"
-            fix = f"Something other than this library cleaned up; delete the snapshot with delete_version({record.version})."
+            fix = f"Something other than this library cleaned up; delete the snapshot with drop_snapshot({record.version})."
             problems.append(Problem("lost-version", "must", f"snapshot {record.version}", text, fix))
     return problems
 

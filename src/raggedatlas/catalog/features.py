@@ -415,29 +415,62 @@ def find_datasets_with_features(
     dict
         Dataset uid -> the asked names that it measured, in the asked order.
     """
+    found, _ = presence(catalog, space, names)
+    return {
+        uid: tuple(name for name, is_there in zip(names, measured.tolist(), strict=True) if is_there)
+        for uid, measured in found.items()
+        if (measured.all() if every else measured.any())
+    }
+
+
+def presence(
+    catalog: Catalog, space: str, names: Sequence[str] | None = None
+) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
+    """Find out which datasets measured which features, from the layouts alone.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned; works before ``optimize()`` too.
+    space : str
+        Feature space.
+    names : sequence of str or None
+        Uids, ids or symbols; None takes all features that do not count as another one.
+
+    Returns
+    -------
+    measured : dict of str to (n_features,) bool
+        By uid of the dataset, in the order of adding.
+    uids : list of str
+        The features.
+    """
     registry = read_registry(catalog, space)
     tables = {
         s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)
     }
     # At the tip, the stored mapping may lack the newest features.
     registry = replace(registry, identity=fresh_identity(catalog, space, tables))
-    uids = registry.require(names)
-    name_of = dict(zip(uids, names, strict=True))
+    every = [] if names is not None else registry.table.column("uid").to_pylist()
+    uids = [*registry.require(names)] if names is not None else [u for u in every if u not in registry.redirects]
+    column = {uid: i for i, uid in enumerate(uids)}
     # Layouts have the features as measured, before any counts as another.
-    answers = {uid: end for uid, end in registry.redirects.items() if end in name_of} | {uid: uid for uid in uids}
-    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], in_list("feature_uid", answers))
-    measured: dict[str, set[str]] = {}
-    for layout, uid in zip(rows.column("layout_uid").to_pylist(), rows.column("feature_uid").to_pylist(), strict=True):
-        measured.setdefault(layout, set()).add(answers[uid])
+    answers = column | {uid: column[end] for uid, end in registry.redirects.items() if end in column}
+    where = None if names is None else in_list("feature_uid", answers)
+    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], where)
+    at = pc.index_in(rows.column("feature_uid"), value_set=pa.array([*answers], pa.string())).combine_chunks()
+    layouts = rows.column("layout_uid").combine_chunks().dictionary_encode()
+    of_layout = np.zeros((len(layouts.dictionary), len(column)), np.bool_)
+    known = at.is_valid().to_numpy(zero_copy_only=False)
+    answered = np.fromiter(answers.values(), np.int64, len(answers))
+    of_layout[layouts.indices.to_numpy()[known], answered[at.drop_null().to_numpy()]] = True
+    number = {uid: i for i, uid in enumerate(layouts.dictionary.to_pylist())}
+    found: dict[str, NDArray[np.bool_]] = {}
     records = catalog.tables.read(DATASETS, ["uid", "layout_uid"], equals("feature_space", space))
-    found: dict[str, set[str]] = {}
     for uid, layout in zip(records.column("uid").to_pylist(), records.column("layout_uid").to_pylist(), strict=True):
-        found.setdefault(uid, set()).update(measured.get(layout, set()))
-    return {
-        uid: tuple(name_of[u] for u in uids if u in got)
-        for uid, got in found.items()
-        if (len(got) == len(uids) if every else got)
-    }
+        measured = found.setdefault(uid, np.zeros(len(column), np.bool_))
+        if layout in number:
+            measured |= of_layout[number[layout]]
+    return found, uids
 
 
 def _gather(found: dict[str, list[str]], names: pa.Array, at: NDArray[np.int32], uids: pa.ChunkedArray) -> None:

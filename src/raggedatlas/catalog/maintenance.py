@@ -1,4 +1,4 @@
-"""Maintenance: compact and index tables, collect what nothing reaches, repair, restore, drop and purge."""
+"""Maintenance: compact and index tables, collect what nothing reaches, repair, rename and purge."""
 
 import json
 import time
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -16,6 +17,7 @@ from raggedatlas.catalog.assets import (
     RESULT_ASSETS,
     asset_uids,
     clear_orphaned_pointers,
+    find_dataset,
     find_deleted_datasets,
     group_by_dataset,
     lease_alive,
@@ -60,8 +62,9 @@ from raggedatlas.catalog.versions import (
     repair_tags,
     untag_everywhere,
 )
-from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
+from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, NameRefusedError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.arrays import ArrayWriter
@@ -210,6 +213,44 @@ def reindex(catalog: Catalog, space: str | None = None) -> int:
         sync_layouts(catalog)
     update_identity(catalog, there)
     return fresh
+
+
+def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
+    """Give a dataset of the tip another name; snapshots keep the old one.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid_or_name : str
+        The dataset.
+    name : str
+        Its new name.
+
+    Raises
+    ------
+    NotFoundError, DuplicateError, NameRefusedError
+        If no dataset or several have the old name, another has the new one, or it is empty, too long or cannot be printed.
+    """
+    catalog.require_tip("rename_dataset")
+    catalog.refuse_unfinished_purge("rename_dataset()")
+    if not name.strip():
+        raise NameRefusedError("A dataset needs a name that is not empty.")
+    check_length(name, "name of a dataset")
+    tables = Tables(catalog.tables.location)
+
+    def attempt() -> None:
+        version = tables.version(DATASETS)
+        # Read at the version that the merge checks: of two renames to one name, the second sees the first.
+        pinned = Catalog(catalog.location, Tables(tables.location, {DATASETS: version}), catalog.arrays)
+        records = find_dataset(pinned, uid_or_name)
+        if any(r.name == name and r.uid != records[0].uid for r in read_records(pinned)):
+            raise DuplicateError(f"Another dataset of {catalog.location.uri} is called {name!r}; choose another name.")
+        rows = [record.model_copy(update={"name": name}).model_dump() for record in records]
+        changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
+        tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
+
+    tables.retry(DATASETS, attempt)
 
 
 _LAYERS = "layers"

@@ -1,9 +1,10 @@
-"""Take snapshots, and compare two of them."""
+"""Take, restore and drop snapshots, and compare two of them."""
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from raggedatlas.catalog.versions import (
     versions_exist,
 )
 from raggedatlas.errors import (
+    ArgumentError,
     AtlasError,
     ConflictError,
     CorruptError,
@@ -42,7 +44,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
-from raggedatlas.model.reports import Difference
+from raggedatlas.model.reports import Difference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import in_list
@@ -389,27 +391,132 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     return record
 
 
-def delete_version(catalog: Catalog, number: int) -> None:
-    """Delete a snapshot; data that only it referenced is freed by the next `gc`. Its number is not reused.
+def drop_snapshot(catalog: Catalog, version: int | str) -> MaintenanceReport:
+    """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    version : int or str
+        Number or label.
+
+    Returns
+    -------
+    MaintenanceReport
+        Its notes name the snapshot.
 
     Raises
     ------
     NotFoundError
         If there is no such snapshot.
+    ConflictError
+        If a purge is unfinished.
     """
-    catalog.require_tip("delete_version")
-    record = find_version(catalog, number)
+    catalog.require_tip("drop_snapshot")
+    dropped = find_version(catalog, version)
+    return _report_dropped(
+        _forget(catalog, "drop_snapshot", lambda records: [r for r in records if r.version == dropped.version])
+    )
 
-    def forget(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
-        catalog.refuse_unfinished_purge("delete_version")
-        kept = [r for r in old if r.version != record.version]
-        highest = max(r.version for r in old)
+
+def expire_snapshots(
+    catalog: Catalog,
+    *,
+    older_than: timedelta | None = None,
+    keep_last: int | None = None,
+    keep_labels: bool = True,
+    dry_run: bool = False,
+) -> MaintenanceReport:
+    """Remove old snapshots from the list, in one commit; `gc` frees what only they referenced.
+
+    A snapshot goes if every given condition says so. The newest snapshot always stays.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    older_than : timedelta or None
+        Only snapshots that were taken longer ago.
+    keep_last : int or None
+        All but the newest `keep_last`.
+    keep_labels : bool
+        Whether snapshots with a label stay.
+    dry_run : bool
+        Only report.
+
+    Returns
+    -------
+    MaintenanceReport
+        Its notes name the snapshots.
+
+    Raises
+    ------
+    ArgumentError
+        If neither `older_than` nor `keep_last` is given, or one is negative.
+    ConflictError
+        If a purge is unfinished.
+    """
+    catalog.require_tip("expire_snapshots")
+    if older_than is None and keep_last is None:
+        raise ArgumentError(
+            "expire_snapshots() takes older_than, keep_last or both; without either nothing says which snapshots are old."
+        )
+    if (older_than is not None and older_than < timedelta(0)) or (keep_last is not None and keep_last < 0):
+        raise ArgumentError(
+            f"expire_snapshots() takes older_than and keep_last of 0 or more, not {older_than} and {keep_last}."
+        )
+    now = datetime.now(UTC)
+
+    def expired(records: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
+        old = records[: len(records) - max(1, keep_last or 0)]
+        return [
+            record
+            for record in old
+            if not (keep_labels and record.label)
+            and (older_than is None or now - datetime.fromisoformat(record.created_at) > older_than)
+        ]
+
+    if dry_run:
+        return _report_dropped(expired(list_versions(catalog)), dry_run=True)
+    return _report_dropped(_forget(catalog, "expire_snapshots", expired))
+
+
+def _forget(
+    catalog: Catalog, action: str, choose: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]
+) -> list[AtlasVersionRecord]:
+    """Remove the snapshots that `choose` picks from the list, then their tags; return them."""
+    dropped: list[AtlasVersionRecord] = []
+
+    def without(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
+        catalog.refuse_unfinished_purge(action)
+        # Replaced, not extended: `change_versions` calls this again after a lost race.
+        dropped[:] = choose([record for record in old if record.table_versions])
+        numbers = {record.version for record in dropped}
+        if not numbers:
+            return old
+        kept = [record for record in old if record.version not in numbers]
+        highest = max(record.version for record in old)
         # A row without tables reserves the highest number, so that it is not given again.
         return kept if kept and kept[-1].version == highest else [*kept, AtlasVersionRecord(version=highest)]
 
-    change_versions(catalog, forget)
-    untag_everywhere(catalog, record.tag, list(record.table_versions))
-    seal_versions(catalog)
+    change_versions(catalog, without)
+    # The list before the tags: if the process dies in between, `gc` removes tags that no snapshot names.
+    for record in dropped:
+        untag_everywhere(catalog, record.tag, list(record.table_versions))
+    if dropped:
+        seal_versions(catalog)
+    return dropped
+
+
+def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = False) -> MaintenanceReport:
+    notes = [
+        f"snapshot {record.version}{f' ({record.label})' if record.label else ''} of {record.created_at}"
+        for record in records
+    ]
+    if records:
+        notes.append("what no other snapshot needs stays until gc()")
+    return MaintenanceReport(dry_run=dry_run, notes=tuple(notes))
 
 
 def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:

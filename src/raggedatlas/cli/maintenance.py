@@ -163,6 +163,53 @@ def drop(atlas_options: AtlasOptions, dataset: Dataset) -> None:
     _print_report(atlas_options.open().drop_dataset(dataset), atlas_options)
 
 
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas rename pbmc.atlas pbmc_10k pbmc_10k_v3")
+@expand_option_groups
+def rename(
+    atlas_options: AtlasOptions,
+    dataset: Dataset,
+    name: Annotated[str, typer.Argument(help="New name.", show_default=False)],
+) -> None:
+    """Give a dataset another name; snapshots keep the old one."""
+    atlas_options.open().rename_dataset(dataset, name)
+    print_result({"dataset": dataset, "name": name}, f"Renamed {dataset} to {name}", as_json=atlas_options.as_json)
+
+
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas drop-snapshot pbmc.atlas 3")
+@expand_option_groups
+def drop_snapshot(
+    atlas_options: AtlasOptions,
+    version: Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)],
+) -> None:
+    """Remove a snapshot; gc frees what only it reached."""
+    _print_report(atlas_options.open().drop_snapshot(version), atlas_options)
+
+
+@app.command(
+    rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas expire-snapshots pbmc.atlas --older-than 90 --keep-last 10"
+)
+@expand_option_groups
+def expire_snapshots(
+    atlas_options: AtlasOptions,
+    older_than: Annotated[
+        int | None, typer.Option(min=0, metavar="DAYS", help="Only snapshots taken longer ago.", show_default=False)
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Also snapshots with a label; by default they stay.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
+) -> None:
+    """Remove old snapshots; the newest one stays, and gc frees what only the others reached."""
+    span = None if older_than is None else dt.timedelta(days=older_than)
+    report = atlas_options.open().expire_snapshots(
+        older_than=span, keep_last=keep_last, keep_labels=not labels, dry_run=dry_run
+    )
+    _print_report(report, atlas_options)
+
+
 @app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas purge pbmc.atlas pbmc_10k --yes")
 @expand_option_groups
 def purge(

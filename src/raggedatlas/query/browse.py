@@ -157,6 +157,33 @@ class ReadOnlyAtlas:
             self._catalog, space, [features] if isinstance(features, str) else features, every=every
         )
 
+    def presence(self, features: Sequence[str] | None = None, *, space: str = "gene_expression") -> "pd.DataFrame":
+        """Return which datasets measured which features; reads no array (seed 000, `_feature_layouts`).
+
+        Parameters
+        ----------
+        features : sequence of str or None
+            Uids, ids or symbols; None takes all features of the space that do not count as another one.
+        space : str
+            Feature space.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Of bool, (n_datasets, n_features), indexed by the uids of the datasets. Columns are the names as given, or uids.
+
+        Raises
+        ------
+        FeatureError
+            If a name is unknown or ambiguous.
+        """
+        import pandas as pd
+
+        from raggedatlas.catalog.features import presence
+
+        found, uids = presence(self._catalog, space, features)
+        return pd.DataFrame.from_dict(found, orient="index", columns=uids if features is None else list(features))
+
     @property
     def identity(self) -> "FeatureIdentity":
         """Which features are the same and why: status, explanations, and links by hand."""

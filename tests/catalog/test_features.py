@@ -111,7 +111,7 @@ def test_presence_is_what_results_call_measured(two: Two, tmp_path: Path) -> Non
     data, found = snapshot.query().to_anndata(), snapshot.presence()
     layouts_of = data.obs.drop_duplicates("dataset").set_index("dataset")["layout_uid"]
     for uid, name in snapshot.list_datasets()["name"].items():
-        measured = pd.Series(data.varm["measured"][layouts_of[name]], index=data.var["uid"])
+        measured = pd.Series(np.asarray(data.varm["measured"][layouts_of[name]]), index=data.var["uid"])
         assert found.loc[uid].to_dict() == measured.to_dict()
     assert found.shape == (3, 4)
 

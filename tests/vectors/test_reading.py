@@ -33,7 +33,7 @@ from raggedatlas.testing.spatial import (
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
 from raggedatlas.vectors.reader import VectorStore, open_vectors
-from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes
+from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes, take_objects
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.writer import write
 
@@ -396,3 +396,35 @@ def test_object_stores(tmp_path: Path, bucket: Location, layout: str) -> None:
     assert store.box([-1] * 3, [1] * 3).n_objects == local.box([-1] * 3, [1] * 3).n_objects
     write(make_geometry(lines(), CUT), place, layout=layout, overwrite=True)
     assert np.array_equal(open_vectors(place).read().positions, walk(40))
+
+
+def test_links_to_objects_that_are_not_taken_are_dropped() -> None:
+    """Some objects of shapes whose links are listed by object keep the links among themselves, with their attributes."""
+    links = np.array([[0, 1], [1, 2], [2, 3], [3, 5], [4, 5], [5, 0]])
+    own = Shapes("graph", walk(6), np.array([0, 2, 4, 6]), links=links, link_attributes={"w": np.arange(6)})
+    listed = replace(own, link_offsets=np.array([0, 2, 4, 6]))
+    for shapes in (own, listed):
+        found = take_objects(shapes, np.array([2, 0]))
+        assert found.links is not None
+        assert rows_of(np.column_stack([found.links, found.link_attributes["w"].values])) == [
+            (0, 1, 4),
+            (1, 2, 5),
+            (2, 3, 0),
+        ]
+    assert found.link_offsets is not None
+    assert found.link_offsets.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["graph", "skeleton", "mesh"])
+@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+def test_links_between_vertices_of_no_object_come_back(tmp_path: Path, kind: str, layout: str) -> None:
+    """Links between vertices after the last object are read, and kept in a box, although they are those of no object."""
+    links = [[1, 0, 2], [4, 3, 5]] if kind == "mesh" else [[1, 0], [4, 3], [5, 4]]
+    shapes = Shapes(kind, walk(6), offsets=np.array([0, 3]), links=np.array(links))
+    store = stored(tmp_path / "s", shapes, layout=layout)
+    found = store.read()
+    assert corners_of(found) == corners_of(shapes)
+    assert found.link_offsets is None
+    assert take_objects(found, np.array([0])).n_links == 1
+    if kind != "skeleton":
+        assert corners_of(store.box([-50] * 3, [np.inf] * 3)) == corners_of(shapes)

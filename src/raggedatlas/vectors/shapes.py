@@ -108,13 +108,20 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
     Parameters
     ----------
     parts : sequence of mapping of str to Attribute
-        Attributes of each part.
+        Attributes of each part. Codes are translated if the parts have different categories; the other metadata is that of the
+        first part with the attribute.
     counts : sequence of int
         Number of rows of each part.
+
+    Raises
+    ------
+    SourceError
+        If an attribute has categories in some parts and plain values in others.
     """
     result: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        # Metadata of the other parts is dropped: codes of parts with other categories are not translated.
+        coded = iter(_with_same_categories(name, [part[name] for part in parts if name in part]))
+        parts = [{**part, name: next(coded)} if name in part else part for part in parts]
         first = next(part[name] for part in parts if name in part)
         values = [
             part[name].values
@@ -122,8 +129,37 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
             else np.full((n, *first.values.shape[1:]), fill_value(first.values.dtype), first.values.dtype)
             for part, n in zip(parts, counts, strict=True)
         ]
-        present = np.concatenate([np.full(n, name in part) for part, n in zip(parts, counts, strict=True)])
+        present = np.concatenate([_present(part.get(name), n) for part, n in zip(parts, counts, strict=True)])
         result[name] = replace(first, values=np.concatenate(values), present=None if present.all() else present)
+    return result
+
+
+def _present(attribute: Attribute | None, n: int) -> NDArray[np.bool_]:
+    """Return which of `n` rows have a value."""
+    return np.full(n, attribute is not None) if attribute is None or attribute.present is None else attribute.present
+
+
+def _with_same_categories(name: str, parts: list[Attribute]) -> list[Attribute]:
+    """Return the parts of an attribute with codes of the union of their categories, in order of appearance."""
+    if all(part.metadata.get("categories") == parts[0].metadata.get("categories") for part in parts):
+        return parts
+    try:
+        place = {label: i for i, label in enumerate(dict.fromkeys(c for p in parts for c in p.metadata["categories"]))}
+    except (KeyError, TypeError):
+        raise SourceError(
+            f"The attribute {name!r} has categories in some parts but none, or no list of texts, in others; expected a list in "
+            "each. Leave the attribute out, or store its values with categories everywhere."
+        ) from None
+    # Parts may order the same categories differently, so the union has no order.
+    metadata = {**parts[0].metadata, "categories": list(place), "ordered": False, "_FillValue": -1}
+    result = []
+    for part in parts:
+        # Codes that name no category become the last entry, which is -1.
+        codes = np.array([*(place[label] for label in part.metadata["categories"]), -1], np.int32)
+        at = np.full(part.values.shape, len(codes) - 1)
+        inside = (part.values >= 0) & (part.values < len(codes) - 1)
+        at[inside] = part.values[inside]
+        result.append(replace(part, values=codes[at], metadata=metadata))
     return result
 
 
@@ -175,7 +211,8 @@ class Shapes:
         Rows of `positions`: edges (L = 2) or faces (L = 3; also more). None for points, and for lines, polylines and streamlines,
         whose vertices are linked in order. Skeletons: edges as (child, parent).
     link_offsets : (B + 1,) int64 or None
-        Links of object ``i``. None if links are not in object order; their objects are then found from their vertices.
+        Links of object ``i``. None if links are not in object order, or some belong to no object; their objects are then found
+        from their vertices.
     vertex_attributes, link_attributes, object_attributes : mapping of str to Attribute (or array)
         N, M and B rows.
     fragment_offsets : (F + 1,) int64 or None
@@ -396,7 +433,10 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
         renumbered[vertices] = np.arange(len(vertices))
         if shapes.link_offsets is not None:
             chosen = gather_rows(shapes.link_offsets, rows)
-            link_offsets = counts_to_offsets(np.diff(shapes.link_offsets)[rows])
+            complete = (renumbered[links[chosen]] >= 0).all(1)
+            # The number of remaining links before each link, read at the first link of each object.
+            link_offsets = counts_to_offsets(complete)[counts_to_offsets(np.diff(shapes.link_offsets)[rows])]
+            chosen = chosen[complete]
         else:
             chosen = np.flatnonzero((renumbered[links] >= 0).all(1))
         links = renumbered[links[chosen]]

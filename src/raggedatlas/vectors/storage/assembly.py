@@ -80,9 +80,9 @@ def assemble_shapes(
     ----------
     level : Level
         Chunks with their fragments, and links if the kind has them.
-    chosen : Chosen
+    chosen : FragmentSelection
         Fragments to assemble.
-    rules : Rules
+    rules : LinkRules
         Kind and conventions.
     cross : CrossLinks or None
         Links across chunks; those with an end in another chunk are dropped.
@@ -181,12 +181,12 @@ def _add_links(
     attributes = concat_attributes(values, [len(ends) for ends in placed_links])
     owner = np.searchsorted(shapes.offsets, links[:, 0], side="right") - 1
     order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=len(shapes.offsets))[: len(shapes.offsets) - 1]
-    bounds = counts_to_offsets(counts)
+    counts = np.bincount(owner, minlength=len(shapes.offsets))
     return replace(
         shapes,
         links=links[order],
-        link_offsets=bounds,
+        # Links between vertices without an object follow those of the last object; no offsets can describe them.
+        link_offsets=None if counts[-1] else counts_to_offsets(counts[:-1]),
         link_attributes={name: attribute.take(order) for name, attribute in attributes.items()},
     )
 
@@ -301,10 +301,10 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
         offsets = counts_to_offsets(counts[some])
         owner = np.searchsorted(offsets, ends[:, 0], side="right") - 1
         order = np.argsort(owner, kind="stable")
-        sizes = np.bincount(owner, minlength=len(offsets))[: len(offsets) - 1]
+        sizes = np.bincount(owner, minlength=len(offsets))
         new = {
             "links": ends[order],
-            "link_offsets": counts_to_offsets(sizes),
+            "link_offsets": None if sizes[-1] else counts_to_offsets(sizes[:-1]),
             "link_attributes": take_attributes(shapes.link_attributes, good[order]),
         }
     pieces, values = shapes.fragment_offsets, shapes.fragment_attributes
@@ -526,11 +526,11 @@ def drop_repeated_rows(picked: FragmentRows, objects: NDArray[np.int64], rules: 
 
     Parameters
     ----------
-    picked : Picked
+    picked : FragmentRows
         Fragments in traversal order.
     objects : (B + 1,) int64
         Fragments of each object.
-    rules : Rules
+    rules : LinkRules
         Kind and conventions of the store.
     """
     if rules.kind not in SEQUENTIAL or rules.boundary == "explicit_links":

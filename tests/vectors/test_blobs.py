@@ -355,6 +355,16 @@ def test_groups_that_are_not_there_are_refused() -> None:
             decode_groups(np.frombuffer(raw, np.uint8), sidecar, 2)
 
 
+def test_groups_begin_at_whole_ids() -> None:
+    """A start inside an id is not rounded down to the id's start, in either encoding."""
+    ids = to_bytes(np.array([5, 6]))
+    for begin in (np.array([0, 4]), np.array([0, 12])):
+        stream = np.frombuffer(encode_ragged(ids, begin), np.uint8)
+        for data, starts in ((ids, begin), (stream, None)):
+            with pytest.raises(CorruptError, match="2 declared groups"):
+                decode_groups(data, starts, 2)
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_records_come_back(width: int) -> None:
     """Items 75, 76, 78: records of links across chunks, 8 * L * (D + 1) bytes each, of any width; a negative row is refused."""
@@ -379,3 +389,12 @@ def test_pieces_in_turn() -> None:
     assert concat_ranges(NONE, NONE).tolist() == []
     with pytest.raises(CorruptError, match="a multiple of"):
         from_bytes(np.zeros(7, np.uint8), "<f4", 2)
+
+
+def test_lists_are_stored_by_their_starts() -> None:
+    """Lists may be in any order among the rows, share some and leave others out; each is stored as its fragment names it."""
+    rows = np.array([9, 5, 3, 9, 1])
+    of = Fragments(np.array([0, 2, 3]), np.array([False, True, False]), np.array([3, 7, 1]), np.array([2, 4, 3]), rows)
+    found = decode_fragments(encode_fragments(of))
+    assert fragment_rows(found, np.arange(3))[0].tolist() == [9, 1, 7, 8, 9, 10, 5, 3, 9]
+    assert found.counts.tolist() == [2, 4, 3]

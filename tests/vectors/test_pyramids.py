@@ -1,5 +1,6 @@
 """Pyramids: ids stay, counts fall, bounds hold, topology stays; equal seeds give equal levels."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -347,7 +348,17 @@ def test_a_pyramid_is_stored_and_read_level_by_level(tmp_path: Path, layout: str
             assert np.array_equal(store.objects([one], level=number).positions, level.shapes.positions[first:last])
         gone = set(np.asarray(lines.ids)) - set(np.asarray(level.shapes.ids))
         assert store.objects(sorted(gone), level=number).n_vertices == 0
+        assert store.load().levels[number].metadata["parent_level"] == number - 1
         up, down = store.cross_links(1, level=number - 1), store.cross_links(-1, level=number)
         parents: Any = level.parents
         assert (up.n_links if up else 0) == (0 if storage == "none" else int((parents >= 0).sum()))
         assert (down is not None and down.n_links > 0) == (storage == "explicit")
+
+
+def test_levels_made_from_the_finest_keep_it_as_parent(tmp_path: Path) -> None:
+    """A level 2 whose parent is level 0 does not become one of level 1."""
+    line = Shapes("polyline", np.cumsum(np.ones((60, 3)), axis=0))
+    geometry = make_geometry(line, coarser=make_pyramid(line, PyramidOptions(2, 4.0)))
+    last = replace(geometry.levels[2], metadata={**geometry.levels[2].metadata, "parent_level": 0})
+    write(replace(geometry, levels=(*geometry.levels[:2], last)), tmp_path / "s")
+    assert open_vectors(tmp_path / "s").load().levels[2].metadata["parent_level"] == 0

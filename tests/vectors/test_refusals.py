@@ -217,16 +217,16 @@ def test_places_and_words(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up in the midst leaves the old store, and no trace of the new one."""
     write(make_geometry(cloud(), CUT), tmp_path / "s")
-    original = placing._write_pieces
+    original = placing.write_pieces
 
     def fails(descriptor: int, pieces: Any) -> None:
-        monkeypatch.setattr(placing, "_write_pieces", full)
+        monkeypatch.setattr(placing, "write_pieces", full)
         original(descriptor, pieces)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(placing, "_write_pieces", fails)
+    monkeypatch.setattr(placing, "write_pieces", fails)
     with pytest.raises(StoreError, match="No space"):
         write(make_geometry(mesh(), CUT), tmp_path / "s", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]

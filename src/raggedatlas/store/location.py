@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -530,22 +530,21 @@ def joined(data: Buffers) -> bytes:
     return b"".join(data) if isinstance(data, list) else bytes(data)
 
 
-def _write_pieces(file: Path, pieces: list[Piece]) -> None:
-    """Write a file from many buffers: joining them would allocate memory while holding the interpreter's lock."""
-    if not hasattr(os, "writev"):
-        file.write_bytes(joined(pieces))
-        return
-    with file.open("wb", buffering=0) as opened:
-        waiting = [memoryview(piece) for piece in pieces]
-        while waiting:
-            # `writev` may write less than it was given and stop inside a piece.
-            written, done = os.writev(opened.fileno(), waiting[:_MOST_PIECES]), 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            waiting = waiting[done:]
-            if written:
-                waiting[0] = waiting[0][written:]
+def write_pieces(descriptor: int, pieces: Iterable[Piece]) -> None:
+    """Write many buffers to an open file: joining them would allocate memory while holding the interpreter's lock."""
+    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    at = 0
+    while at < len(waiting):
+        # Both may write less than they were given and stop inside a piece; Windows has only `write`.
+        if hasattr(os, "writev"):
+            written = os.writev(descriptor, waiting[at : at + _MOST_PIECES])
+        else:
+            written = os.write(descriptor, waiting[at])
+        while at < len(waiting) and written >= len(waiting[at]):
+            written -= len(waiting[at])
+            at += 1
+        if written:
+            waiting[at] = waiting[at][written:]
 
 
 def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
@@ -559,7 +558,8 @@ def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
     temporary = file.with_name(f".{file.name}.{uuid4().hex[:8]}.tmp")
     try:
         if isinstance(data, list):
-            _write_pieces(temporary, data)
+            with temporary.open("wb", buffering=0) as opened:
+                write_pieces(opened.fileno(), data)
         else:
             temporary.write_bytes(data)
         if not only_if_absent:

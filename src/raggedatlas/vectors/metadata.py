@@ -79,13 +79,14 @@ def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
 
 def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
     """Return the attributes of a level group, without those that the layout adds."""
+    parent = level.metadata.get("parent_level")
     facts: dict[str, Any] = {
         "object_sparsity": 1.0,
         "coarsening_method": "none",
         **level.metadata,
         "level": k,
         "vertex_count": level.n_vertices,
-        "parent_level": None if k == 0 else int(level.metadata.get("parent_level") or k - 1),
+        "parent_level": None if k == 0 else int(k - 1 if parent is None else parent),
         "arrays_present": arrays,
     }
     return {"zarr_vectors_level": facts}

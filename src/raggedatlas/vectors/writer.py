@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, ValuesError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.location import Location, store_errors, write_pieces
 from raggedatlas.store.read import forget_indexes
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.vectors.builder import check_choice
@@ -88,21 +88,7 @@ def _write_all(stage: Path, files: Iterable[File]) -> None:
             result.add(folder)
         # A key that is yielded twice fails here.
         with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
-            _write_pieces(file.fileno(), pieces)
-
-
-def _write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write pieces in order, many per system call."""
-    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    at = 0
-    while at < len(waiting):
-        # Systems limit the number of pieces of a call, and may write less than they are given.
-        written = os.writev(descriptor, waiting[at : at + 512])
-        while at < len(waiting) and written >= len(waiting[at]):
-            written -= len(waiting[at])
-            at += 1
-        if written:
-            waiting[at] = waiting[at][written:]
+            write_pieces(file.fileno(), pieces)
 
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:
@@ -365,15 +351,21 @@ def _append_local_links(level: Level, more: CrossLinks) -> Links:
     # By chunk first, since `bounds` bisects the chunks, then by fragment.
     order = np.lexsort((owner, chunk))
     bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
-    sizes = np.bincount(owner, minlength=fragments.n_fragments).astype(np.int64)
-    starts = counts_to_offsets(sizes)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
+    # In a chunk without fragments, `owner` is the first fragment of a later chunk, which does not have these links.
+    has_fragments = np.diff(fragments.bounds)[chunk] > 0
+    sizes = np.bincount(owner[has_fragments], minlength=fragments.n_fragments).astype(np.int64)
+    begin = counts_to_offsets(sizes)
+    starts = begin[:-1] - np.repeat(begin[fragments.bounds[:-1]], np.diff(fragments.bounds))
     parts = Fragments(fragments.bounds, np.ones(len(sizes), bool), starts, sizes, np.zeros(0, np.int64))
     kind = smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0)))
     return Links(bounds, ends[order].astype(kind), parts, {name: value.take(order) for name, value in values.items()})
 
 
 def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
-    """Return the first fragment of each vertex, or the first of its chunk if it is in none."""
+    """Return the first fragment of each vertex, or the first of its chunk if it is in none.
+
+    In a chunk without fragments it is the first one after the chunk, or their number if there is none.
+    """
     every = np.arange(fragments.n_fragments)
     local, counts = fragment_rows(fragments, every)
     chunk = np.repeat(np.arange(len(level.chunks)), np.diff(fragments.bounds))

@@ -227,10 +227,11 @@ def decode_groups(
     # In a stream the first group begins after the header, so a first offset of 0 means bare ids.
     if starts is None or (len(starts) and starts[0] != 0):
         groups = decode_ragged(data, "groups/data")
-        ids, offsets = from_bytes(groups.data, np.int64, what="groups/data"), groups.bounds // 8
+        ids, bounds = from_bytes(groups.data, np.int64, what="groups/data"), groups.bounds
     else:
-        ids, offsets = from_bytes(data, np.int64, what="groups/data"), np.append(starts, data.size) // 8
-    if len(offsets) - 1 != n_groups or (np.diff(offsets) < 0).any() or offsets[-1] != len(ids):
+        ids, bounds = from_bytes(data, np.int64, what="groups/data"), np.append(starts, data.size)
+    offsets = bounds // 8
+    if len(offsets) - 1 != n_groups or (np.diff(offsets) < 0).any() or offsets[-1] != len(ids) or (bounds % 8).any():
         raise CorruptError(f"groups/data does not hold the {n_groups} declared groups. Restore it from a copy.")
     return offsets, ids
 
@@ -276,7 +277,8 @@ def encode_fragments(fragments: Fragments) -> Blobs:
     bits = np.zeros(padded.sum(), np.uint8)
     bits[concat_ranges(counts_to_offsets(padded)[:-1], n_all)] = fragments.is_range
     table = np.stack([fragments.starts[fragments.is_range], fragments.counts[fragments.is_range]], axis=1)
-    # Starts of lists are not stored: `fragments.rows` must have the lists in fragment order, without gaps.
+    # Starts of lists are not stored: the lists follow one another in fragment order, as they may not in `fragments.rows`.
+    rows, _ = fragment_rows(fragments, np.flatnonzero(~fragments.is_range))
     offsets, sizes = _list_offsets(fragments, n_all, n_all - n_runs)
     n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
     return interleave(
@@ -284,7 +286,7 @@ def encode_fragments(fragments: Fragments) -> Blobs:
         Blobs(np.packbits(bits, bitorder="little"), counts_to_offsets(padded // 8)),
         Blobs(to_bytes(table.astype(np.int64, copy=False)), counts_to_offsets(n_runs * 16)),
         Blobs(to_bytes(offsets), counts_to_offsets(sizes * 4)),
-        Blobs(to_bytes(fragments.rows.astype(np.int64, copy=False)), counts_to_offsets(n_rows * 8)),
+        Blobs(to_bytes(rows), counts_to_offsets(n_rows * 8)),
     )
 
 

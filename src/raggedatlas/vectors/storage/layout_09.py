@@ -142,7 +142,7 @@ def _link_files(geometry: Geometry, k: int, grid: CellGridOptions, made: set[str
         inner = level.links if delta == 0 else None
         n_inner = 0 if inner is None else len(inner.rows)
         width = links.width if links is not None else inner.width if inner is not None else 2
-        attributes = links.attributes if links is not None else inner.attributes if inner is not None else {}
+        own = {name for part in (inner, links) if part is not None for name in part.attributes}
         n_links = n_inner + (0 if links is None else links.n_links)
         n_records = n_inner
         if links is not None:
@@ -165,8 +165,8 @@ def _link_files(geometry: Geometry, k: int, grid: CellGridOptions, made: set[str
                 "num_physical_records": n_records,
             },
         )
-        names.update(attributes)
-        for name in attributes:
+        names |= own
+        for name in sorted(own):
             facts = {"zv_array": "link_attribute_family", "name": name, "level_delta": delta, "num_links": n_links}
             yield group_json(f"{root}/link_attributes/{name}/{delta_name(delta)}", facts)
     if names and "link_attributes" not in made:
@@ -189,7 +189,8 @@ def delta_name(delta: int) -> str:
 
 def _segment_files(root: str, links: CrossLinks, segments: list[Any], grid: CellGridOptions) -> Iterator[File]:
     """Yield the arrays of links across chunks, and of their attributes."""
-    kind = smallest_unsigned_dtype(int(links.rows.max(initial=0)) + 1)
+    # Of the records, not of `links.rows`: their first column may be a permutation number, up to width! - 1.
+    kind = smallest_unsigned_dtype(max((int(segment.rows.max(initial=0)) for segment in segments), default=0) + 1)
     for segment in segments:
         path = f"{root}/links/{delta_name(links.delta)}/{segment.name}"
         block = {
@@ -239,8 +240,9 @@ def _tables(root: str, family: str, kind: str, attributes: Attributes) -> Iterat
     for name, attribute in attributes.items():
         block = attribute_metadata(kind, name, attribute, list(attribute.values.shape))
         values, fill = attribute.values, fill_value(attribute.values.dtype)
-        # Readers then take every row equal to the fill value as absent, even if it was given as a value.
-        if kind == "object_attribute":
+        # Readers then take every row equal to the fill value as absent, even if it was given as a value. Attributes of groups
+        # have the key only if a row is absent.
+        if kind == "object_attribute" or attribute.present is not None:
             block["fill_sentinel_meaning"] = "absent"
         if attribute.present is not None:
             values = values.copy()

@@ -1,5 +1,6 @@
 """Layout 0.7 as seed 002 says it: paths, attributes, payloads, and both spellings on reading."""
 
+import gzip
 import json
 import shutil
 import struct
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import zarr
 
-from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.errors import CorruptError, LimitError, SourceError
+from raggedatlas.store.location import write_pieces
 from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import CrossLinks, Geometry
@@ -19,8 +21,9 @@ from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_ragged, to_bytes
 from raggedatlas.vectors.storage.layout_07 import array_node
+from raggedatlas.vectors.storage.zarr_reader import decompress
 from raggedatlas.vectors.storage.zarr_writer import group_json
-from raggedatlas.vectors.writer import _write_pieces, write
+from raggedatlas.vectors.writer import write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
 
@@ -49,7 +52,7 @@ def put(store: Path, path: str, values: Any, attributes: dict[str, Any] | None =
     for key, pieces in files:
         (store / key).parent.mkdir(parents=True, exist_ok=True)
         with (store / key).open("wb", buffering=0) as file:
-            _write_pieces(file.fileno(), pieces)
+            write_pieces(file.fileno(), pieces)
 
 
 def test_every_family_is_zarr_v3(tmp_path: Path) -> None:
@@ -466,3 +469,37 @@ def test_older_stores_are_refused(tmp_path: Path) -> None:
     put(store, "0/vertex_group_offsets", None, {"zv_array": "vertex_group_offsets"})
     with pytest.raises(SourceError, match="vertex_group_offsets"):
         open_vectors(store)
+
+
+@pytest.mark.parametrize("separator", [None, ".", "/"])
+def test_arrays_with_keys_of_zarr_2_are_read(tmp_path: Path, separator: str | None) -> None:
+    """Item 19: the key encoding "v2" has no "c" before the numbers, and dots unless it names another separator."""
+    store = stored(tmp_path, "graph")
+    (key,) = keys(store, "0/vertices")[:1]
+    folder = store / "0/vertices" / key
+    node = json.loads((folder / "zarr.json").read_text())
+    said = {} if separator is None else {"configuration": {"separator": separator}}
+    (folder / "zarr.json").write_text(json.dumps({**node, "chunk_key_encoding": {"name": "v2", **said}}))
+    (chunk,) = [path for path in (folder / "c").rglob("*") if path.is_file()]
+    target = folder / (separator or ".").join(chunk.relative_to(folder / "c").parts)
+    target.parent.mkdir(exist_ok=True)
+    chunk.rename(target)
+    assert corners_of(open_vectors(store).read()) == corners_of(graph())
+    target.unlink()
+    with pytest.raises(CorruptError, match="its chunk is missing"):
+        open_vectors(store).read()
+
+
+def test_gzip_of_any_size_is_refused_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small gzip stream of many bytes, also in its second member, takes no more memory than a chunk may; a damaged one is refused."""
+    monkeypatch.setattr("raggedatlas.store.arrays.MAX_CHUNK_BYTES", 2**21)
+    small, large = gzip.compress(bytes(2**20)), gzip.compress(bytes(2**25))
+    two = decompress(np.frombuffer(small + small, np.uint8), ["gzip"], "x")
+    assert two.size == 2**21
+    assert not two.any()
+    for raw in (large, small + large):
+        with pytest.raises(LimitError, match="x declares chunks"):
+            decompress(np.frombuffer(raw, np.uint8), ["gzip"], "x")
+    for raw in (small[:-9], b"no gzip", small[:10] + b"\xff" * 20):
+        with pytest.raises(CorruptError, match="does not decode"):
+            decompress(np.frombuffer(raw, np.uint8), ["gzip"], "x")

@@ -12,12 +12,21 @@ import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.store.location import write_pieces
 from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.geometry import CrossLinks
+from raggedatlas.vectors.converters.content import decode_categories
+from raggedatlas.vectors.geometry import CrossLinks, Fragments
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_manifests
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, concat_attributes, counts_to_offsets
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    FragmentIndex,
+    concat_blobs,
+    encode_manifests,
+    encode_vlen,
+    to_bytes,
+)
 from raggedatlas.vectors.storage.cross_links import (
     OffsetSegment,
     decode_cross_links,
@@ -27,7 +36,7 @@ from raggedatlas.vectors.storage.cross_links import (
 )
 from raggedatlas.vectors.storage.zarr_writer import group_json, shard_shape, small_array, vlen_array
 from raggedatlas.vectors.validation.validator import validate
-from raggedatlas.vectors.writer import _write_pieces, write
+from raggedatlas.vectors.writer import write
 
 pytestmark = pytest.mark.fast
 
@@ -51,7 +60,7 @@ def put(store: Path, path: str, files: Any) -> None:
     for key, pieces in files:
         (store / key).parent.mkdir(parents=True, exist_ok=True)
         with (store / key).open("wb", buffering=0) as file:
-            _write_pieces(file.fileno(), pieces)
+            write_pieces(file.fileno(), pieces)
 
 
 @pytest.mark.parametrize("shards", [True, False])
@@ -211,8 +220,6 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     write(geometry, tmp_path / "s")
     store, blobs = tmp_path / "s", encode_manifests(objects)
     turned = [2, 0, 1]
-    from raggedatlas.vectors.storage.codecs import concat_blobs
-
     put(
         store,
         "0/object_index/manifests",
@@ -328,3 +335,140 @@ def test_all_kinds_are_stored_by_both_ways(tmp_path: Path) -> None:
         one, two = (open_vectors(tmp_path / f"{name}-{way}").read() for way in ("files", "shards"))
         assert np.array_equal(one.positions, two.positions)
         assert one.links is None or np.array_equal(one.links, two.links)
+
+
+@pytest.mark.parametrize("width", [5, 6, 7])
+def test_links_of_many_ends_come_back(tmp_path: Path, width: int) -> None:
+    """The permutation number of six or more ends exceeds a byte, even if every row fits in one."""
+    rng = np.random.default_rng(0)
+    links = np.stack([rng.permutation(40)[:width] for _ in range(200)])
+    shapes = Shapes("mesh", walk(40), links=links)
+    write(make_geometry(shapes, CUT), tmp_path / "s")
+    assert corners_of(open_vectors(tmp_path / "s").read()) == corners_of(shapes)
+
+
+def test_codes_of_links_with_other_categories_are_translated(tmp_path: Path) -> None:
+    """Arrays of one link attribute may list other categories; each link keeps its text."""
+    kinds = {"encoding": "dictionary", "categories": ["a", "b", "c"], "ordered": True, "_FillValue": -1}
+    codes = np.arange(60, dtype=np.int8) % 4 - 1
+    shapes = replace(graph(), link_attributes={"kind": Attribute(codes, metadata=kinds), "row": np.arange(60)})
+    write(make_geometry(shapes, CUT), tmp_path / "s")
+    folder = tmp_path / "s/0/link_attributes/kind/0"
+    turned = {path.parent for path in sorted(folder.glob("*/zarr.json"))[::2]}
+    for path in turned:
+        node = json.loads((path / "zarr.json").read_text())
+        node["attributes"]["categories"] = ["c", "d", "a"]
+        (path / "zarr.json").write_text(json.dumps(node))
+    found = open_vectors(tmp_path / "s").read().link_attributes
+    texts, rows = decode_categories(found["kind"]), found["row"].values
+    allowed = [{"c", "a"}, {"d", "b"}, {"a", "c"}]
+    for row, text in zip(rows.tolist(), texts.tolist(), strict=True):
+        assert text is None if codes[row] < 0 else text in allowed[codes[row]]
+    assert {"b", "d"} <= set(texts.tolist())
+    assert found["kind"].metadata["ordered"] is False
+
+
+def test_categories_in_some_parts_only_are_refused() -> None:
+    """Codes and plain numbers of one name cannot be told apart once they are joined."""
+    coded = Attribute(np.array([0, 1]), metadata={"categories": ["x", "y"]})
+    more = Attribute(np.array([0, -1]), metadata={"categories": ["y", "z"]}, present=np.array([True, False]))
+    joined = concat_attributes([{"a": coded}, {}, {"a": more}], [2, 1, 2])["a"]
+    assert decode_categories(joined).tolist() == ["x", "y", None, "y", None]
+    assert joined.present is not None
+    assert joined.present.tolist() == [True, True, False, True, False]
+    wide = {"categories": [str(i) for i in range(300)]}
+    parts = [{"a": Attribute(np.array([-128, 127], np.int8), metadata=wide)}, {"a": coded}]
+    assert decode_categories(concat_attributes(parts, [2, 2])["a"]).tolist() == [None, "127", "x", "y"]
+    for metadata in ({}, {"categories": 5}, {"categories": [["x"]]}):
+        with pytest.raises(SourceError, match="'a' has categories in some parts"):
+            concat_attributes([{"a": coded}, {"a": replace(coded, metadata=metadata)}], [2, 2])
+
+
+def test_stores_are_written_without_writev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no `os.writev`."""
+    monkeypatch.delattr("os.writev")
+    write(make_geometry(mesh(), CUT), tmp_path / "s")
+    assert corners_of(open_vectors(tmp_path / "s").read()) == corners_of(mesh())
+
+
+def test_attributes_of_links_within_chunks_alone_are_declared(tmp_path: Path) -> None:
+    """An attribute that only links within chunks have gets its group next to those that links across chunks have."""
+    geometry = make_geometry(graph(), CUT)
+    level = geometry.levels[0]
+    assert level.links is not None
+    (crossing,) = level.cross_links
+    others = replace(crossing, attributes={"v": Attribute(np.arange(crossing.n_links))})
+    write(replace(geometry, levels=(replace(level, cross_links=(others,)),)), tmp_path / "s")
+    for name in ("v", "w"):
+        assert block(tmp_path / "s", f"0/link_attributes/{name}/0")["num_links"] == 60
+    found = open_vectors(tmp_path / "s").read().link_attributes["w"]
+    assert found.present is not None
+    assert np.count_nonzero(found.present) == len(level.links.rows)
+
+
+@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+def test_groups_without_a_value_stay_without(tmp_path: Path, layout: str) -> None:
+    """Absent values of groups come back as absent, those of texts and numbers."""
+    present = np.array([True, False, True])
+    own = {"n": Attribute(np.array([1.0, 2, 3]), present=present), "t": Attribute(np.array(["A", "B", "C"]))}
+    own["p"] = replace(own["t"], present=present)
+    groups = spots().groups
+    assert groups is not None
+    write(make_geometry(replace(spots(), groups=replace(groups, attributes=own)), CUT), tmp_path / "s", layout=layout)
+    found = open_vectors(tmp_path / "s").groups()
+    assert found is not None
+    for name in ("n", "p"):
+        assert found.attributes[name].present is not None
+        assert found.attributes[name].present.tolist() == present.tolist()  # type: ignore[union-attr]
+    assert found.attributes["t"].present is None
+
+
+def test_groups_that_are_no_whole_ids_are_refused(tmp_path: Path) -> None:
+    """Groups of 4 and 12 bytes hold 16 bytes together, yet no group holds whole ids."""
+    write(make_geometry(spots(), CUT), tmp_path / "s")
+    blobs = Blobs(to_bytes(np.array([3, 4])), np.array([0, 4, 16, 16]))
+    put(tmp_path / "s", "0/groups", vlen_array("0/groups", blobs, block(tmp_path / "s", "0/groups")))
+    with pytest.raises(CorruptError, match="4 bytes"):
+        open_vectors(tmp_path / "s").groups()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 2), (2, 1), (2, 3)])
+def test_chunks_of_other_lengths_are_refused(tmp_path: Path, sizes: Any) -> None:
+    """A chunk with more items than declared would shift those of later chunks; with fewer, some would be missing."""
+    write(make_geometry(spots(), CUT), tmp_path / "s")
+    folder = tmp_path / "s/0/groups"
+    node = json.loads((folder / "zarr.json").read_text())
+    node["chunk_grid"]["configuration"]["chunk_shape"] = [2]
+    node["codecs"] = [{"name": "vlen-bytes", "configuration": {}}]
+    (folder / "zarr.json").write_text(json.dumps({**node, "shape": [4]}))
+    shutil.rmtree(folder / "c")
+    (folder / "c").mkdir()
+    for i, size in enumerate(sizes):
+        (folder / f"c/{i}").write_bytes(encode_vlen(concat_blobs([to_bytes(np.array([3]))] * size)))
+    if sizes == (2, 2):
+        assert open_vectors(tmp_path / "s").groups().ids.tolist() == [3, 3, 3, 3]  # type: ignore[union-attr]
+        return
+    with pytest.raises(CorruptError, match="items; expected 2"):
+        open_vectors(tmp_path / "s").groups()
+
+
+def test_links_of_a_chunk_without_fragments_are_in_none(tmp_path: Path) -> None:
+    """Links that are moved to a chunk without fragments are not those of the next chunk, or of none after the last."""
+    geometry = make_geometry(graph(), CUT)
+    level = geometry.levels[0]
+    assert level.links is not None
+    place = np.repeat(np.arange(len(level.chunks)), np.diff(level.links.bounds))
+    bare = np.isin(np.arange(len(level.chunks)), [place[0], place[-1]])
+    kept = np.flatnonzero(~bare)
+    sizes = np.diff(level.bounds)
+    fragments = Fragments(
+        counts_to_offsets(~bare), np.ones(len(kept), bool), 0 * kept, sizes[kept], np.zeros(0, np.int64)
+    )
+    ends = CrossLinks(0, level.chunks[np.stack([place, place], 1)], level.links.rows.astype(np.int64))
+    moved = replace(level, links=None, cross_links=(ends,), fragments=fragments, objects=None, fragment_attributes={})
+    write(replace(geometry, levels=(moved,)), tmp_path / "s")
+    links = open_vectors(tmp_path / "s").load().levels[0].links
+    assert links is not None
+    assert links.fragments is not None
+    assert links.fragments.counts.tolist() == np.diff(links.bounds)[kept].tolist()
+    assert not links.fragments.starts.any()

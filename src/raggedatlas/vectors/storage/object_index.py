@@ -204,7 +204,8 @@ def _expand_ranged_groups(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return groups of layout 0.9, with ranges of ids expanded."""
     where = level.where
-    if not blobs.data.size % 8 and not block.get("group_ranges"):
+    # Group by group: sizes that are no multiples of 8 may add up to one.
+    if not (blobs.bounds % 8).any() and not block.get("group_ranges"):
         return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
     parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
     n_objects = _max_objects(level)
@@ -220,7 +221,7 @@ def _expand_ranged_groups(
 
 
 def _max_objects(level: LevelReader) -> int:
-    """Return the maximum number of objects of a level: that of its index, or one per fragment and vertex without an index."""
+    """Return the maximum number of objects of a level: that of its index, or one per vertex without an index."""
     index = ObjectIndex(level)
     return index.n_objects if index.is_there else level.n_vertices
 

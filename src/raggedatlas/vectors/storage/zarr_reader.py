@@ -1,7 +1,10 @@
 """Reader of a store's Zarr nodes: small files, listings, arrays of byte strings, and a fallback to zarr-python."""
 
+import gzip
+import io
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,8 +114,10 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
     ------
     CorruptError
         If a frame is damaged.
+    LimitError
+        If it decodes to more than `check_chunk_bytes` allows.
     """
-    from numcodecs import blosc, gzip, zstd
+    from numcodecs import blosc, zstd
 
     for name in reversed(names):
         try:
@@ -126,10 +131,24 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
                 check_chunk_bytes(where, blosc_declared_bytes(data))
                 data = np.frombuffer(blosc.decompress(np.ascontiguousarray(data)), np.uint8)
             else:
-                data = np.frombuffer(gzip.GZip().decode(data.tobytes()), np.uint8)
-        except (RuntimeError, ValueError, OSError, EOFError) as error:
+                data = _decompress_gzip(data, where)
+        except (RuntimeError, ValueError, OSError, EOFError, zlib.error) as error:
             raise CorruptError(f"{where} does not decode ({name}): {error}. Restore it from a copy.") from error
     return data
+
+
+def _decompress_gzip(data: Bytes, where: str) -> Bytes:
+    """Decompress all members of a gzip stream, piece by piece because it does not declare its size."""
+    pieces, total = [], 0
+    with gzip.GzipFile(fileobj=io.BytesIO(data.tobytes())) as stream:
+        while piece := stream.read(_GZIP_PIECE):
+            total += len(piece)
+            check_chunk_bytes(where, total)
+            pieces.append(piece)
+    return np.frombuffer(b"".join(pieces), np.uint8)
+
+
+_GZIP_PIECE = 1 << 20
 
 
 def _verify_crc32c(data: Bytes, where: str) -> Bytes:
@@ -162,11 +181,14 @@ def read_small_array(files: StoreFiles, path: str) -> Bytes | None:
     names = codec_names(node["codecs"])
     chunk = node["chunk_grid"]["configuration"]["chunk_shape"]
     endian = (node["codecs"][0].get("configuration") or {}).get("endian", "little")
+    encoding = node.get("chunk_key_encoding") or {}
     plain = names[0] == "bytes" and endian == "little" and set(names[1:]) <= SUPPORTED_CODECS and list(chunk) == shape
-    if not plain:
+    # Keys of the encoding "default" begin with "c" and a slash, those of "v2" have no beginning and dots.
+    name = encoding.get("name", "default")
+    if not plain or name not in {"default", "v2"}:
         return to_bytes(np.asarray(files.foreign(path)[...]))
-    separator = (node.get("chunk_key_encoding", {}).get("configuration") or {}).get("separator", "/")
-    raw = files.read(f"{path}/" + separator.join(["c", *("0" for _ in shape)]))
+    separator = (encoding.get("configuration") or {}).get("separator", "." if name == "v2" else "/")
+    raw = files.read(f"{path}/" + separator.join([*(["c"] if name == "default" else []), *("0" for _ in shape)]))
     if raw is None:
         raise CorruptError(f"{files.root}/{path} declares {shape} values, but its chunk is missing.")
     data = decompress(raw, names[1:], f"{files.root}/{path}")
@@ -371,7 +393,7 @@ class CellArray:
 
     Parameters
     ----------
-    files : Files
+    files : StoreFiles
         The store.
     path : str
         The array.
@@ -429,7 +451,7 @@ class VlenArray:
 
     Parameters
     ----------
-    files : Files
+    files : StoreFiles
         The store.
     path : str
         The array.
@@ -481,15 +503,18 @@ class VlenArray:
             found = Blobs(np.zeros(0, np.uint8), np.zeros(inner + 1, np.int64))
         else:
             found = decode_vlen(raw, self._chunks.where)
-        if len(found) < min(inner, self.n_items - chunk * inner):
-            raise CorruptError(f"{self._chunks.where} has a chunk of {len(found)} items; expected {inner}.")
+        # The last chunk may be padded; in any other, further items would shift those of later chunks.
+        if not min(inner, self.n_items - chunk * inner) <= len(found) <= self._chunks.pipeline.inner[0]:
+            raise CorruptError(
+                f"{self._chunks.where} has a chunk of {len(found)} items; expected {inner}. Restore it from a copy."
+            )
         self._decoded.put(chunk, found)
         return found
 
 
 def _first_blobs(blobs: Blobs, n: int) -> Blobs:
     """Return the first `n` byte strings."""
-    return Blobs(blobs.data, blobs.bounds[: n + 1])
+    return Blobs(blobs.data[: blobs.bounds[n]], blobs.bounds[: n + 1])
 
 
 class ChunkGroup:
@@ -497,7 +522,7 @@ class ChunkGroup:
 
     Parameters
     ----------
-    files : Files
+    files : StoreFiles
         The store.
     path : str
         The group.

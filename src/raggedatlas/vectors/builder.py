@@ -38,7 +38,8 @@ class CoarseLevel:
     bin_ratio : tuple of D ints
         Number of level 0 bins that one bin of this level spans, per axis.
     chunk_ratio : tuple of D ints or None
-        Number of level 0 chunks that one chunk of this level spans, per axis; None: 1.
+        Number of level 0 chunks that one chunk of this level spans, per axis; None: `bin_ratio`, or 1 if the grid has bins
+        (``ChunkingOptions.bin_shape``).
     parents : (N_finer,) int64 or None
         For each vertex of the next finer level, in the order of its shapes, the row in `shapes` that represents it, or -1;
         only needed for links across levels.

@@ -43,7 +43,7 @@ class LevelQuery:
     ----------
     reader : LevelReader
         Reader of the level's arrays.
-    rules : Rules
+    rules : LinkRules
         Kind and conventions of the store.
     identity : bool
         Whether object ids are the fragment numbers of the single chunk.
@@ -507,7 +507,7 @@ class VectorStore:
         Raises
         ------
         QueryError
-            If the corners are not finite, do not have D axes, or are swapped.
+            If a corner does not have D axes or has a NaN, or the corners are swapped. Infinite corners are valid.
         """
         n_dims = self.geometry.n_dims
         try:

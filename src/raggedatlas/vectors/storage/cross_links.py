@@ -42,7 +42,7 @@ class OffsetSegment:
         Rows of the ends, preceded by the permutation number if ends were sorted.
     record : (M,) int64
         Link of each record.
-    has_order : bool
+    has_permutation : bool
         Whether records have a permutation number.
     """
 

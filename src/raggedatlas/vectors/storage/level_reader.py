@@ -106,7 +106,7 @@ class LevelReader:
 
     Parameters
     ----------
-    files : Files
+    files : StoreFiles
         The store.
     root : Geometry
         The root metadata, without levels.

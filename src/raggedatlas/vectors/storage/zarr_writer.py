@@ -182,7 +182,7 @@ def cell_array(
         One per key.
     attributes : mapping
         Attributes of the array; the keys of cells and the origin are added.
-    grid : GridOptions
+    grid : CellGridOptions
         Origin, shape and files.
     """
     # A cell that is not stored is the fill value, which is the empty string.

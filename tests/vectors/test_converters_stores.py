@@ -282,3 +282,19 @@ def test_cloud_volume_opens_ours(tmp_path: Path) -> None:
     seen = peer("neuroglancer", tmp_path)
     assert len(seen["skeleton"][0]) == 30
     assert np.array_equal(seen["mesh"][1], np.asarray(mesh.links))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".ply", ".geojson"])
+def test_vertices_of_no_object_are_told_as_left_out(tmp_path: Path, ending: str) -> None:
+    """Files that separate objects hold no vertices of none, which is told, or refused on request; graphs of networkx hold them."""
+    shapes = Shapes("point_cloud", np.arange(15.0).reshape(5, 3), np.array([0, 2, 4]), np.array([4, 7]))
+    file = tmp_path / f"a{ending}"
+    with pytest.raises(SourceError, match="1 of no object"):
+        write_file(shapes, file, strict=True)
+    assert write_file(shapes, file) == ["vertices: 1 of no object are left out"]
+    found = read_file(file).shapes
+    assert np.asarray(found.ids).tolist() == [4, 7]
+    assert np.array_equal(found.positions, shapes.positions[:4])
+    nodes = to_networkx(Shapes("polyline", shapes.positions, shapes.offsets, shapes.ids))
+    assert [nodes.nodes[row].get("object_id") for row in range(5)] == [4, 4, 7, 7, None]
+    assert set(nodes.edges) == {(0, 1), (2, 3)}

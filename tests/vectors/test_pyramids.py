@@ -362,3 +362,37 @@ def test_levels_made_from_the_finest_keep_it_as_parent(tmp_path: Path) -> None:
     last = replace(geometry.levels[2], metadata={**geometry.levels[2].metadata, "parent_level": 0})
     write(replace(geometry, levels=(*geometry.levels[:2], last)), tmp_path / "s")
     assert open_vectors(tmp_path / "s").load().levels[2].metadata["parent_level"] == 0
+
+
+@pytest.mark.parametrize("kind", ["point_cloud", "polyline", "graph", "skeleton"])
+@pytest.mark.parametrize("sparsity", [1.0, 0.5])
+def test_vertices_of_no_object_stay_of_none(tmp_path: Path, kind: str, sparsity: float) -> None:
+    """Coarser levels hold vertices of no object as well, after those of all objects, with parents of their own."""
+    links = np.array([[i + 1, i] for i in range(39) if i not in (9, 29)]) if kind in ("graph", "skeleton") else None
+    points = np.random.default_rng(0).normal(size=(40, 3)).cumsum(axis=0)
+    shapes = Shapes(kind, points, np.array([0, 10, 30]), links=links, vertex_attributes={"row": np.arange(40)})
+    assert object_rows(shapes).tolist() == [0] * 10 + [1] * 20 + [2] * 10
+    levels = make_pyramid(shapes, PyramidOptions(2, 4.0, sparsity=sparsity))
+    cutting = ChunkingOptions(chunk_shape=(5, 5, 5), cross_level_storage="explicit")
+    write(make_geometry(shapes, cutting, coarser=levels), tmp_path / "s")
+    finer = shapes
+    for number, level in enumerate(levels, 1):
+        rows = level.shapes.vertex_attributes["row"].values
+        loose = rows[level.shapes.offsets[-1] :]
+        assert loose.size
+        assert loose.min() >= 30
+        assert np.array_equal(level.shapes.positions, shapes.positions[rows])
+        parents: Any = level.parents
+        there = parents >= 0
+        old = finer.vertex_attributes["row"].values[there]
+        assert np.array_equal(object_rows(shapes)[old], object_rows(shapes)[rows[parents[there]]])
+        found = open_vectors(tmp_path / "s").read(level=number)
+        assert sorted(found.vertex_attributes["row"].values[found.offsets[-1] :]) == sorted(loose)
+        finer = level.shapes
+
+
+def test_meshes_with_vertices_of_no_object_are_refused() -> None:
+    """Meshes are decimated object by object, so vertices of none are not left out without a word."""
+    links = np.array([[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(SourceError, match="3 vertices belong to no object"):
+        make_pyramid(Shapes("mesh", np.eye(6)[:, :3], np.array([0, 3]), links=links))

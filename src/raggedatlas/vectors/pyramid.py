@@ -110,11 +110,12 @@ def masks_from_weights(
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield which vertices each level keeps by weight: those above a tolerance, or as many as `factor` implies.
 
-    Vertices of weight zero are dropped at the first step; those of infinite weight stay as long as their object.
+    Vertices of weight zero are dropped at the first step; those of infinite weight stay as long as their object, or always if they
+    belong to none.
     """
     owner, bar = object_rows(shapes), 0.0
     for level, objects in enumerate(select_objects(shapes, steps)):
-        alive = objects[owner]
+        alive = np.append(objects, True)[owner]
         if steps.tolerances is not None:
             yield alive & (weights > steps.tolerances[level])
             continue
@@ -148,11 +149,15 @@ def build_coarse_levels(
         stands = stand_in(mask)
         found = np.where(mask[stands] & (owner[stands] == owner), places[stands], -1)
         level = take_vertices(shapes, mask, relink(mask))
-        gone = np.diff(shapes.offsets) > 0
-        gone &= np.bincount(owner[mask], minlength=len(gone)) == 0
-        if shapes.ids is not None and gone.any():
-            # Dropped objects have no vertices left, so the rows in `found` stay valid.
-            level = take_objects(level, np.flatnonzero(~gone))
+        # Dropped objects have no vertices left, so no row changes, and vertices without an object stay after the last one.
+        kept_objects = np.flatnonzero((np.diff(shapes.offsets) == 0) | (np.diff(level.offsets) > 0))
+        if shapes.ids is not None:
+            level = replace(
+                level,
+                offsets=np.append(level.offsets[kept_objects], level.offsets[-1]),
+                ids=shapes.ids[kept_objects],
+                object_attributes=take_attributes(level.object_attributes, kept_objects),
+            )
         yield level, found[finer]
         finer = np.flatnonzero(mask)
 
@@ -200,7 +205,7 @@ def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
 def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of a point cloud.
 
-    The points of each object (or of the cloud) are ordered along a Z-order curve, randomly if they share a
+    The points of each object (or of the cloud, or of no object) are ordered along a Z-order curve, randomly if they share a
     cell. Level k keeps every ``round(factor)**k``-th point, beginning with the first: an even share of every region, and at least
     one point per object. So each level is a subset of the finer one.
     """
@@ -219,7 +224,7 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
             strides.append(stride**level)
             kept = np.zeros(len(order), bool)
             kept[order] = rank % strides[-1] == 0
-            yield kept & objects[owner]
+            yield kept & np.append(objects, True)[owner]
 
     def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
         rank = np.arange(len(kept)) - firsts
@@ -270,15 +275,17 @@ def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of lines, polylines and streamlines.
 
     Kept vertices are unchanged, with their attributes. Both ends are always kept; a ring (both ends at one position)
-    also keeps its two heaviest vertices.
+    also keeps its two heaviest vertices. Vertices of no object stay.
     """
     weights = vertex_tolerances(shapes.positions, shapes.offsets)
+    n_owned = shapes.offsets[-1]
+    weights[n_owned:] = np.inf
     counts = np.diff(shapes.offsets)
     needed = np.zeros(len(counts), np.int64)
     long = np.flatnonzero(counts > 3)
     closed = (shapes.positions[shapes.offsets[long]] == shapes.positions[shapes.offsets[long + 1] - 1]).all(1)
     needed[long[closed]] = 2
-    keep_heaviest(weights, shapes.offsets, needed)
+    keep_heaviest(weights[:n_owned], shapes.offsets, needed)
     points = shapes.positions.astype(np.float64)
     yield from build_coarse_levels(
         shapes, masks_from_weights(shapes, weights, steps), lambda kept: nearest_kept(points, kept), no_links
@@ -493,6 +500,11 @@ def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
         )
     if shapes.n_dims > 3:
         raise SourceError(f"Meshes of {shapes.n_dims} dimensions cannot be decimated; expected 2 or 3.")
+    if shapes.offsets[-1] < shapes.n_vertices:
+        raise SourceError(
+            f"{shapes.n_vertices - shapes.offsets[-1]} vertices belong to no object; meshes are decimated object by object. Put "
+            "these vertices into an object, or leave them out."
+        )
     objects = np.arange(len(shapes.offsets) - 1)
     level, faces_before = shapes, _local_faces(shapes)
     for kept in select_objects(shapes, steps):

@@ -400,8 +400,9 @@ def take_attributes(attributes: Attributes, rows: NDArray[Any]) -> dict[str, Att
 
 
 def object_rows(shapes: Shapes) -> NDArray[np.int64]:
-    """Return, for each vertex, the row of its object, (N,)."""
-    return np.repeat(np.arange(len(shapes.offsets) - 1), np.diff(shapes.offsets))
+    """Return, for each vertex, the row of its object, or the number of objects if it belongs to none: (N,) int64."""
+    counts = np.append(shapes.vertex_counts, shapes.n_vertices - shapes.offsets[-1])
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:

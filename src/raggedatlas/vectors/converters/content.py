@@ -95,6 +95,8 @@ class Capabilities:
                 yield f"objects: {shapes.n_objects} are joined into one"
             elif not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
                 yield "objects: their ids are left out; they are numbered from 0"
+        if self.objects != "one" and shapes.offsets[-1] < shapes.n_vertices:
+            yield f"vertices: {shapes.n_vertices - shapes.offsets[-1]} of no object are left out"
         for family, kept in (("vertex", self.vertex), ("link", self.link), ("object", self.object)):
             yield from self._attributes(family, getattr(shapes, f"{family}_attributes"), kept)
         if shapes.groups is not None and not self.groups:

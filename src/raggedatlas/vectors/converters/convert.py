@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
@@ -29,7 +31,7 @@ from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.converters.precomputed import MESH_TYPE, SKELETON_TYPE, read_info
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
 Losses = Callable[[Shapes], Iterable[str]]
@@ -395,6 +397,9 @@ def write_file(
     _check_options(CONVERTERS[name].write, name, options)
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
+    # Files that separate objects have no place for vertices of none, as `Capabilities.losses` says.
+    if CONVERTERS[name].holding.objects != "one" and made.shapes.offsets[-1] < made.shapes.n_vertices:
+        made = replace(made, shapes=take_objects(made.shapes, np.arange(len(made.shapes.offsets) - 1)))
     with _file_errors(f"write {file}"):
         _write_aside(CONVERTERS[name], made, file, options, overwrite=overwrite)
     return losses

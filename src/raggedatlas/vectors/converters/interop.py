@@ -112,7 +112,9 @@ def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbe
     for name, attribute in shapes.vertex_attributes.items():
         columns |= _plain_columns(name, attribute)
     if shapes.ids is not None and (numbered or shapes.ids.tolist() != [0]):
-        columns["object_id"] = shapes.ids[object_rows(shapes)].tolist()
+        # Nodes of no object have no such value.
+        ids = [*shapes.ids.tolist(), None]
+        columns["object_id"] = [ids[row] for row in object_rows(shapes).tolist()]
     names: list[Any] = list(range(shapes.n_vertices))
     given = columns.get(NODE, [])
     if not numbered and len({*map(str, given)}) == len(names) == len(given):
@@ -131,7 +133,7 @@ def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
     """Return the links as rows of vertices, those that follow from the order written out."""
     if shapes.kind in SEQUENTIAL:
         owner = object_rows(shapes)
-        first = np.flatnonzero(owner[1:] == owner[:-1])
+        first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
         return np.stack([first, first + 1], 1)
     return np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
 

@@ -473,7 +473,7 @@ def test_older_stores_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", [None, ".", "/"])
 def test_arrays_with_keys_of_zarr_2_are_read(tmp_path: Path, separator: str | None) -> None:
-    """Item 19: the key encoding "v2" has no "c" before the numbers, and dots unless it names another separator."""
+    """The key encoding "v2" has no "c" before the numbers, and dots unless it names another separator."""
     store = stored(tmp_path, "graph")
     (key,) = keys(store, "0/vertices")[:1]
     folder = store / "0/vertices" / key

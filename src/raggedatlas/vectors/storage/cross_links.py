@@ -3,8 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import permutations
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,18 +88,6 @@ def parse_segment(name: str, width: int, n_dims: int) -> NDArray[np.int64]:
     if offsets.shape != (width - 1, n_dims):
         raise CorruptError(f"{name!r} is not a list of offsets of {width} ends on {n_dims} axes.")
     return offsets
-
-
-@cache
-def _permutations(width: int) -> NDArray[np.int64]:
-    """Return all permutations of `width` ends, in lexicographic order: (width!, width)."""
-    return np.array(list(permutations(range(width))), np.int64)
-
-
-@cache
-def _inverse_permutations(width: int) -> NDArray[np.int64]:
-    """Return the inverse of each permutation: (width!, width)."""
-    return np.argsort(_permutations(width), axis=1)
 
 
 def has_permutation(offsets: NDArray[np.int64], delta: int, *, directed: bool, store: str) -> bool:
@@ -214,6 +201,18 @@ def _permutation_numbers(order: NDArray[np.int64], width: int) -> NDArray[np.int
     return number
 
 
+def _inverse_permutations(numbers: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Return the inverse of each permutation with a lexicographic number, (n, width)."""
+    order = np.zeros((len(numbers), width), np.int64)
+    for i in reversed(range(width)):
+        # Digit by digit, because a table of all permutations of a damaged width would take all memory. No number has
+        # a digit at a factorial beyond int64.
+        place = math.factorial(width - 1 - i)
+        order[:, i] = numbers // place % (width - i) if place < 2**63 else 0
+        order[:, i + 1 :] += order[:, i + 1 :] >= order[:, i : i + 1]
+    return np.argsort(order, axis=1)
+
+
 def decode_cross_links(
     segment: OffsetSegment, scales: tuple[NDArray[np.int64], NDArray[np.int64]], what: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -233,7 +232,7 @@ def decode_cross_links(
         number, rows = rows[:, 0], rows[:, 1:]
         if ((number < 0) | (number >= math.factorial(width))).any():
             raise CorruptError(f"{what} holds an invalid permutation of {width} ends. Restore it from a copy.")
-        back = _inverse_permutations(width)[number]
+        back = _inverse_permutations(number.astype(np.int64), width)
         every = np.arange(len(rows))[:, None]
         chunks, rows = chunks[every, back], rows[every, back]
     if (rows < 0).any():

@@ -511,11 +511,10 @@ def _forget(
 
 def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = False) -> MaintenanceReport:
     notes = [
-        f"snapshot {record.version}{f' ({record.label})' if record.label else ''} of {record.created_at}"
+        f"snapshot {record.version}{f' ({record.label})' if record.label else ''} of {record.created_at[:16].replace('T', ' ')}"
         for record in records
     ]
-    if records:
-        notes.append("what no other snapshot needs stays until gc()")
+    notes.append("what no other snapshot needs stays until gc()" if records else "no snapshot goes")
     return MaintenanceReport(dry_run=dry_run, notes=tuple(notes))
 
 

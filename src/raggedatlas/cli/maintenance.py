@@ -182,7 +182,7 @@ def drop_snapshot(
     version: Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)],
 ) -> None:
     """Remove a snapshot; gc frees what only it reached."""
-    _print_report(atlas_options.open().drop_snapshot(version), atlas_options)
+    _print_dropped(atlas_options.open().drop_snapshot(version), atlas_options)
 
 
 @app.command(
@@ -203,11 +203,25 @@ def expire_snapshots(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
 ) -> None:
     """Remove old snapshots; the newest one stays, and gc frees what only the others reached."""
+    if older_than is None and keep_last is None:
+        raise typer.BadParameter(
+            "nothing says which snapshots are old; give one of these", param_hint="--older-than, --keep-last"
+        )
     span = None if older_than is None else dt.timedelta(days=older_than)
     report = atlas_options.open().expire_snapshots(
         older_than=span, keep_last=keep_last, keep_labels=not labels, dry_run=dry_run
     )
-    _print_report(report, atlas_options)
+    _print_dropped(report, atlas_options)
+
+
+def _print_dropped(report: "MaintenanceReport", atlas_options: AtlasOptions) -> None:
+    if atlas_options.as_json:
+        print_json(report.to_dict())
+        return
+    *dropped, rest = report.notes
+    for snapshot_of in dropped:
+        print_text(f"{'Would drop' if report.dry_run else 'Dropped'} {snapshot_of}")
+    print_text(methods_to_commands(f"{rest[0].upper()}{rest[1:]}."))
 
 
 @app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas purge pbmc.atlas pbmc_10k --yes")

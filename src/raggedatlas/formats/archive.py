@@ -96,6 +96,7 @@ class _Packer:
         self._archive, self._n = archive, 0
 
     def node(self, path: str, value: Any) -> dict[str, Any]:  # noqa: ANN401
+        # By exact type: `np.float64` is a `float`, and as a plain value would lose its type.
         if type(value) in PLAIN:
             return {"is": "value", "value": value}
         for kind, (fits, make) in _ENCODERS.items():
@@ -158,6 +159,7 @@ class _Packer:
             raise SchemaError(
                 f"{path} is a table that cannot be kept as it is ({reason}); convert the column, or leave it out with extras=[...]."
             ) from error
+        # Arrow has no ranges, and `assert_frame_equal` takes equal int64 numbers for a `RangeIndex`.
         ranged = isinstance(value.index, pd.RangeIndex)
         return {
             "at": self.member(_ipc(table)),
@@ -186,6 +188,7 @@ class _Packer:
         if value.raw is not None:
             raise SchemaError(f"{path} is an AnnData with raw within another one; set its raw to None, or remove it.")
         parts = {name: getattr(value, name) for name in _ANNDATA}
+        # Since anndata 0.13 the layers contain X under None.
         parts["layers"] = {name: layer for name, layer in value.layers.items() if name is not None}
         return {"parts": {name: self.node(f"{path}/{name}", part) for name, part in parts.items()}}
 
@@ -216,6 +219,7 @@ _ENCODERS: dict[str, tuple[Callable[[Any], bool], Callable[[_Packer, str, Any], 
     "complex": (lambda value: type(value) is complex, lambda _, path, value: {"parts": [value.real, value.imag]}),
     "bytes": (lambda value: type(value) is bytes, lambda packer, _, value: {"at": packer.member(value)}),
     "scalar": (lambda value: isinstance(value, np.generic) and not value.dtype.hasobject, _Packer.array),
+    # These three are ndarrays too: `array` would drop the mask, and refuse objects, which `.npy` pickles.
     "masked": (lambda value: isinstance(value, np.ma.MaskedArray), _Packer.masked),
     "records": (_holds_objects, _Packer.records),
     "texts": (_holds_texts, _Packer.texts),
@@ -252,6 +256,7 @@ def _read_texts(archive: zipfile.ZipFile, node: dict[str, Any]) -> Any:  # noqa:
 def _read_records(archive: zipfile.ZipFile, node: dict[str, Any]) -> Any:  # noqa: ANN401
     fields = {name: _value(archive, inner) for name, inner in node["fields"].items()}
     shape = tuple(node["shape"])
+    # Without this check the assignment below would broadcast a damaged field of shape (1,) to all records.
     if any(part.shape[: len(shape)] != shape for part in fields.values()):
         raise CorruptError(f"An array of records has the shape {shape}, and fields of another.")
     dtype: Any = [(name, part.dtype, part.shape[len(shape) :]) for name, part in fields.items()]
@@ -290,6 +295,7 @@ def _read_sparse(archive: zipfile.ZipFile, node: dict[str, Any]) -> Any:  # noqa
     parts = tuple(_value(archive, node[name]) for name in ("data", "indices", "indptr"))
     kinds = {kind.__name__: kind for kind in (sp.csr_matrix, sp.csc_matrix, sp.csr_array, sp.csc_array)}
     made = kinds[node["class"]](parts, shape=tuple(node["shape"]))
+    # The constructor does not check indices, and SciPy's compiled loops read memory by them.
     made.check_format()
     return made
 

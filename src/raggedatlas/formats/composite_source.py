@@ -193,6 +193,7 @@ class CompositeSource:
             raise SourceError(
                 f"Rows {start:,} to {stop:,} of {list(keys)} were requested, but there are only {height:,}."
             )
+        # `blocks` is no generator itself, so that wrong arguments raise here and not at the first step.
         return _iterate_blocks(readers, start, stop, n_rows)
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
@@ -206,6 +207,7 @@ class CompositeSource:
             If it is damaged or its encoding is unknown.
         """
         tables = {"obs": self._parts.cells, **self._parts.features}
+        # Elements first: a frame in obsm is also among the matrices, there without its names and dtypes.
         if key in self._parts.elements:
             return self._parts.elements[key]()
         # A matrix of obsm and the table of its features share a key.
@@ -263,6 +265,7 @@ class CompositeSource:
 def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
     while start < end:
         stop = min(start + n_rows, end)
+        # A reader may only shorten the step, so the last `stop` fits all of them.
         for reader in readers:
             stop = reader.stop(start, stop)
         yield tuple(reader.read(start, stop) for reader in readers)
@@ -288,6 +291,7 @@ def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciP
     matrix: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
     if rows.form == "csc":
         matrix = matrix.tocsc()
+    # SciPy gives both arrays one dtype; a file may have stored only one of them as int64.
     for name, wide in zip(("indptr", "indices"), getattr(rows, "wide", NARROW), strict=True):
         if wide:
             setattr(matrix, name, getattr(matrix, name).astype(np.int64, copy=False))

@@ -117,6 +117,7 @@ def concat_cells(tables: Sequence[ColumnTable], how: ConcatOptions) -> ColumnTab
     names = [name for name in names if how.join == "outer" or all(name in columns for columns in found)]
     step = max(1, VALUES // max(1, sum(lengths)))
 
+    # Columns are read in order, so keeping the last group joins each group only once.
     @lru_cache(maxsize=1)
     def read(start: int) -> dict[Any, Any]:
         few = names[start : start + step]
@@ -167,6 +168,7 @@ def _chained(values: Sequence[Any]) -> Texts | None:
     """Chain text columns of one dtype without missing values if any is read in blocks; else return None."""
     import pandas as pd
 
+    # A source without the column, or with missing text, changes the dtype; anndata then decides which it is.
     if not any(isinstance(value, Texts) for value in values) or any(value is None for value in values):
         return None
     if len({pd.api.types.pandas_dtype(value.dtype) for value in values}) > 1:
@@ -278,6 +280,7 @@ def concat(
             _check_words(how)
             stacked = ConcatSource(_members(sources, modality, opened), how)
         except BaseException:
+            # `copy` aborts the sink on errors of its own, but has not been called yet.
             if not isinstance(target, str | Path):
                 target.abort()
             raise
@@ -408,6 +411,7 @@ class ConcatSource:
         self._first = np.concatenate([[0], np.cumsum([len(member.cells) for member in members])]).tolist()
         keep_raw = self._keeps_raw()
         self._check_x()
+        # In this order: `_sample_of` uses `_tables` and `_features`, `_columns` uses `_rows`, `_info` uses `_moves`.
         self._tables = self._whole_keys()
         self._features = {key: [m.features(key) for m in members] for key in ("var", "raw/var")[: 1 + keep_raw]}
         self._sample = how.joined(self._sample_of(i, keep_raw=keep_raw) for i in range(len(members)))
@@ -467,11 +471,13 @@ class ConcatSource:
             low, high = max(start - self._first[i], 0), min(stop - self._first[i], len(member.cells))
             infos = [member.matrices.get(key, ()) for key in keys]
             asked = tuple(info.key for found in infos for info in found)
+            # A source without any of these matrices still has rows, which are filled.
             if not asked:
                 for at in range(low, high, n_rows):
                     yield tuple(self._filled(key, min(n_rows, high - at)) for key in keys)
             elif low < high:
                 for blocks in member.source.blocks(asked, n_rows, (low, high)):
+                    # One block for each matrix in `asked`; a key of a 10x source takes several, side by side.
                     waiting = iter(blocks)
                     parts = [[next(waiting) for _ in found] for found in infos]
                     yield tuple(
@@ -495,6 +501,7 @@ class ConcatSource:
         having = [member.name for member in self._members if "raw/X" in member.matrices]
         if having and len(having) < len(self._members):
             said = f"raw is left out: {len(having)} of {len(self._members)} sources have it, {having[0]} among them."
+            # Level 4 is the caller of `concat`, above `__init__` and this method.
             warnings.warn(said, UserWarning, stacklevel=4)
         return len(having) == len(self._members)
 
@@ -549,6 +556,7 @@ class ConcatSource:
         width = self._rows[key].shape[1]
         if key.startswith("obsm/"):
             own = sum(info.shape[1] for info in self._members[i].matrices.get(key, ()))
+            # anndata joins arrays of obsm by column number: an inner join keeps as many as the narrowest has.
             found = np.where(np.arange(own) < width, np.arange(own), -1)
         else:
             raw = key == "raw/X"
@@ -569,6 +577,7 @@ class ConcatSource:
         stored = [info for member in self._members for info in member.matrices.get(key, ())]
         counts = [info.n_entries for info in stored if info.form != "dense"]
         kept = all(columns is None or (columns >= 0).all() for columns in self._moves[key])
+        # A fill value other than 0 is stored for each feature that a source lacks, so the sum would be too low.
         known = not self._fill(key) and form == "csr" and None not in counts and len(counts) == len(stored)
         n_entries = sum(n for n in counts if n is not None) if known else None
         return MatrixInfo(
@@ -647,5 +656,6 @@ def _moved(block: CsrBlock, columns: NDArray[np.int64] | None, row: Any, fill: f
     shape = (block.n_rows, width)
     bounds = np.arange(block.n_rows + 1) * len(lacking)
     filled = csr_array((np.full(bounds[-1], fill, row.dtype), np.tile(lacking, block.n_rows), bounds), shape)
+    # The columns are disjoint, so the sum only merges rows; like any sum of SciPy it drops stored zeros.
     both = csr_array((values.astype(row.dtype), indices, pointers), shape) + filled
     return CsrBlock(both.indptr.astype(np.int64), both.indices, {"values": both.data}, width)

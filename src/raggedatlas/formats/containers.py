@@ -141,6 +141,7 @@ def readable(uri: str, path: str) -> Iterator[None]:
     """Convert exceptions that libraries raise on damaged data into a `SourceError` that names the element."""
     try:
         yield
+    # `SourceError` is a `ValueError`, which the next clause would wrap once more.
     except (SourceError, LimitError, MissingExtraError, NotFoundError):
         raise
     except READ_ERRORS as error:
@@ -186,6 +187,7 @@ def open_hdf5(path: Path) -> Container:
         raise NotFoundError(f"There is no file {path}; check the path.")
     if path.is_dir():
         raise SourceError(f"{path} is a folder, where an HDF5 file was expected; give the file itself.")
+    # Tried first, because every `OSError` of h5py below is reported as damage.
     try:
         with path.open("rb"):
             pass
@@ -263,6 +265,7 @@ def local_store(path: Path) -> Any:  # noqa: ANN401  (a store of zarr-python)
     if path.is_dir():
         return guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
     with zipfile.ZipFile(path) as archive:
+        # `ZipStore` inflates a compressed member completely before the guard can check the chunk in it.
         large = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED and i.file_size > MAX_CHUNK]
     if large:
         raise LimitError(
@@ -285,6 +288,7 @@ def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr
             raise SourceError("The h5py object is closed; open it again, or pass the path of the file.")
         inner = node.name.strip("/")
         return Container(f"{node.file.filename}{':' + inner if inner else ''}", node, _nothing)
+    # Opened again through the guard, because the store of the given group returns chunks unchecked.
     uri = str(node.store_path)
     with readable(uri, "the group"):
         group = _open_group(guarded_zarr_store(node.store_path.store), node.store_path.path, consolidated=True)
@@ -294,6 +298,7 @@ def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr
 def _open_group(store: Any, path: str, *, consolidated: bool) -> Any:  # noqa: ANN401
     import zarr
 
+    # None uses consolidated metadata if there are any; True would refuse a store without them.
     return zarr.open_group(store=store, path=path, mode="r", use_consolidated=None if consolidated else False)
 
 
@@ -306,6 +311,7 @@ def _open_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN4
         return _zarr_member(uri, group, name, at)
     import h5py
 
+    # The link is examined before it is followed: opening an external link opens the other file.
     link = group.get(name, getlink=True)
     if link is None:
         return None
@@ -350,6 +356,7 @@ def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
 
 
 def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -> None:  # noqa: ANN401
+    # Python integers, because a product of declared sizes could overflow int64 and look small.
     n_bytes = node.dtype.itemsize
     for extent in chunks or ():
         n_bytes *= extent

@@ -80,6 +80,7 @@ class _Task:
 
     def chosen(self, key: str) -> list[Rows]:
         """Return the selection along each axis of an element."""
+        # The entry `raw` in `AXES` is that of `raw/X`; `raw/var` and `raw/varm` have no axis of cells.
         axes = (
             AXES.get(key.split("/", maxsplit=1)[0], ()) if key != "raw/var" and not key.startswith("raw/varm") else ()
         )
@@ -187,11 +188,13 @@ def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Progress) 
         over_all = _shared_elements(source, whole, options)
         tasks.append(_Task(over_all, "", n_cells if rows is None else len(rows), rows, None))
     matrices = [(task, matrix) for task in tasks for matrix in _matrices_in_blocks(task)]
+    # A CXG judges embeddings in `begin`, so `wants` is asked after it, and accepts elements only before rows.
     sink.begin(tuple(_describe_matrix(task, matrix) for task, matrix in matrices))
     matrices = [(task, matrix) for task, matrix in matrices if _accepts(sink, task.prefix + matrix.key)]
     for task in tasks:
         _write_elements(source, sink, task)
     if multimodal:
+        # The last task is the one over all cells, appended above.
         for task in tasks[:-1]:
             sink.element(f"obsmap/{task.mod.name}", _obs_map(task, rows, n_cells))
     for task, matrix in matrices:
@@ -224,6 +227,7 @@ def _plan_task(mod: Modality, options: CopyOptions, wanted: Rows, n_cells: int, 
     own = np.arange(n_cells) if mod.cells is None else mod.cells
     rows = None
     if wanted is not None:
+        # Row numbers of the modality, ascending: `_copy_matrix` finds those of a step by bisection.
         rows = wanted if mod.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
     columns = None if options.features is None else find_features(mod.features(), list(options.features))
     return _Task(mod, prefix, len(own) if rows is None else len(rows), rows, columns)
@@ -243,6 +247,7 @@ def _obs_map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
     own = own if task.rows is None else own[task.rows]
     n = n_cells if wanted is None else len(wanted)
     out = np.zeros(n, np.uint32)
+    # All of `own` are in `wanted`, which ascends, so the search gives their positions.
     out[own if wanted is None else np.searchsorted(wanted, own)] = np.arange(1, len(own) + 1)
     return out
 
@@ -332,6 +337,7 @@ def _copy_matrix(source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix
         first, last = (start, stop) if rows is None else np.searchsorted(rows, [start, stop]).tolist()
         if rows is None or last > first:
             row = start
+            # A source may return fewer rows than asked for, so `row` follows what has arrived.
             for blocks in source.blocks(keys, step, (start, stop)):
                 block = hstack_blocks(blocks)
                 selected = None if rows is None else rows[(rows >= row) & (rows < row + block.n_rows)] - row

@@ -373,6 +373,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
         write_element(group, path, table.frame(), options)
         return
     index = "_index" if table.index.name is None else table.index.name
+    # HDF5 refuses an attribute over 64 KiB, as `column-order` is then, unless creation order is tracked.
     tracked = {"track_order": True} if len(names) > MAX_INLINE_COLUMNS and not is_zarr else {}
     made = group.create_group(path, **tracked)
     for key, value in {**TABLE_ENCODING, "column-order": names, "_index": index}.items():
@@ -415,6 +416,7 @@ def _write_nullable_texts(group: Any, where: tuple[str, str], texts: Texts, opti
     import pandas as pd
 
     name, path = where
+    # anndata writes the group with its attributes for an empty array; its two members are then replaced.
     write_member(group, where, pd.array([], dtype=texts.dtype), options)
     made = group[name]
     for inner in ("values", "mask"):

@@ -76,6 +76,7 @@ class ExternalRowSort:
         """Return rows ``[start, stop)`` with the layer ``"values"``."""
         parts: list[CsrBlock] = []
         row = start
+        # `or not parts`: an empty range still gives a block, one without rows.
         while row < stop or not parts:
             band = row // self._band_rows
             end = min(stop, (band + 1) * self._band_rows)
@@ -112,6 +113,7 @@ class ExternalRowSort:
         low = band * self._band_rows
         high = min(low + self._band_rows, self._shape[0])
         if (self.indptr[high] - self.indptr[low]) * self._record.itemsize > 2 * BAND_BYTES:
+            # A band with far more entries than planned is not kept: each call reads it again for the requested rows.
             selected = [part[(part["row"] >= start) & (part["row"] < stop)] for part in self._read_records(band)]
             return self._sort(selected, start, stop)
         if self._band is None or self._band[0] != band:
@@ -261,6 +263,7 @@ class ExternalColumnSort:
             ) from error
 
     def _read_slice(self, run: tuple[int, int], first: int, stop: int) -> ColumnSlice:
+        # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_save` writes them.
         at, n = run
         bounds = self._read(np.int64, at + 8 * first, stop - first + 1)
         low, size = int(bounds[0]), int(bounds[-1] - bounds[0])
@@ -338,6 +341,7 @@ def merge_slices(
         if own[-1] == bounds[-1]:
             return slice_rows, slice_values
         counts = np.diff(own)
+        # The k-th entry of a column in this slice goes to position `filled[column] + k`.
         to = np.repeat(filled - own[:-1], counts) + np.arange(own[-1])
         rows[to], values[to] = slice_rows, slice_values
         filled += counts

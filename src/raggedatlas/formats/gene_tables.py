@@ -100,6 +100,7 @@ class _Text:
             yield from self.lines
 
         n_fields = 0
+        # `strict` makes a quote that is never closed an error; otherwise the rest of the file would be one field.
         reader = csv.reader(every(), delimiter=delimiter, quoting=quoting, strict=True)
         try:
             for row in reader:
@@ -221,6 +222,7 @@ def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None)
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            # An empty file counts as complete here; `_parse` refuses it by its first line.
             line = b"\n"
             for line in stream:
                 digest.update(line)
@@ -234,6 +236,7 @@ def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None)
         found = _parse(text)
         for _ in text.lines:  # the hash covers what a reader did not ask for
             pass
+    # Before the clause for `OSError`, of which `BadGzipFile` is a subclass.
     except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise SourceError(
             f"The gene table {name} cannot be unpacked, as if it was cut off ({error}); {text.way}"
@@ -332,6 +335,7 @@ def _mgi_list(text: _Text, rows: Iterator[list[str]]) -> _Found:
     for row in rows:
         accession, symbol = row[at["MGI Accession ID"]].strip(), row[at["Marker Symbol"]].strip()
         if row[at["Status"]].strip() == "W":
+            # Resolved after the last line, because the gene that replaced a symbol may come later in the file.
             current = [
                 row[at[n]].strip() if n in at else ""
                 for n in ("Current MGI Accession ID (if withdrawn)", "Current Marker Symbol (if withdrawn)")
@@ -353,6 +357,7 @@ def _follow_withdrawn(
     for symbol, currents in withdrawn.items():
         for first in currents:
             seen, (end, current) = [symbol], first
+            # A withdrawn symbol may since be the official symbol of another gene (`owner`); the chain ends there.
             while end not in found.genes and current in withdrawn and current not in owner:
                 if current in seen:
                     raise SourceError(
@@ -439,6 +444,8 @@ def _gff(text: _Text, first: str, comments: str) -> _Found:
             )
         if fields[2] == "gene":
             only_genes = True
+        # GFF3 also has genes of other types, such as `ncRNA_gene`, all with `gene_id=`.
+        # GTF writes `gene_id "..."`, so its transcripts and exons end here.
         elif only_genes and "Parent=" not in fields[8] and "gene_id=" not in fields[8]:
             continue
         said = dict(_GTF_ATTRIBUTE.findall(fields[8]))
@@ -502,6 +509,7 @@ def _gene_rows(found: _Found, organism: str | None) -> pa.Table:
     genes = [found.genes[accession] for accession in accessions]
     owned = [parse_accession(accession).organism for accession in accessions]
     otherwise = found.organism if found.organism != UNKNOWN else organism or UNKNOWN
+    # The first column is the name of the table, which `_table_named` fills in.
     columns = [
         [""] * len(genes), accessions, [own if own != UNKNOWN else otherwise for own in owned], [gene.symbol for gene in genes],
         [sorted(gene.previous - {gene.symbol}) for gene in genes],

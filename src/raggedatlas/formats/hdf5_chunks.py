@@ -86,6 +86,7 @@ class Hdf5ChunkReader:
         out = self._room((stop - start, *self.shape[1:]))
         if not out.size:
             return out
+        # Asked for in each call: once the file is closed, the number may belong to another file.
         self._descriptor = self._opened()
         first, last = start // self._step, -(-stop // self._step)
         if self._whole_rows and not self._filters:
@@ -99,6 +100,7 @@ class Hdf5ChunkReader:
                 kept[band] = np.empty((min(self._step, self.shape[0] - low), *self.shape[1:]), self._dtype)
         old = self._held[0] if self._held is not None else -1
 
+        # Threads only fill arrays that exist by now, and no two of them get the same band.
         def decode(a: int, b: int) -> None:
             for band in range(a, b):
                 low = band * self._step
@@ -166,6 +168,7 @@ class Hdf5ChunkReader:
 
     def _tile(self, number: int, out: NDArray[Any] | None) -> NDArray[Any] | None:
         """Decode one chunk, into `out` where it fills that whole."""
+        # The last chunk is stored at full size, while `out` ends with the array.
         if out is not None and len(out) != self._step:
             out = None
         tile = np.empty(self._chunks, self._dtype) if out is None else out
@@ -252,6 +255,7 @@ def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader | None:  # noqa: A
     step = max(1, SPAN_BYTES // max(1, row_bytes))
     n = -(-dataset.shape[0] // step)
     offsets = offset + np.arange(n, dtype=np.int64) * step * row_bytes
+    # `_copy` computes sizes itself; here 0 only says that the rows are present, as -1 would not.
     placed = _Placed(offsets, np.zeros(n, np.int64), np.ones(n, np.bool_))
     return Hdf5ChunkReader(dataset, (step, *dataset.shape[1:]), placed, ())
 
@@ -268,6 +272,7 @@ def _located(dataset: Any, filters: tuple[int, ...]) -> _Placed | None:  # noqa:
     def note(info: Any) -> None:  # noqa: ANN401
         number = sum(o // c * s for o, c, s in zip(info.chunk_offset, chunks, strides, strict=True))
         placed.offsets[number], placed.sizes[number] = info.byte_offset, info.size
+        # Each bit of the mask is a filter that the chunk skipped; if one skipped only some, HDF5 reads the dataset.
         placed.plain[number] = info.filter_mask == every
         if info.filter_mask not in (0, every):
             skipped_some.append(number)
@@ -334,6 +339,7 @@ def inflate(data: Any, n_bytes: int) -> bytes:  # noqa: ANN401  (any buffer)
     engine = deflater()
     stream = engine.decompressobj()
     try:
+        # zlib takes a limit of 0 for none; chunks that get here have at least `SMALLEST` bytes.
         out: bytes = stream.decompress(data, n_bytes)
         # zlib verifies the checksum only when the end of the stream is reached.
         surplus = b"" if stream.eof else stream.decompress(stream.unconsumed_tail, 1)

@@ -104,6 +104,7 @@ class SequentialArray:
         chunks = getattr(self._array, "chunks", None)
         if not chunks or not isinstance(chunks[0], int):
             return 0
+        # `object` makes NumPy multiply Python integers, because declared sizes can overflow int64.
         across = int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize
         return chunks[0] if 0 < chunks[0] * across <= BLOCK_BYTES else 0
 
@@ -115,12 +116,14 @@ class SequentialArray:
             if self._cached_chunk is not None and self._cached_chunk[0] == low:
                 end = min(low + self._step, stop)
                 out[row - start : end - start] = self._cached_chunk[1][row - low : end - low]
+            # Complete chunks go straight into the result; only a chunk that is cut is cached for the next call.
             elif low == row and stop - row >= self._step:
                 end = stop - stop % self._step
                 self._read_into(row, end, out[row - start : end - start])
             else:
                 chunk = np.empty((min(self._step, self.shape[0] - low), *self.shape[1:]), self.dtype)
                 self._read_into(low, low + len(chunk), chunk)
+                # `row` does not move: the next iteration copies from the chunk that is now cached.
                 self._cached_chunk = (low, chunk)
                 continue
             row = end
@@ -271,6 +274,7 @@ class SortedRows(ABC):
                 sort.close()
                 raise
             sort.finish()
+            # Assigned last: after a failed pass, the next call must not take some of the entries for all.
             self._sort = sort
         return self._sort
 
@@ -310,11 +314,13 @@ class CscRows(SortedRows):
         indptr = _checked_pointers(self._arrays.indptr, self.n_entries, self._place, "column")
         for start in range(0, self.n_entries, ENTRIES):
             stop = min(start + ENTRIES, self.n_entries)
+            # The last column that begins at or before `start`; empty columns before it are skipped.
             first = int(np.searchsorted(indptr, start, side="right")) - 1
             last = int(np.searchsorted(indptr, stop, side="left"))
             edges = np.clip(indptr[first : last + 1], start, stop)
             columns = np.repeat(np.arange(first, last), edges[1:] - edges[:-1])
             rows = self._indices.read(start, stop)
+            # `ExternalRowSort.add` relies on this check.
             wrong = np.flatnonzero((rows < 0) | (rows >= self.shape[0]))
             if len(wrong):
                 raise SourceError(
@@ -405,6 +411,7 @@ class ColumnSubset:
         assert isinstance(block, CsrBlock)
         columns = self._to[block.indices]
         kept = columns >= 0
+        # The number of kept entries before an old pointer is the new pointer.
         pointers = np.concatenate([[0], np.cumsum(kept)])[block.indptr]
         return CsrBlock(pointers, columns[kept], {"values": block.layers["values"][kept]}, self.shape[1])
 
@@ -443,6 +450,7 @@ def _entries(arrays: SparseArrays, n_major: int, place: MatrixLocation) -> int:
 def _checked_pointers(stored: Any, n_entries: int, place: MatrixLocation, what: str) -> NDArray[np.int64]:  # noqa: ANN401
     with readable(place.uri, place.element):
         pointers: NDArray[np.int64] = np.asarray(stored[...]).astype(np.int64)
+    # uint64 beyond int64 has become negative and counts as a decrease; `prepend` includes the first pointer.
     wrong = np.flatnonzero(np.diff(pointers, prepend=0) < 0)
     if pointers[0] == 0 and pointers[-1] == n_entries and not len(wrong):
         return pointers
@@ -465,6 +473,7 @@ def _checked_pointers(stored: Any, n_entries: int, place: MatrixLocation, what: 
 def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: MatrixLocation) -> None:
     lengths = np.diff(pointers)
     largest = int(lengths.argmax()) if len(lengths) else 0
+    # Duplicates are allowed, so a row may have more entries than columns; far more would exhaust memory.
     if len(lengths) and lengths[largest] > max(4 * n_cols, 1 << 20):
         raise LimitError(
             f"{place.uri}: {place.element} gives {place.cell(largest)} {int(lengths[largest]):,} entries "

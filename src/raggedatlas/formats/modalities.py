@@ -141,6 +141,7 @@ def select_modalities(source: Source, modality: str | None, *, multimodal: bool)
             f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
             "choose it with modality=, or write a .h5mu."
         )
+    # These are the feature types of a 10x source, which share their cells; a MuData always has elements.
     return [join_feature_types(source)]
 
 
@@ -212,6 +213,7 @@ def _with_features(source: Source, mod: Modality) -> Modality:
             main = main or key
         elif key and matrix.key == "raw/X":
             elements.setdefault("raw/var", ElementReader(source, key))
+    # No matrix refers to features: the file may have `var` nevertheless, otherwise columns are numbered.
     if not main and "var" not in elements:
         prefix = f"{MOD}{mod.name}/" if any(p.infos[0].key.startswith(MOD) for p in mod.matrices) else ""
         width = next((p.shape[1] for p in mod.matrices if p.key.split("/")[0] in ("X", "layers")), 0)
@@ -300,6 +302,7 @@ def read(
     opened = open_source(source, **options)
     try:
         keys = [info.key for info in opened.describe().matrices]
+        # A modality without a matrix shows only in the elements.
         if modality is None and any(key.startswith(MOD) for key in (*keys, *opened.describe().elements)):
             return as_mudata(opened)
         return as_anndata(opened, *select_modalities(opened, modality, multimodal=False))
@@ -366,6 +369,7 @@ def as_mudata(source: Source) -> "MuData":
     tables.setdefault("obs", source.element("obs"))
     for mod in modalities.modalities:
         tables["obsmap"][mod.name] = rows = _map(mod, n_cells)
+        # MuData also has the masks of the cells and features of each modality, in obsm and varm.
         tables["obsm"][mod.name] = rows > 0
         if mod.name in tables["varmap"]:
             tables["varm"][mod.name] = np.asarray(tables["varmap"][mod.name]) > 0

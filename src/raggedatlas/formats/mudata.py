@@ -153,6 +153,7 @@ def _order(container: Container) -> list[str]:
     names = list(container.names("mod"))
     stated = container.get("mod").attrs.get("mod-order", [])
     order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(stated)]
+    # An outdated `mod-order` would hide a modality or name one that does not exist.
     return order if sorted(order) == names else names
 
 
@@ -197,6 +198,7 @@ def _with_space(part: SourceParts, space: str) -> SourceParts:
 def _cells_of(name: str, part: SourceParts, whole: SourceParts, stated: Any, uri: str) -> NDArray[np.int64]:  # noqa: ANN401
     if stated is None:
         return _cells_by_name(name, part, whole, uri)
+    # `obsmap` has for each cell of the file its row in the modality, counted from 1, or 0.
     positions = np.asarray(stated).ravel().astype(np.int64)
     cells = np.flatnonzero(positions > 0)
     rows = positions[cells] - 1
@@ -212,6 +214,7 @@ def _cells_of(name: str, part: SourceParts, whole: SourceParts, stated: Any, uri
 
 def _cells_by_name(name: str, part: SourceParts, whole: SourceParts, uri: str) -> NDArray[np.int64]:
     index, own = whole.cells().index, part.cells().index
+    # Names may repeat where none has to be looked up.
     if part.n_cells == whole.n_cells and index.equals(own):
         return np.arange(whole.n_cells)
     if not index.is_unique or not own.is_unique:
@@ -255,6 +258,7 @@ def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any
     if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
         # Plain integer and boolean dtypes have no missing value for cells that lack the modality.
         plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
+    # -1 is no label of the plain index, so cells without the modality get missing values.
     taken = plain.reindex(rows)
     return pd.Series(taken.array, dtype=taken.dtype)
 

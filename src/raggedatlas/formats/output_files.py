@@ -72,6 +72,7 @@ class PageFlusher:
     def close(self) -> None:
         """Wait for a running flush and close the file."""
         if self._running is not None:
+            # Waits as `result` does but raises nothing, because `close` also runs while an error is handled.
             self._running.exception()
             self._running = None
         if self.file >= 0:
@@ -580,6 +581,7 @@ class Hdf5Output:
     def publish(self, header: bytes) -> None:
         """Close the file and rename it to its final path."""
         with writable(self.path):
+            # HDF5 writes its metadata when it closes; only then can the flusher write the header and sync all.
             self._file.close()
             self._writeback.finish(header)
             if not self._overwrite:
@@ -657,6 +659,7 @@ class ZarrOutput:
 
         with writable(self.path), warnings_as("ignore"):
             zarr.consolidate_metadata(self._root.store)
+            # A rename cannot replace a folder with contents; a crash between the two leaves the former one as `.old`.
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             if self._overwrite and self.path.exists():
                 self.path.rename(old)

@@ -73,6 +73,7 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
         own = READERS.get(name)
         opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
         return _opened(opener, path, options)
+    # Base classes too: an `h5py.File` is found as `h5py.Group`.
     for kind in type(what).__mro__:
         known = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
         if known is not None:
@@ -164,6 +165,7 @@ def detect(path: Path) -> str:
     SourceError
         If its format is unknown.
     """
+    # `exists` raises for a name that is too long and for a folder that may not be searched.
     try:
         there = path.exists()
     except OSError as error:
@@ -194,6 +196,7 @@ def detect(path: Path) -> str:
                 return "h5mu"
             from raggedatlas.formats.tenx import is_tenx
 
+            # An AnnData has `obs`; what is neither gets the message of the reader of AnnData.
             return "10x-h5" if container.get("obs") is None and is_tenx(container) else "h5ad"
     finally:
         container.close()

@@ -71,9 +71,11 @@ def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
     for i, field in enumerate(cells.schema):
         stored = name = CELL_NAME if field.name == INDEX else column_name(field.name)
         n = 1
+        # Names of a file may differ only in characters that tables do not allow (`n.genes`, `n_genes`).
         while field.name != INDEX and stored in taken:
             stored, n = f"{name}_{n + 1}", n + 1
         taken.add(stored)
+        # Conditions name a column as the file does; `Columns` finds that name in the facts.
         facts = replace(facts_of(field) or ColumnFacts(field.name, ""), name=field.name)
         arrays.append(cells.column(i))
         fields.append(pa.field(stored, field.type, metadata=facts.to_metadata()))
@@ -107,6 +109,8 @@ def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table)
     asked = np.asarray(chosen)
     if asked.dtype.kind == "b" and asked.shape == (cells.num_rows,):
         return np.flatnonzero(asked).astype(np.int64)
+    # -1 fails the check below: for masks of another length, fractions and text.
+    # An empty list is float64 in NumPy, and selects nothing.
     rows = np.unique(asked).astype(np.int64) if asked.dtype.kind in "iu" or not asked.size else np.array([-1])
     if rows.size and (rows[0] < 0 or rows[-1] >= cells.num_rows):
         raise QueryError(
@@ -197,6 +201,7 @@ def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[
     if rows is not None:
         lengths = np.diff(pointers)[rows]
         starts = np.concatenate([[0], np.cumsum(lengths)])
+        # Source position of each entry: its position in the result, shifted to where its row begins in the block.
         entries = np.arange(starts[-1]) + np.repeat(pointers[rows] - starts[:-1], lengths)
         pointers, indices, values = starts, indices[entries], values[entries]
     if columns is None:

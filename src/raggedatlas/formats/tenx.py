@@ -79,6 +79,7 @@ def tenx_mtx_source(path: str | Path) -> CompositeSource:
     names = barcodes["barcode"]
     place = MatrixLocation(str(folder), "matrix.mtx", lambda row: names[row])
     rows = MarketRows(find_part(folder, "matrix.mtx"), (len(names), len(table["id"])), place)
+    # One reader for all feature types, so that the text is read and sorted only once.
     parts = _split(lambda: rows, table, lambda: np.array(names, dtype=object), {})
     return CompositeSource(parts, name=folder.name, uri=str(folder), format="10x-mtx")
 
@@ -118,6 +119,8 @@ def _h5_parts(container: Container, group: str) -> SourceParts:
     barcodes = partial(_texts, container, f"{group}/barcodes", n_cells)
     place = MatrixLocation(container.uri, group, lambda row: str(barcodes()[row]))
 
+    # Features by cells in CSC are cells by features in CSR. Each feature type gets a reader of its own,
+    # because a reader decodes each chunk only once if its rows are requested in ascending order.
     def rows() -> CsrRows:
         return CsrRows(SparseArrays(arrays[0], arrays[1], arrays[2], (n_cells, n_features)), place)
 
@@ -269,6 +272,7 @@ class MarketRows(SortedRows):
 
     def _check(self, features: NDArray[np.int64], cells: NDArray[np.int64], n_read: int) -> None:
         outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
+        # Refused at once, because the bands of the sort were sized for the announced number.
         if n_read > self._header.n_entries or outside.any():
             at = int(outside.argmax())
             what = (
@@ -319,6 +323,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
     """
     try:
         with _opened(path) as file:
+            # The extra byte distinguishes a table that is too large from one that just fits.
             text = file.read(MAX_TABLE + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
@@ -369,6 +374,7 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
             raise SourceError(f"{path} has a line longer than {TEXT:,} bytes; it is damaged. Fetch it again.")
         with warnings_as("error", DeprecationWarning):
             try:
+                # NumPy parses blank text as [-1.], so it is not given any.
                 numbers = np.fromstring(whole, dtype, sep=" ") if whole.strip() else np.empty(0, dtype)
                 lines = numbers.reshape(-1, width)
             except (DeprecationWarning, ValueError) as error:
@@ -383,5 +389,6 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
 def _cut(text: bytes, *, last: bool) -> tuple[bytes, bytes]:
     if last:
         return text, b""
+    # Without a line break `end` is 0, and the text waits for the next read.
     end = text.rfind(b"\n") + 1
     return text[:end], text[end:]

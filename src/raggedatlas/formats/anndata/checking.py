@@ -160,6 +160,7 @@ class AnnDataChecker(Checker[Node]):
 
     def report_error(self, place: Node, error: BaseException, rule: str) -> None:
         """Report an exception, unless it ends the check or the node is already known to be unreadable."""
+        # Every level of nesting has a guard; the limit must pass all of them to end the check.
         if self.n_nodes > MAX_NODES and isinstance(error, LimitError):
             raise error
         if isinstance(error, MemoryError):
@@ -196,6 +197,7 @@ class AnnDataChecker(Checker[Node]):
         looks = infer(node)
         sparse = {"data", "indices", "indptr"} <= set(node.children)
         plain = looks in {"dict", "array", "string-array", "rec-array", "null", "numeric-scalar", "string"}
+        # A03 where the element could be anything, else the rule of the encoding that its members indicate.
         rule = "A52" if sparse else "A03" if plain else ENCODINGS[looks].declaration
         self.report(rule, node, f"its encoding-type {kind!r} is unknown; it looks like {looks}.")
         return "" if plain else looks
@@ -247,6 +249,7 @@ def infer(node: Node) -> str:
     if node.is_array:
         return _infer_array(node)
     names = set(node.children)
+    # Frames first, because their columns may be called codes and categories, or values and mask.
     if "_index" in node.attrs or "column-order" in node.attrs:
         return "dataframe"
     if {"data", "indices", "indptr"} <= names:
@@ -273,6 +276,7 @@ def _infer_array(node: Node) -> str:
 
 def _infer_sparse(node: Node) -> str:
     shape, pointers = sparse_shape(node), node.children["indptr"].shape
+    # Both fit a square matrix, which is taken for CSR.
     by_rows = shape is None or not pointers or pointers[0] - 1 == shape[0]
     return "csr_matrix" if by_rows else "csc_matrix"
 
@@ -393,6 +397,7 @@ def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
     if index is None:
         return None
     hashes = joined(checker.read_names.pop(index.path, []))
+    # Not collected, or not completely: `check_text` stops at the first invalid UTF-8.
     if len(hashes) != (index.shape or (0,))[0]:
         hashes = joined([hash_names(values) for _, values in index.blocks()])
     ordered = np.sort(hashes)

@@ -103,6 +103,7 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | N
         return None, None
     index = names_node(frame)
     if checker.full and index is not None:
+        # The key makes `check_text` collect the hashes while it reads the index.
         checker.read_names[index.path] = []
     checker.element(frame)
     return n_rows(frame), _names(checker, frame, node.child(f"{name}m"))
@@ -116,6 +117,7 @@ def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes
         if not checker.compare or not any(encoding_of(member) == "dataframe" for member in members):
             return None
         read = name_hashes
+    # `guarded` reports an error instead of raising it, so the last line is reached.
     with checker.guarded(frame):
         return read(frame)
     return None
@@ -129,6 +131,7 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     kind = encoding_of(x)
     if x.fault or x.stored is None or kind == "null":
         return
+    # Text is an array and so satisfies A14; its type breaks A30 below.
     if kind not in MATRICES and not (x.is_array and x.text is not None):
         checker.report("A14", x, f"it is of encoding {kind}; expected a dense or sparse array.")
         return
@@ -146,6 +149,7 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
 def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _Group) -> None:
     """Check a mapping along an axis, and its entries."""
     if mapping.is_array:
+        # anndata 0.5 and 0.6 stored obsm and varm as arrays of records, with a field for each member.
         if not (checker.layout and mapping.kind == "record"):
             checker.element(mapping)
             checker.report("A80", mapping, "it is an array; expected a group.")
@@ -186,6 +190,7 @@ def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[in
     shape = extent(node)
     if shape is None:
         return
+    # `sizes` may be shorter than `shape`: further axes, as of an array in obsm, are not compared.
     n_axes = len(shape) == len(sizes) if exact else len(shape) >= len(sizes)
     if not n_axes or any(size not in (None, n) for n, size in zip(shape, sizes, strict=False)):
         wanted = ", ".join("any" if size is None else f"{size:,}" for size in sizes)

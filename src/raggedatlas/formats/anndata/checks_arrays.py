@@ -68,6 +68,7 @@ def check_text(checker: AnnDataChecker, node: Node) -> None:
 def invalid_utf8(values: NDArray[Any]) -> int | None:
     """Return the position of the first value that is not valid UTF-8; None if all are."""
     flat: list[Any] = values.ravel().tolist()
+    # A line break continues no character, so joining does not complete text that ends within one.
     try:
         b"\n".join(flat).decode("utf-8")  # much faster than one by one
     except UnicodeDecodeError:
@@ -190,8 +191,10 @@ def _check_entries(checker: AnnDataChecker, node: Node, n_minor: int, *, by_rows
     # numbers of entries outside, duplicate and unsorted; the first row of each; the last index of the previous block
     counts = np.array([0, 0, 0, -1, -1, -1, -1], np.int64)
     for block in _entry_blocks(checker, node):
+        # A row that begins here must not be compared with the last index of the row before.
         if not block.continues:
             counts[6] = -1
+        # The compiled loop takes int32 and int64; uint64 beyond int64 becomes negative, which is outside as well.
         indices = block.indices if block.indices.dtype in (np.int32, np.int64) else block.indices.astype(np.int64)
         entries = csr_of(block.bounds, np.ascontiguousarray(indices))
         if library().ra_scan_entries(byref(entries), block.row, seen if seen.size else None, n_minor, counts):
@@ -224,6 +227,7 @@ def _entry_blocks(checker: AnnDataChecker, node: Node) -> Iterator[_EntryBlock]:
     for row, pointers in _pointer_blocks(checker, node, n_entries):
         at, end = int(pointers[0]), int(pointers[-1])
         while at < end:
+            # Indices are read in aligned steps and kept, because a block of pointers may end within a step.
             if not cached_at <= at < cached_at + len(cached):
                 cached_at = at - at % step
                 cached = indices.part(cached_at, min(cached_at + step, n_entries))
@@ -255,6 +259,7 @@ def _pointer_blocks(checker: AnnDataChecker, node: Node, n_entries: int) -> Iter
             checker.report("A56", node, f"pointers decrease from position {row:,} to the next.")
             return
         last = int(pointers[-1])
+        # Entries beyond the end cannot be read; `_check_lengths` reports a last pointer that is too large (A57).
         if last > n_entries:
             return
         yield max(0, start - 1), pointers
@@ -349,6 +354,7 @@ def _inner_length(node: Node, form: Mapping[str, Any], length: int) -> int | Non
             return largest("index") + 1
         case "RegularArray":
             return length * form["size"] if isinstance(form["size"], int) else None
+        # How long each content must be follows only from tags and index together, which are not read.
         case "UnionArray":
             return None
     return length

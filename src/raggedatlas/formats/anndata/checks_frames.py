@@ -36,6 +36,7 @@ def check_frame(checker: AnnDataChecker, node: Node) -> None:
     members = _members(node)
     index = _check_index(checker, node)
     for child in members.values():
+        # anndata 0.7 did not declare the encodings of columns.
         checker.element(child, declared=not old)
         if old:
             with checker.guarded(child):
@@ -71,6 +72,7 @@ def _check_lengths(checker: AnnDataChecker, node: Node, members: dict[str, Node]
     names = listed(node.attrs.get("column-order"))
     # readers ignore members that are not listed
     ignored = set() if names is None else {name for name in members if name not in names and members[name] is not index}
+    # Listed members first, so that an ignored one never sets the expected length.
     for name in sorted(members, key=ignored.__contains__):
         child = members[name]
         rows = n_rows(child)
@@ -159,6 +161,7 @@ def _described(node: Node) -> str:
 
 def check_codes(checker: AnnDataChecker, codes: Node, n_categories: int | None) -> None:
     """Read codes and compare them with the number of categories (None if unknown)."""
+    # -1 is a valid code, so these starting values report nothing for an array without codes.
     low, high, n_over = -1, -1, 0
     for _, values in codes.blocks():
         if values.size:
@@ -229,6 +232,7 @@ def check_nullable(checker: AnnDataChecker, node: Node) -> None:
     arrays = {}
     for name, rule, kind, noun in (("values", form.values, *form[:2]), ("mask", form.mask, "bool", "booleans")):
         member = node.child(name)
+        # A143 itself reports values that are not text, and must not be joined by A112 or A113.
         checker.inner(member, text=rule != "A143")
         if member is None or not member.is_array:
             checker.report(rule, node, f"{name} is {'missing' if member is None else 'a group'}.")

@@ -58,6 +58,7 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
         raise SourceError(
             f"{container.uri}: {path} is encoded as {spec[0]!r} {said}. Remove the element, or write it again with a known one."
         )
+    # A hard link can make a group contain itself, and `_mapping` would descend without end.
     if path.count("/") > DEEPEST:
         raise SourceError(f"{container.uri}: {path:.200} lies more than {DEEPEST} groups deep; the file is damaged.")
     return reader(container, path)
@@ -119,6 +120,7 @@ def _decode_texts(values: NDArray[Any]) -> NDArray[np.object_]:
     """Decode UTF-8 byte strings, all in one call."""
     import pyarrow as pa
 
+    # Large types, because the others have 32-bit offsets, which end at 2 GiB of text.
     texts = pa.array(values.astype(object), pa.large_binary()).cast(pa.large_string())
     return np.asarray(texts.to_numpy(zero_copy_only=False), dtype=object)
 
@@ -142,6 +144,7 @@ def _legacy(container: Container, path: str) -> Any:  # noqa: ANN401
     """Read what has no encoding: arrays, sparse groups and mappings of anndata before 0.8."""
     node = container.get(path)
     if is_array(node):
+        # Old files have a single text as an array of length 1, which anndata reads as a scalar.
         text = node.dtype.kind == "S" and node.shape not in ((), (1,))
         return _texts(container, path) if text else _array(container, path)
     return _sparse(container, path) if "h5sparse_format" in node.attrs else _mapping(container, path)
@@ -151,6 +154,7 @@ def _sparse(container: Container, path: str) -> Any:  # noqa: ANN401
     node = container.get(path)
     check_sparse(container, path, node)
     stored = container.get(f"{path}/data")
+    # Others are cast below, because SciPy has no float16 and no foreign byte order.
     if stored.dtype.kind not in "iufc" or sparse_dtype(stored.dtype) == stored.dtype:
         return _by_anndata(container, path)
     from scipy.sparse import csc_matrix, csr_matrix
@@ -212,6 +216,7 @@ def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, i
 
 
 def _pointers_fit(indptr: NDArray[Any], n_entries: int) -> bool:
+    # Compared, not subtracted: differences of unsigned pointers would wrap around.
     return bool(int(indptr[0]) == 0 and int(indptr[-1]) == n_entries and (indptr[1:] >= indptr[:-1]).all())
 
 
@@ -485,6 +490,7 @@ def _check_members(container: Container, path: str, n_rows: int) -> None:
         for inner in container.names(at):
             array = container.get(f"{at}/{inner}")
             if is_array(array):
+                # Members of `__categories` are named after columns, which may be called codes or values.
                 rows = n_rows if inner in ("codes", "values", "mask") and name != "__categories" else None
                 check_whole(container.uri, f"{at}/{inner}", array, rows)
 
@@ -494,6 +500,7 @@ def _read_structured(container: Container, path: str, categories_in: str) -> "pd
 
     records = container.whole(path)
     names = list(records.dtype.names)
+    # Tables of anndata 0.5 and 0.6 state no index; the first field is taken where none has a usual name.
     index_field = next((n for n in ("index", "_index") if n in names), names[0])
     columns: dict[str, Any] = {}
     for name in names:

@@ -281,6 +281,7 @@ def _zarr_root(path: Path) -> Node:
     try:
         return Node(str(path), "", open_zarr(path, consolidated=False).root)
     except AtlasError:
+        # The root may also be an array; if it is neither, the error about the group is raised.
         try:
             return Node(str(path), "", zarr.open_array(store=local_store(path), mode="r"))
         except (*READ_ERRORS, AtlasError, zarr.errors.BaseZarrError):
@@ -298,6 +299,7 @@ def _zarr_names(node: Node) -> list[str]:
     if not folder.is_dir():
         with readable(node.uri, node.path or "the root"):
             return [str(name) for name in node.stored]
+    # The folder is listed, because one member with broken metadata would end zarr-python's own listing.
     return [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
 
 
@@ -363,9 +365,11 @@ def _loops(parent: Node, stored: Any) -> bool:  # noqa: ANN401
     for _ in range(MAX_DEPTH):
         if at is None:
             return False
+        # h5py compares objects of the file, which finds a hard link to a group above; Zarr has no links.
         if hasattr(stored, "id") and at.stored == stored:
             return True
         at = at.parent
+    # More than `MAX_DEPTH` groups contain it.
     return True
 
 
@@ -383,6 +387,7 @@ def _zarr_text(array: Any) -> Text | None:  # noqa: ANN401
     if letter == "T":
         return Text(variable=True, utf8=True)
     if letter == "O":
+        # Zarr format 2 names the encoding of text in the filters, format 3 in the data type.
         names = " ".join(map(repr, getattr(array.metadata, "filters", None) or ())) + repr(
             getattr(array.metadata, "data_type", "")
         )

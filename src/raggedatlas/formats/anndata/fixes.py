@@ -107,6 +107,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     try:
         with writable(target):
             _copy(path, hidden)
+            # Without anything to fix, the copy is not opened and stays identical to the file.
             if any(problem.rule in FIXES for problem in left):
                 with _open_for_writing(hidden) as root:
                     mended, left = _fix(root, left, full=level == "full")
@@ -122,6 +123,7 @@ def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Prob
     done: list[str] = []
     tried: set[tuple[str, str, str]] = set()
     for _ in range(MAX_ROUNDS):
+        # A problem that its fix did not remove comes back with the same message, and is not tried again.
         todo = [p for p in problems if p.rule in FIXES and (p.rule, p.path, p.message) not in tried]
         if not todo:
             break
@@ -130,6 +132,7 @@ def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Prob
             change = _fix_one(root, problem)
             if change:
                 done.append(f"{problem.rule} {problem.path or 'the root'}: {change}")
+        # A new node, because `attrs` and `children` of `root` are cached from before the fixes.
         problems = check_root(Node(root.uri, "", root.stored), full=full)
     return done, problems
 
@@ -140,6 +143,7 @@ def _fix_one(root: Node, problem: Problem) -> str:
         with warnings_as("ignore"):
             return FIXES[problem.rule](_node_at(root, problem.path))
     except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
+        # An error with a number comes from the disk and ends the repair; h5py reports damaged data without one.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         return ""
@@ -214,6 +218,7 @@ CORRECT_ENCODINGS = {"A91": "numeric-scalar", "A93": "string", "A111": "string-a
 def declare(node: Node, rule: str) -> str:
     """Declare the encoding inferred from the structure of an element."""
     kind, version = declared_encoding(node)
+    # A frame of anndata 0.7 has its categories apart; declared as 0.2.0, its codes would be read as numbers.
     if version == "0.1.0" and kind == "dataframe" and rule == "A72":
         return ""
     if rule in CORRECT_ENCODINGS and kind in ("array", "string-array"):
@@ -363,6 +368,7 @@ def _set_names(stored: Any, attribute: str, names: list[str], *, in_hdf5: bool) 
         return
     import h5py
 
+    # With a dtype, because h5py stores an empty list as float64, which is no list of text.
     stored.attrs.create(attribute, np.array(names, dtype=object), dtype=h5py.string_dtype(), shape=(len(names),))
 
 
@@ -419,11 +425,13 @@ def merge_categories(node: Node) -> str:
         return ""
     values = categories.whole()
     known: dict[Any, int] = {}
+    # The last position answers code -1, so that missing values stay missing.
     to = np.full(len(values) + 1, -1, np.int64)
     for i, value in enumerate(values.tolist()):
         if not (isinstance(value, float) and np.isnan(value)):
             to[i] = known.setdefault(value, len(known))
     before = codes.whole()
+    # Codes outside (A104, A105) are not guessed: -2 would take the last category from `to`.
     if before.size and (before.min() < -1 or before.max() >= len(values)):
         return ""
     signed = before.dtype if before.dtype.kind == "i" else np.dtype(np.int64)
@@ -532,6 +540,7 @@ def sort_entries(node: Node, n_major: int) -> int:
     """
     indptr = node.children["indptr"].whole().astype(np.int64)
     parts = node.children["indices"], node.children["data"]
+    # A pass of its own, because the first block that is overwritten cannot be restored.
     if not _sums_fit(parts, indptr):
         return -1
     # Sorting never adds entries, so the result overwrites the entries that were read, from the front.
@@ -539,6 +548,7 @@ def sort_entries(node: Node, n_major: int) -> int:
     lengths = np.zeros(n_major + 1, np.int64)
     for first, last, indices, data in _row_blocks(parts, indptr):
         rows, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
+        # Shifted by one, so that the cumulative sum below starts at 0 and is the new pointers.
         lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
         parts[0].stored[n_written : n_written + len(places)] = places
         parts[1].stored[n_written : n_written + len(sums)] = sums
@@ -568,6 +578,7 @@ def _sum_duplicates(
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
     """Return the row, index and value of each entry, sorted, with duplicates summed."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
+    # `lexsort` sorts by its last key first: by row, and by index within a row.
     order = np.lexsort((indices, rows))
     rows, indices, data = rows[order], indices[order], data[order]
     is_first = np.ones(len(rows), bool)
@@ -625,6 +636,7 @@ def _swap(
         array[start : start + len(values)] = values.astype(dtype, copy=False)
     for name, value in node.attrs.items():
         array.attrs[name] = value
+    # The new array is complete before the old one is removed; zarr-python cannot rename arrays.
     if node.in_hdf5:
         del group[node.name]
         group.move(temporary, node.name)

@@ -112,10 +112,12 @@ def _zarr_compression(array: Any) -> str:  # noqa: ANN401
     except READ_ERRORS:
         return ""
     names = [_codec_text(codec) for codec in codecs]
+    # These codecs encode text of variable length and compress nothing.
     return " + ".join(name for name in names if name not in ("vlen-utf8", "vlen-bytes"))
 
 
 def _codec_text(codec: Any) -> str:  # noqa: ANN401
+    # Codecs of Zarr format 2 are those of numcodecs, codecs of format 3 those of zarr-python.
     if hasattr(codec, "get_config"):
         settings = dict(codec.get_config())
         name = str(settings.pop("id", ""))

@@ -134,6 +134,7 @@ Files of anndata 0.5 to 0.7 are reported as such (A11, practice); their encoding
 
 def rules_page() -> str:
     """Return the reference page of all rules, as Markdown."""
+    # A test compares docs/reference/anndata-rules.md with this page.
     columns = {
         "needs": lambda rule: rule.depth,
         "fixed in a copy": lambda rule: "yes" if rule.fixed else "",

@@ -56,6 +56,7 @@ def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
 
     Parameters and errors as of `h5ad_sink`.
     """
+    # 512 bytes is the smallest user block of HDF5; `publish` writes `MUDATA_HEADER` there.
     target = Hdf5Output(Path(path), compression=compression, overwrite=overwrite, userblock=512)
     return TreeSink(target, multimodal=True)
 
@@ -187,6 +188,7 @@ class TreeSink:
             If the disk refuses.
         """
         with writable(self._target.path):
+            # `finish` checks that all announced rows came, so the checks below can use the announced shapes.
             for writer in self._writers.values():
                 writer.finish()
             if self.multimodal:
@@ -233,6 +235,7 @@ class TreeSink:
                 self._note_rows(f"{key}/{member}", inner)
         elif group in ALIGNED:
             shape = getattr(value, "shape", None)
+            # An awkward array has `ndim` and a length, but no shape.
             if not shape and (shape is not None or not hasattr(value, "ndim")):
                 raise SchemaError(
                     f"{key} is of type {type(value).__name__}, where something with a row for each row of {ALIGNED[group]} "
@@ -248,6 +251,7 @@ class TreeSink:
             if group in ALIGNED:
                 self._check_shape(key, (n_rows,), (lengths[ALIGNED[group]],))
         for key, writer in self._writers.items():
+            # True for X and `layers/<name>`, both of whose axes must fit.
             if key.startswith(prefix) and "/" not in (inner := key.removeprefix(prefix)).removeprefix("layers/"):
                 self._check_shape(key, writer.matrix.shape, (n_obs, n_var))
             elif key.startswith(prefix) and (inner.startswith("obsm/") or inner == "raw/X"):
@@ -300,6 +304,7 @@ class TreeSink:
         start = 0
         for name, part in zip(self._mods, names, strict=True):
             rows = self._maps.get(f"obsmap/{name}")
+            # A modality without a map must have all cells, in order.
             if rows is None:
                 self._check_shape(f"mod/{name}/obs", (self._length(f"mod/{name}/obs"),), (n_obs,))
                 rows = np.arange(1, n_obs + 1, dtype=np.uint32)
@@ -351,6 +356,7 @@ class _Compressed:
         self._small = n_minor < 2**31
         group = target.group(matrix.key, (encoding, "0.1.0"))
         group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
+        # Only an exact number fixes the length; with an upper bound the arrays grow.
         length = (matrix.n_entries,) if matrix.exact and matrix.n_entries is not None else None
         self._data = target.array(f"{matrix.key}/data", matrix.dtype, length)
         self._indices = target.array(f"{matrix.key}/indices", self._index, length)
@@ -372,6 +378,7 @@ class _Compressed:
             )
         self._data.flush()
         self._indices.flush()
+        # Known only at the end, which is why the pointers are kept in memory.
         small = pointers[-1] <= NARROW_MOST and self._small and not self._wide
         stored = pointers.astype(np.int32 if small else np.int64)
         appender = self._target.array(f"{self._key}/indptr", stored.dtype, stored.shape)
@@ -442,6 +449,7 @@ class CscWriter(_SparseWriter):
         super().__init__(target, matrix, 1)
         n_rows, n_columns = matrix.shape
         expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
+        # Transposed: the rows of the sort are the columns of the matrix.
         self._spill = ExternalRowSort((n_columns, n_rows), matrix.dtype, expected)
 
     def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:

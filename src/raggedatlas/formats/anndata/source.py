@@ -81,6 +81,7 @@ def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group
         If it declares more than may be read.
     """
     container = open_object(group)
+    # `open_object` names a group within a file `file:group`.
     name = Path(container.uri.rpartition(":")[2]).stem or "group"
     return _stored_source(container, Path(container.uri), "h5ad" if hasattr(group, "id") else "zarr", name)
 
@@ -107,6 +108,7 @@ def _stored_source(container: Container, path: Path, form: str, name: str = "") 
     try:
         with readable(container.uri, "its structure"):
             parts = read_stored_parts(container)
+        # The stem of `a.zarr.zip` is `a.zarr`.
         name = name or path.stem.removesuffix(".zarr")
         return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
     except BaseException:
@@ -190,6 +192,7 @@ class _Stored:
         return MatrixLocation(self.container.uri, self.prefix + path, self._cell_name)
 
     def _cell_name(self, row: int) -> str:
+        # Only messages contain names, so they are read when the first one does.
         if self._names is None:
             self._names = [str(name) for name in self._frame("obs")().index]
         return self._names[row]
@@ -225,6 +228,7 @@ class _Stored:
             key = f"obsm/{name}"
             member = self._get(key)
             if attribute(member, "encoding-type") == "dataframe":
+                # Registered twice: the element keeps names and dtypes, the matrix can be read in blocks.
                 self.elements[key] = partial(read_element, self.container, self.prefix + key)
                 self._embedding(key, _frame_rows(self, key, member))
             elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in NUMBER_KINDS):
@@ -351,6 +355,7 @@ class _Stored:
             return DenseRows(node, place)
         form = attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
         if form not in ("csr_matrix", "csc_matrix"):
+            # None makes `_embedding` keep the element as a whole, for instance an awkward array.
             if path.startswith("obsm/"):
                 return None
             raise SourceError(
@@ -364,6 +369,7 @@ class _Stored:
                 f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
             )
         shape = (int(stated[0]), int(stated[1]))
+        # Members of obsp, varm and varp are checked by `_put_beside` instead.
         if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
             self._check_extent(path, shape)
         maker = CsrRows if form == "csr_matrix" else CscRows
@@ -405,6 +411,7 @@ class _Field:
         self.dtype = inner.base
 
     def __getitem__(self, rows: slice) -> Any:  # noqa: ANN401
+        # Records are stored one after the other, so reading one field takes the bytes of all.
         return self._dataset[rows][self._name]
 
 
@@ -423,6 +430,7 @@ class _Columns:
 def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
     order = columns_listed(group)
     columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
+    # Categorical and nullable columns are groups; a frame that has one is an element only.
     numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
     n_rows = frame_length(stored.container, stored.prefix + key)
     if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
@@ -479,8 +487,10 @@ class _Object:
     def parts(self) -> SourceParts:
         adata = self.adata
         space = self._space()
+        # `X` of a view copies what the view selects, so `_has_x` looks at one row.
         if adata.X is not None if not adata.is_view else _has_x(adata):
             self._add("X", self._rows("X", lambda a: a.X), "var", space)
+        # Since anndata 0.13 the layers contain X under None.
         for name in [key for key in adata.layers if key is not None]:
             rows = self._rows(f"layers/{name}", partial(_item, "layers", name))
             self._add(f"layers/{name}", rows, "var", space)
@@ -623,6 +633,7 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
     if type(value).__module__.partition(".")[0] == "dask":
         value = value.compute()
     if bool(issparse(value)) and value.format in ("csr", "csc"):
+        # `entries_fit` takes the axis of the pointers first.
         shape = value.shape if value.format == "csr" else value.shape[::-1]
         if len(value.data) != len(value.indices) or not entries_fit(value.indptr, value.indices, shape):
             raise SourceError(
@@ -657,6 +668,7 @@ def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401
     """Take rows of a view; a view of a backed object cannot be sliced by anndata 0.12, so what it views is."""
     if not view.isbacked:
         return view[start:stop]
+    # `_oidx` may be a slice, a mask or numbers; indexing `arange` turns each into row numbers.
     whole = view._adata_ref
     return whole[np.arange(whole.n_obs)[view._oidx][start:stop], view._vidx]
 

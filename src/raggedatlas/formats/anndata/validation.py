@@ -141,6 +141,7 @@ def _validate_apart(path: Path, level: Depth, limits: Limits) -> Problems:
         return _limit_exceeded(
             f"it was not checked within {limits.seconds:,.0f} s; damaged bytes can make the reader loop without end."
         )
+    # A process that crashed or was killed has written no complete JSON.
     try:
         answer = json.loads(process.stdout)
     except ValueError:
@@ -177,6 +178,7 @@ def _answer() -> None:
 
 def check_root(root: Node, *, full: bool, compare: bool = False) -> Problems:
     """Check the root of an opened file, which is an AnnData or a MuData; see `AnnDataChecker` for what is read."""
+    # `mod` decides only without a declaration: in an AnnData it is an unknown member (A28).
     if declared_encoding(root)[0] == "MuData" or (not declared_encoding(root)[0] and root.child("mod") is not None):
         return _check_mudata(root, full=full, compare=compare)
     return _check_one(root, full=full, compare=compare)
@@ -265,6 +267,7 @@ def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
         or the element breaks no rule.
     """
     message = str(error).removeprefix(f"{path}: ")
+    # By exact type: `DuplicateError` and `ValuesError` are subclasses, but no errors of reading.
     if type(error) is not SourceError or message == str(error) or any(f"{rule} " in message for rule in RULES):
         return error
     try:
@@ -284,6 +287,7 @@ def _check_named(root: Node, message: str) -> Problems:
     """Check the values of the element that a message names, and all metadata."""
     adata, node = root, root
     while not node.is_array and (node is adata or encoding_of(node) in HOLDERS):
+        # Complete paths only: `obs` must not be found in `obsm` or `mod/rna/obs`.
         named = [
             child for child in node.children.values() if re.search(rf"(?<![\w/]){re.escape(child.path)}(?!\w)", message)
         ]

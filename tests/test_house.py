@@ -99,6 +99,13 @@ def test_files_and_functions_stay_small() -> None:
     assert found == []
 
 
+def test_code_is_commented() -> None:
+    """There are at least three comments for 100 lines of code, as `scripts/count` counts them."""
+    command = [sys.executable, ROOT / "scripts/count", "--sources", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["comments per 100 code lines"] >= 3
+
+
 def unlike_members(annotation: ast.expr | None) -> bool:
     """Return whether an annotation is ``tuple[...]`` with members of several types."""
     if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "tuple":

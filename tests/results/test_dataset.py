@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 import raggedatlas.results.dataset
 import raggedatlas.results.row_readers
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndexError, RowTypeError
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndexError, RowTypeError, SourceError
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.tensors import import_torch
+from raggedatlas.verbs import lookup, save_to_database
 
 pytestmark = pytest.mark.fast
 
@@ -289,6 +290,23 @@ def test_pages_that_are_not_as_told_are_not_mapped(folder: Path, monkeypatch: py
     monkeypatch.undo()
     monkeypatch.setattr(raggedatlas.results.row_readers, "_PLAIN_PAGE", "{n_rows}{n_values}{bits}{row_bits}")
     assert not made.is_mapped()
+
+
+def test_ids_are_found_in_a_table_with_deleted_rows(tmp_path: Path) -> None:
+    """Row addresses of the index count deleted rows, so that an id would have the result of another: the ids are read instead."""
+    with ResultDatasetWriter(tmp_path) as writer:
+        writer.write_batch(IDS, VALUES)
+    assert ResultDataset({}, tmp_path).find_indexed(["id7"]) is None
+    table = lance.dataset(tmp_path / "lance_db/results.lance")
+    table.create_scalar_index("object_id", "BTREE")
+    found = ResultDataset({}, tmp_path).find_indexed(["id7"])
+    assert found is not None
+    assert [each.tolist() for each in found] == [[7], [0]]
+    lance.dataset(tmp_path / "lance_db/results.lance").delete("object_id = 'id3'")
+    assert ResultDataset({}, tmp_path).find_indexed(["id7"]) is None
+    assert np.array_equal(lookup(tmp_path, "id7"), VALUES[7])
+    with pytest.raises(SourceError, match=r"holds deleted rows.*compact_files"):
+        save_to_database(tmp_path, least_rows=2)
 
 
 def test_missing_values_are_refused(tmp_path: Path) -> None:

@@ -254,6 +254,16 @@ def test_missing_values_are_filled(tmp_path: Path, mode: str, expected: list[lis
     assert NanMode("zero").fill(np.arange(3)).tolist() == [0, 1, 2]
 
 
+def test_missing_scalars_are_filled(tmp_path: Path) -> None:
+    """A field of one number for each object has no other values in its row: a missing one becomes zero in either mode."""
+    path = saved(tmp_path, ["a", "b"], data=VALUES[:2], score=np.array([np.nan, 2], np.float32))
+    request = {"run": {"dataset_class": "ResultDataset", "data_location": path, "fields": ["score"]}}
+    for mode in ("zero", "quantile"):
+        filled = DataProvider({"data_set": {"nan_mode": mode, "nan_quantile": 0.5}}, request)
+        for batch in (filled.batch([0, 1]), filled.collate(list(filled))):
+            assert batch["run"]["score"].tolist() == [0, 2]
+
+
 def test_a_data_loader_takes_a_provider(request_of_two: dict[str, Any]) -> None:
     """C43, C92: PyTorch's DataLoader, also with workers, gives the batches that the provider gives."""
     data = pytest.importorskip("torch.utils.data")

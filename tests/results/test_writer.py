@@ -452,6 +452,18 @@ def test_an_interrupted_run_is_taken_up(tmp_path: Path) -> None:
     assert not (tmp_path / "lance_db" / ".checkpoint").exists()
 
 
+def test_an_interrupted_run_outlives_older_versions(tmp_path: Path) -> None:
+    """Versions whose grace is over go with the commit of the resumed run, not before: its own files would go with them."""
+    for value in (8.0, 9.0):
+        written(tmp_path, np.full((1, 2), value), overwrite=True)
+    interrupted(tmp_path)
+    options: dict[str, Any] = {"overwrite": True, "facts": {"model": "m"}, "grace": timedelta(0)}
+    with ResultDatasetWriter(tmp_path, resume=True, **options) as writer:
+        assert len(writer) == 3
+    assert ResultDataset({}, tmp_path).to_numpy()[:, 0].tolist() == [0, 1, 2]
+    assert len(lance.dataset(tmp_path / "lance_db/results.lance").versions()) == 1
+
+
 @pytest.mark.long
 def test_a_run_that_is_not_resumed_begins_anew(tmp_path: Path) -> None:
     """Without resume, or where nothing was noted, a writer begins with no rows, and what was left is removed."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.results.folder import open_table
 from raggedatlas.testing.atlases import npy_run
 from raggedatlas.verbs import lookup, neighbors, pca, save_to_database, vector_index
 from raggedatlas.verbs.vector_index import Neighbors, compute_recall, exact_neighbors
@@ -148,6 +149,7 @@ def test_neighbors_of_vectors_and_of_several(small: Any, write: Write) -> None:
     each = [neighbors(found, uid, k=4) for uid in small.uids[:5]]
     together = neighbors(found, small.uids[:5], k=4)
     assert together.equals(pa.concat_tables(each))
+    assert neighbors(found, [small.uids[0]] * 2, k=4).equals(pa.concat_tables([each[0], each[0]]))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +254,36 @@ def test_an_index_answers_only_its_own_question(write: Write) -> None:
     with ResultDatasetWriter(found.data_location, overwrite=True) as writer:
         writer.write_batch(uids, values[:5])
     assert neighbors(str(found.data_location), uids[0]).num_rows == 4
+
+
+def test_an_index_answers_only_the_rows_that_it_is_of(write: Write) -> None:
+    """Results pinned to an older version are compared exactly where a newer one of the same length has an index."""
+    values = np.nan_to_num(clustered(200, 10)).astype("f4")
+    old = write(values)
+    uids = list(old.ids())
+    save_to_database(old, least_rows=10)
+    assert old.has_rows_of(ResultDataset({}, old.data_location)._table)
+    with ResultDatasetWriter(old.data_location, overwrite=True) as writer:
+        writer.write_batch(uids, values[::-1])
+    save_to_database(str(old.data_location), least_rows=10)
+    assert neighbors(old, uids[3], k=5).equals(neighbors(old, uids[3], k=5, exact=True))
+
+
+def test_a_new_index_has_no_record_of_the_old_one(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the second call dies before it has measured, rows are compared exactly; the old record would be of another index."""
+    found = write(np.nan_to_num(clustered(200, 11)).astype("f4"))
+    save_to_database(found, least_rows=10)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vector_index, "_measure_recall", die)
+        with pytest.raises(KeyboardInterrupt):
+            save_to_database(found, least_rows=10)
+    assert vector_index.read_index_report(open_table(found.location), "data", "l2") is None
+    assert save_to_database(found, least_rows=10).kind == "IVF_SQ"
+    assert vector_index.read_index_report(open_table(found.location), "data", "l2") is not None
 
 
 @pytest.mark.long

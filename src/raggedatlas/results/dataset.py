@@ -206,6 +206,11 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         with result_errors(self._table):
             return lookup_rows(self._table, ids)
 
+    def has_rows_of(self, table: "lance.LanceDataset") -> bool:
+        """Return whether another version of the table has the same rows, as one has that differs only in its indices."""
+        ours, theirs = ([each.metadata for each in one.get_fragments()] for one in (self._table, table))
+        return ours == theirs
+
     def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Read several fields of several rows.
 

@@ -447,7 +447,7 @@ def find_results(
     Returns
     -------
     pathlib.Path
-        `results_dir` if given; else the folder named by the configuration; else the newest
+        `results_dir` if given; else the folder named by the configuration; else that of the newest run of `verb`.
 
     Raises
     ------

@@ -400,10 +400,11 @@ class NanMode:
         if self.mode == "zero":
             # Zero of the same type, so that the result has the dtype of the values.
             return np.where(missing, values.dtype.type(0), values)
-        rows = np.flatnonzero(missing.reshape(len(values), -1).any(axis=1))
+        missing = missing.reshape(len(values), -1)
         out = values.copy()
-        for row in rows:
-            row_missing = missing[row]
-            known = values[row][~row_missing]
-            out[row][row_missing] = np.quantile(known, self.quantile) if known.size else 0
+        # A view of the copy, in which scalars are rows of one value too.
+        filled = out.reshape(missing.shape)
+        for row in np.flatnonzero(missing.any(axis=1)):
+            known = filled[row][~missing[row]]
+            filled[row][missing[row]] = np.quantile(known, self.quantile) if known.size else 0
         return out

@@ -232,7 +232,7 @@ def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) 
 
     Returns
     -------
-    PagedRows or None
+    PageRowReader or None
         None if the rows are not stored uncompressed and contiguous, or any other expectation fails.
     """
     found = _find_pages(table, column, folder)
@@ -390,6 +390,11 @@ class ObjectIds:
         return self._values
 
 
+def has_deletions(table: "lance.LanceDataset") -> bool:
+    """Return whether rows were deleted, which row addresses still count; results written here have none."""
+    return any(each.num_deletions for each in table.get_fragments())
+
+
 def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Look up the rows of some ids in the table's scalar index.
 
@@ -403,9 +408,10 @@ def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArra
     Returns
     -------
     tuple of (k,) int64 and (k,) int64, or None
-        Row numbers, and for each row the position of its id in `ids`; one entry per occurrence. None if there is no index.
+        Row numbers, and for each row the position of its id in `ids`; one entry per occurrence. None if there is no index, or
+        rows were deleted.
     """
-    if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()):
+    if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()) or has_deletions(table):
         return None
     found = table.to_table(columns=[OBJECT_ID], filter=in_list(OBJECT_ID, ids), with_row_address=True)
     addresses = found.column("_rowaddr").to_numpy()

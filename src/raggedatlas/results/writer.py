@@ -289,13 +289,18 @@ class ResultDatasetWriter(BatchWriter):
         self._remove_unused_files(checkpoint)
 
     def _remove_unused_files(self, checkpoint: RunManifest | None = None) -> None:
-        """Remove files that no table version and no resumable run needs, and versions replaced longer than `grace` ago."""
+        """Remove files that no table version and no resumable run needs, and versions replaced longer than `grace` ago.
+
+        Versions stay while a run is resumed; its commit removes them.
+        """
         if not self._lock.exclusive:
             return
         needed: set[str] = set()
         if is_committed(self.result_dir):
             table = open_table(results_location(self.result_dir))
-            remove_old_versions(table, self._grace)
+            # Lance's clean-up removes every file that no version names, so also those of a run that is to be resumed.
+            if checkpoint is None:
+                remove_old_versions(table, self._grace)
             # Of all versions that are left: readers may have an older one open until its grace is over.
             needed = list_data_files(table)
         if checkpoint is None:

@@ -14,6 +14,7 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
+from raggedatlas.results.row_readers import has_deletions
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.verbs.vector_index import (
@@ -89,14 +90,15 @@ def find_rows(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: 
     SourceError
         If a uid has several rows.
     """
+    asked = pa.array(list(uids), pa.large_string())
     rows: NDArray[np.int64] = np.full(len(uids), -1, np.int64)
     found = (
         dataset.find_indexed(uids) if isinstance(dataset, ResultDataset) and len(uids) <= _MAX_INDEX_LOOKUPS else None
     )
     if found is None:
-        known = dataset.ids().to_arrow()
+        known = dataset.ids().to_arrow().cast(pa.large_string())
         # which of the asked each row is: a uid with two rows is seen too
-        places = pc.index_in(known, value_set=pa.array(list(uids), known.type)).fill_null(-1).to_numpy()
+        places = pc.index_in(known, value_set=asked).fill_null(-1).to_numpy()
         found = np.flatnonzero(places >= 0), places[places >= 0]
     hit, position = found
     if len(hit) > len(np.unique(position)):
@@ -105,7 +107,9 @@ def find_rows(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: 
             f"{dataset!r} has {int((position == twice).sum())} results of {uids[twice]!r}; one is expected."
         )
     rows[position] = hit
-    return rows
+    # Of a uid that is asked for twice, only the first position was given the row.
+    repeated: NDArray[np.int64] = rows[pc.index_in(asked, value_set=asked).to_numpy()]
+    return repeated
 
 
 @checked
@@ -233,12 +237,12 @@ def _search_index(
     metric: str,
     without: NDArray[np.int64],
 ) -> Neighbors | None:
-    """Search the index, if the newest version has one for this distance."""
+    """Search the index, if the newest version has one for this distance, and the rows of the dataset."""
     place = dataset.location
     with lance_errors(place.uri):
         table = open_table(place)
         report = read_index_report(table, column, metric)
-        if report is None or report.n_rows != len(dataset):
+        if report is None or not dataset.has_rows_of(table) or has_deletions(table):
             return None
         # the cell itself is among its neighbours
         found = search_index(table, vectors, k + 1, report)

@@ -13,6 +13,7 @@ from raggedatlas.model.arguments import METRICS, Progress, checked, no_progress
 from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table, record_checksums
+from raggedatlas.results.row_readers import has_deletions
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.verbs.vector_sources import open_results
@@ -44,7 +45,7 @@ def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
 
     Parameters
     ----------
-    found : Nearest
+    found : Neighbors
         One more than k for each vector.
     own : (q,) int64
         A row that is not to be found, -1 for none.
@@ -73,7 +74,7 @@ def check_metric(metric: str) -> None:
 
 
 def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Measure the angle or the product of vectors and rows, ``(q, width)`` and ``(n, width)``: ``(q, n)`` float64.
+    """Return one minus the cosine or the dot product of vectors ``(q, width)`` and rows ``(n, width)``, as ``(q, n)`` float64.
 
     Examples
     --------
@@ -263,7 +264,7 @@ def save_to_database(
     Raises
     ------
     QueryError, SourceError
-        For numbers out of range, or a column that holds no floats.
+        For numbers out of range, a column that holds no floats, or a table with deleted rows.
     StoreError
         If the place refuses.
 
@@ -298,7 +299,15 @@ def save_to_database(
         if n < least_rows or n < 2:
             _drop(table, name)
             return IndexReport(column, metric, "exact", n)
+        if has_deletions(table):
+            raise SourceError(
+                f"{place.uri} holds deleted rows, which an index would count; remove them from its files with Lance's "
+                "compact_files(materialize_deletions_threshold=0), then call again."
+            )
         progress("index", 0, 2)
+        if _SETTINGS + column in table.config():
+            # Else a crash before the end leaves the record of the old index to the new one.
+            table.delete_config_keys([_SETTINGS + column])
         table.create_scalar_index(OBJECT_ID, "BTREE", replace=True)
         parts = max(1, round(n / _ROWS_OF_PARTITION))
         table = open_table(place)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
@@ -21,6 +22,7 @@ from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, Que
 from raggedatlas.results import batch_writer
 from raggedatlas.testing.processes import dask_workers, started
 from raggedatlas.verbs import infer, infer_part
+from raggedatlas.verbs.viewer.scene import match_ids
 
 HERE = Path(__file__).parent / "models_here.py"
 
@@ -301,6 +303,39 @@ def test_only_new_cells_are_computed(small: Any, tmp_path: Path) -> None:
         n_parts=2, update=infer(f"{HERE}:sums", small.query.where({"tissue": "lung"}), tmp_path / "sums"),
     )  # fmt: skip
     assert np.array_equal(shared.to_numpy(), small.counts / 2)
+
+
+def test_an_error_of_an_update_says_where(small: Any, tmp_path: Path) -> None:
+    """With update, an error names cells of the query, not positions among those that are computed."""
+    broken: list[bool] = []
+
+    def model(X: Any) -> Any:
+        return X[1:] if broken else X
+
+    infer(model, small.query.where({"tissue": "lung"}), tmp_path / "old")
+    fresh = np.flatnonzero((small.obs["tissue"] != "lung").to_numpy())
+    assert fresh[-1] - fresh[0] >= len(fresh)
+
+    broken.append(True)
+    said = f"holds {len(fresh)} of the cells {fresh[0]} to {fresh[-1]} of the query"
+    with pytest.raises(SourceError, match=said):
+        infer(model, small.query, tmp_path / "new", update=tmp_path / "old", batch_size=len(fresh))
+
+
+def test_known_cells_are_found_among_ids_of_two_gigabytes(small: Any, tmp_path: Path) -> None:
+    """Ids that exceed two gigabytes together are large strings, which nothing makes plain strings."""
+    old = infer(counting([]), small.query, tmp_path / "old")
+    texts = "".join(small.uids).encode()
+    # Only the end is touched, so that the zeros before it take no memory.
+    data = np.zeros(2**31 + len(texts), np.uint8)
+    data[2**31 :] = np.frombuffer(texts, np.uint8)
+    offsets = 2**31 + np.concatenate([[0], np.cumsum([len(uid) for uid in small.uids])])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    old.__dict__["_ids"] = pa.Array.from_buffers(pa.large_string(), len(small.uids), buffers)
+    calls: list[int] = []
+    assert len(infer(counting(calls), small.query, tmp_path / "new", update=old)) == len(small.uids)
+    assert calls == []
+    assert match_ids(pa.array(small.uids[:2]), old.ids().to_arrow()).tolist() == [0, 1]
 
 
 UNGUARDED = """

@@ -301,6 +301,10 @@ def test_a_column_of_vectors_is_shown(tmp_path: Path) -> None:
     places = {uid: float(x) for uid, (x, _) in zip(scene.ids.to_pylist(), scene.coordinates.tolist(), strict=True)}
     assert places == {uid.as_py(): i - middle for i, uid in enumerate(uids)}
     assert scene.notes == (f"3 of {N} chosen cells are not in place.",)
+    with ResultDatasetWriter(tmp_path / "run") as writer:
+        writer.write_batch(uids.to_pylist(), flat)
+    scene = make_view(tmp_path / "run", atlas.checkout(atlas.snapshot()))
+    assert scene.notes == (f"3 of {N} chosen cells have no result.",)
 
 
 def test_genes_are_found_by_name(snapshot: Any) -> None:

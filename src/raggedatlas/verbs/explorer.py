@@ -66,6 +66,8 @@ def install_explorer(python: str | Path | None = None) -> Path:
     ------
     MissingExtraError
         If there is no such Python.
+    NotFoundError
+        If the variable RAGGEDATLAS_EXPLORER names a path that does not exist.
     StoreError
         If the environment cannot be created; nothing of it remains.
     """
@@ -107,7 +109,10 @@ def _run_command(*line: str | Path) -> None:
 
 
 def find_explorer() -> Path | None:
-    """Find the program: by the variable RAGGEDATLAS_EXPLORER, in `.venv-explorer` of the working directory, or where `install_explorer` put it.
+    """Find the program.
+
+    The variable RAGGEDATLAS_EXPLORER names it; without, it is looked for in `.venv-explorer` of the working directory, then of the
+    checkout that this package is imported from, and where `install_explorer` puts it.
 
     Returns
     -------
@@ -156,8 +161,10 @@ class ExplorerServer(LoopbackServer):
         Title of the page; by default that of the CXG.
     program : Path, optional
         Executable of cellxgene; by default that of `find_explorer`.
-    patience : float
+    timeout : float
         Seconds to wait until it answers.
+    temporary : Path, optional
+        Folder that is removed when the server is closed.
 
     Raises
     ------
@@ -272,7 +279,7 @@ def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_T
     ----------
     process : subprocess.Popen
         A child.
-    patience : float
+    timeout : float
         Seconds until it is killed.
 
     Examples

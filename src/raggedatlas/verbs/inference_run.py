@@ -109,8 +109,13 @@ class InferenceRun:
         loader = self.loader.part(rows, drawn=False)
         return replace(self, loader=loader, first=self.first if first is None else first)
 
-    def results(self) -> Iterator[tuple[TrainingBatch, Any]]:
+    def results(self, cells: NDArray[np.int64] | None = None) -> Iterator[tuple[TrainingBatch, Any]]:
         """Compute batch by batch.
+
+        Parameters
+        ----------
+        cells : (n,) int64 or None
+            Numbers of the cells in the query, for messages; None counts on from `first`.
 
         Yields
         ------
@@ -121,13 +126,14 @@ class InferenceRun:
         SourceError
             If the model gives something that cannot be stored, naming the batch and the row.
         """
-        first = self.first
+        done = 0
         for number, batch in enumerate(self.loader):
-            with annotate_errors(number, first, len(batch)):
+            own = self.first + np.arange(done, done + len(batch)) if cells is None else cells[done : done + len(batch)]
+            with annotate_errors(number, int(own[0]), len(batch), int(own[-1])):
                 given = self.model.call(batch)
                 outputs = check_outputs(given, number, len(batch))
             yield batch, outputs
-            first += len(batch)
+            done += len(batch)
 
     def write(self, writer: BatchWriter, progress: Progress = no_progress) -> None:
         """Compute what the writer does not have yet, and write it batch by batch.
@@ -171,12 +177,12 @@ class InferenceRun:
         """Iterate over the cells in order: known results are copied, those of other cells computed in full batches."""
         known: Any = self.known
         uids = self.loader.plan.uids
-        texts = pa.array(uids.astype(str).tolist(), pa.string())
+        texts = pa.array(uids.astype(str).tolist(), pa.large_string())
         # -1 marks cells without a known result, which are computed.
-        rows = pc.index_in(texts, value_set=known.ids().to_arrow().cast(pa.string())).fill_null(-1).to_numpy()
+        rows = pc.index_in(texts, value_set=known.ids().to_arrow().cast(pa.large_string())).fill_null(-1).to_numpy()
         fresh = np.flatnonzero(rows < 0)
         names = [column.name for column in known.columns]
-        computed = _ComputedRows(self.part(fresh), known) if len(fresh) else None
+        computed = _ComputedRows(self.part(fresh), known, self.first + fresh) if len(fresh) else None
         for start in range(0, len(uids), self.batch_size):
             here = rows[start : start + self.batch_size]
             old = here >= 0
@@ -195,8 +201,8 @@ class InferenceRun:
 class _ComputedRows:
     """What a run computes, in pieces of any length."""
 
-    def __init__(self, run: InferenceRun, known: ResultDataset) -> None:
-        self._results = run.results()
+    def __init__(self, run: InferenceRun, known: ResultDataset, cells: NDArray[np.int64]) -> None:
+        self._results = run.results(cells)
         self._known = {column.name: column for column in known.columns}
         self._left: dict[str, NDArray[Any]] = {
             column.name: np.empty((0, *column.shape), column.dtype) for column in known.columns
@@ -224,17 +230,19 @@ class _ComputedRows:
 
 
 @contextmanager
-def annotate_errors(number: int, first: int, n: int) -> Iterator[None]:
-    """Add the cells to the message of an error."""
+def annotate_errors(number: int, first: int, n: int, last: int | None = None) -> Iterator[None]:
+    """Add the cells to the message of an error; `last` is needed where cells between them are of no or another batch."""
+    last = first + n - 1 if last is None else last
+    cells = f"the cells {first:,} to {last:,} of the query"
+    if last - first >= n:
+        cells = f"{n:,} of {cells}"
     try:
         yield
     except SourceError as error:
-        raise SourceError(
-            f"{error} Batch {number} holds the cells {first:,} to {first + n - 1:,} of the query."
-        ) from error
+        raise SourceError(f"{error} Batch {number} holds {cells}.") from error
     except Exception as error:
         # A note keeps the type and the traceback of the model's own error.
-        error.add_note(f"The model was given batch {number}: the cells {first:,} to {first + n - 1:,} of the query.")
+        error.add_note(f"The model was given batch {number}: {cells}.")
         raise
 
 

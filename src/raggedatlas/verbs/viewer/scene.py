@@ -271,7 +271,7 @@ def match_ids(wanted: pa.Array, among: pa.Array) -> NDArray[np.int64]:
     >>> match_ids(pa.array(["b", "x"]), pa.array(["a", "b"]))
     array([ 1, -1])
     """
-    found = pc.index_in(wanted.cast(pa.string()), value_set=among.cast(pa.string()))
+    found = pc.index_in(wanted.cast(pa.large_string()), value_set=among.cast(pa.large_string()))
     rows: NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return rows
 

@@ -454,6 +454,12 @@ def _with_colors(look: Look, found: dict[str, dict[str, str]]) -> Look:
     return replace(look, colors=merged)
 
 
+def _plain_table(cells: KnownCells) -> tuple[pa.Table, str]:
+    """Read the metadata without columns of vectors, which cannot be shown; left in, a note would list them."""
+    table, id_column = cells.table()
+    return table.drop_columns([f.name for f in table.schema if pa.types.is_fixed_size_list(f.type)]), id_column
+
+
 def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
     """Join results with cells by id.
 
@@ -481,7 +487,7 @@ def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str
         If no dataset has the layer.
     """
     ids, places = read_results(results)
-    table, id_column = cells.table()
+    table, id_column = _plain_table(cells)
     uids = pc.cast(table.column(id_column), pa.string()).combine_chunks()
     rows = match_ids(uids, ids)
     here = rows >= 0
@@ -528,11 +534,9 @@ def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | No
         If there is no embedding of that name, or no dataset has the layer; the message lists them.
     """
     ids, places = cells.coordinates(name)
-    table, id_column = cells.table()
-    # Columns of vectors cannot be shown as metadata; left in, a note would list them.
-    plain = table.drop_columns([f.name for f in table.schema if pa.types.is_fixed_size_list(f.type)])
-    look = cells.dress(look, plain)
-    scene = make_scene(ids, places, plain, genes=cells.genes(layer), look=look, id_column=id_column)
+    table, id_column = _plain_table(cells)
+    look = cells.dress(look, table)
+    scene = make_scene(ids, places, table, genes=cells.genes(layer), look=look, id_column=id_column)
     lacking = table.num_rows - len(ids)
     return scene.with_notes(
         *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])

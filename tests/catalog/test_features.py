@@ -74,6 +74,19 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
         layouts.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
 
 
+def test_what_the_atlas_assigns_is_not_set(two: Two) -> None:
+    """Another index or redirect than the registry has is refused by name, and nothing changes; the same values may come back."""
+    catalog = two[0]
+    maintenance.reindex(catalog)
+    table = f"{SPACE}_registry"
+    known, version = catalog.tables.read(table), catalog.tables.version(table)
+    assert layouts.register_features(catalog, SPACE, known.select(["uid", "symbol", "global_index", "redirect"])) == 0
+    for name, value, uid in (("global_index", 99, uid_of("A")), ("redirect", uid_of("B"), "0" * 16)):
+        with pytest.raises(SchemaError, match=f"'{uid}' of '{SPACE}' is given {value!r} in the column '{name}'"):
+            layouts.register_features(catalog, SPACE, pa.table({"uid": [uid], name: [value]}))
+    assert catalog.tables.version(table) == version
+
+
 def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
     """All or any of some names, by any kind of name, before and after optimize."""
     catalog, first, second = two

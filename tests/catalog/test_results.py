@@ -221,6 +221,14 @@ def test_a_drop_that_dies_leaves_a_whole_atlas(
     check(atlas.checkout(atlas.snapshot()), own, "".join(names))
 
 
+def test_repair_names_the_columns_that_it_removes(own: Modelled) -> None:
+    """A column of a result that is in no row is removed, and the note says which."""
+    atlas = own.open()
+    RESULT_ASSETS.change(atlas._catalog, lambda old: [record for record in old if record.name != "v"])
+    assert atlas.repair().notes[0] == "removed the cell columns ['v'] of unregistered results"
+    assert atlas.repair().notes == ()
+
+
 def damage_column(own: Modelled) -> None:
     own.open()._catalog.tables.drop_columns(CELLS, ["v"])
 

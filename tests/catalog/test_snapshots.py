@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -57,6 +58,29 @@ def test_a_snapshot_holds_what_was_there_and_nothing_later(two: Two) -> None:
     assert (record.version, record.n_cells, record.n_datasets, record.ignored) == (1, 50, 2, [])
     with pytest.raises(ReadOnlyError):
         snapshots.snapshot(view)
+
+
+def test_another_thread_may_remove_what_is_looked_up(two: Two) -> None:
+    """Whether an object is in the cache and what it is are one look-up; the cache keeps the last three of a kind."""
+    catalog, *_ = two
+    view = snapshots.open_snapshot(catalog, snapshots.snapshot(catalog))
+
+    class Removed(str):
+        """A key that another thread removes between two look-ups."""
+
+        __slots__ = ()
+        n_hashed = 0
+
+        def __hash__(self) -> int:
+            Removed.n_hashed += 1
+            if Removed.n_hashed == 2:
+                view._memo["kind"].clear()
+            return str.__hash__(self)
+
+    for name in "abcd":
+        assert view.remember("kind", name, partial(list, name)) == [name]
+    assert list(view._memo["kind"]) == ["b", "c", "d"]
+    assert view.remember("kind", Removed("d"), lambda: ["new"]) == ["d"]
 
 
 def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:

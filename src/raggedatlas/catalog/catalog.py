@@ -1,6 +1,7 @@
 """The tables and arrays of an atlas, at its tip or at a snapshot; creation is atomic."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -99,14 +100,15 @@ class Catalog:
         if not self.read_only:
             return make()
         known: dict[Hashable, T] = self._memo.setdefault(kind, {})  # type: ignore[assignment]
-        if facts not in known:
-            made = make()
-            while len(known) >= _REMEMBERED:
-                # Dicts keep insertion order: the first key is the oldest. Another thread may have removed it.
-                known.pop(next(iter(known)), None)
-            known[facts] = made
-            return made
-        return known[facts]
+        # One look-up, and a copy of the keys: other threads add and remove objects meanwhile.
+        with suppress(KeyError):
+            return known[facts]
+        made = make()
+        # Dicts keep insertion order: the first keys are the oldest.
+        for oldest in list(known)[: max(0, len(known) - _REMEMBERED + 1)]:
+            known.pop(oldest, None)
+        known[facts] = made
+        return made
 
     def require_tip(self, action: str) -> None:
         """Raise if this is a snapshot, or a purge is unfinished.

@@ -47,7 +47,8 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     Raises
     ------
     SchemaError
-        If a table has columns that the registry lacks, or sets what only the atlas assigns.
+        If a table has columns that the registry lacks, or other values than the registry in `global_index` or `redirect`, which
+        only the atlas assigns.
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
@@ -74,6 +75,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         n_new, touched = 0, []
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
+            _refuse_assigned(space, some, known, at)
             fresh = _fit(some.filter(at.is_null()), schema)
             # Both arguments are in the order of `some`: row i of one is corrected by row i of the other.
             updated = _corrected(known.take(at.drop_null()), some.filter(at.is_valid()))
@@ -173,6 +175,18 @@ def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: AN
         return int(n)
 
     return catalog.tables.retry(table, once)
+
+
+def _refuse_assigned(space: str, given: pa.Table, known: pa.Table, at: pa.ChunkedArray) -> None:
+    """Refuse values of columns that only the atlas assigns, unless a feature has them; `at` gives the known row of each."""
+    for name in [name for name in _PROTECTED[1:] if name in given.column_names]:
+        stored = known.column(name).take(at).to_pylist()
+        for uid, offered, own in zip(given.column("uid"), given.column(name).to_pylist(), stored, strict=True):
+            if offered is not None and offered != own:
+                raise SchemaError(
+                    f"The feature {uid.as_py()!r} of {space!r} is given {offered!r} in the column {name!r}, and has {own!r}; only the "
+                    "atlas assigns that column. Leave it out."
+                )
 
 
 def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:

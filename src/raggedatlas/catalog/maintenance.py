@@ -689,7 +689,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     stray = orphaned_columns(catalog, grace)
     if stray:
         catalog.tables.drop_columns(CELLS, stray)
-        notes.append(f"removed the cell columns {stray}of unregistered results")
+        notes.append(f"removed the cell columns {stray} of unregistered results")
     notes += _repair_geometry(catalog, grace)
     free, writing = find_unreferenced(catalog, grace)
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)

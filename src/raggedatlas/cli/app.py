@@ -1,4 +1,4 @@
-"""Replace the methods that a message names by the commands that do the same."""
+"""The application `raggedatlas`: its group of commands, and errors in one line that name commands and options in place of methods."""
 
 import os
 import re

@@ -219,8 +219,6 @@ def measure(
     scoring: ScoringOptions,
 ) -> None:
     """Apply a model to labelled cells, and measure its accuracy."""
-    from dataclasses import asdict
-
     from raggedatlas.verbs.evaluation import test as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))

@@ -38,7 +38,7 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
     Raises
     ------
     SchemaError
-        If the rows are of no known form, or give a registered feature another id.
+        If the rows are of no known form, give a registered feature another id, or any feature another `global_index`.
     """
     catalog.require_tip("register_features()")
     catalog.add_space(catalog.space(space))

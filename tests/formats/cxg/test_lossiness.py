@@ -1,5 +1,6 @@
 """What a CXG does not hold: told before anything is written, refused when strictness is asked."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,40 @@ def test_names_that_cannot_be_are_told(tmp_path: Path) -> None:
     assert list(back.columns) == ["n", "_x", "index_"]
 
 
+def test_side_data_of_other_kinds_is_told(tmp_path: Path) -> None:
+    """What stands under the key of side data without being read from a CXG is listed as lost; the version is that of the writer."""
+    given = plain()
+    given.uns["cxg"] = {"metadata": {"cxg_version": "9", "odd": {"a": 1}, "n": 3}, "properties": "x", "mine": 1}
+    fates = told(given, tmp_path / "a.cxg")
+    assert {key for key, fate in fates.items() if fate == "lost"} == {
+        "uns/cxg/metadata/cxg_version", "uns/cxg/metadata/odd", "uns/cxg/properties", "uns/cxg/mine",
+    }  # fmt: skip
+    assert open_source(tmp_path / "a.cxg").element("uns/cxg") == {"metadata": {"n": 3}}
+    given.uns["cxg"] = "mine"
+    assert told(given, tmp_path / "b.cxg")["uns/cxg"] == "lost"
+
+
+@pytest.mark.parametrize("dtype", ["int64[pyarrow]", "uint8[pyarrow]", "Sparse[int64]", "Int16"])
+def test_integers_of_every_extension_type_are_written(tmp_path: Path, dtype: str) -> None:
+    """Integers of Arrow, sparse and nullable dtypes are written as int32, and told."""
+    given = plain()
+    given.obs["k"] = pd.Series(range(N), given.obs_names, dtype)
+    assert told(given, tmp_path / "a.cxg")["obs/k"] == "converted"
+    back = open_source(tmp_path / "a.cxg").element("obs")["k"]
+    assert (back.dtype, back.tolist()) == (np.int32, list(range(N)))
+
+
+def test_text_for_other_values_is_told(tmp_path: Path) -> None:
+    """Decimal numbers become text, missing times the text nan; both are told."""
+    given = plain(times=[pd.NaT, *pd.to_datetime(["2020-01-01"] * (N - 1))])
+    given.obs["exact"] = pd.Series([Decimal("0.1")] * N, given.obs_names)
+    sink: Any = open_sink(tmp_path / "a.cxg")
+    copy(given, sink)
+    fates = {(loss.key, loss.fate) for loss in sink.losses}
+    assert fates >= {("obs/exact", "converted"), ("obs/times", "converted"), ("obs/times", "changed")}
+    assert open_source(tmp_path / "a.cxg").element("obs")["exact"].tolist() == ["0.1"] * N
+
+
 def test_colours_that_do_not_fit_are_kept_and_told(tmp_path: Path) -> None:
     """Too few colours, and what is no colour, stay in uns as they are; other spellings are written as #rrggbb, and told."""
     given = plain(
@@ -235,6 +270,7 @@ def test_colours_that_do_not_fit_are_kept_and_told(tmp_path: Path) -> None:
     [
         ("#ABC", "#aabbcc"), ("#AABBCC", "#aabbcc"), ("#aabbccdd", "#aabbcc"), ("SlateGrey", "#708090"), ((0.0, 0.5, 1.0), "#0080ff"),
         ([0, 128, 255], "#0080ff"), ((0.1, 0.2, 0.3, 0.4), "#1a334c"), ("#ab", None), ("", None), (3, None), ((1, 2), None), ((2.0, 0, 0), None),
+        ((np.nan, 0.5, 0.5), None),
     ],
 )  # fmt: skip
 def test_every_spelling_of_a_colour(given: Any, made: str | None) -> None:

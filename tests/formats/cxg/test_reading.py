@@ -17,6 +17,7 @@ from raggedatlas.errors import FeatureError, MissingExtraError, NotFoundError, S
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.inspection import detect, is_cxg, tiledb_kind
+from raggedatlas.formats.cxg.matrix_reader import LazyArray
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.modalities import as_anndata, split_modalities
@@ -246,6 +247,70 @@ def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
         assert json.loads(array.meta["cell_id_map"]) == {"B": 0}
 
 
+@pytest.mark.parametrize("name", ["table", "values", "axes", "metadata", "obs", "X"])
+def test_arrays_of_a_group_have_any_names(cxg: Path, tmp_path: Path, name: str) -> None:
+    """An array of an unknown group may have the name of a part of a description, or of a member of the whole."""
+    cxg_files.make_group(cxg / "own")
+    cxg_files.write_dense(cxg / "own" / name, np.arange(4.0))
+    cxg_files.set_meta(cxg / "own" / name, note="kept", pair=(1, 2))
+    back = copy(copy(cxg, tmp_path / "b.h5ad"), open_sink(tmp_path / "b.cxg"))
+    with open_array(Path(back) / "own" / name) as array:
+        np.testing.assert_array_equal(array[:], np.arange(4.0))
+        assert dict(array.meta.items()) == {"note": "kept", "pair": (1, 2)}
+
+
+def test_unknown_arrays_of_several_attributes_are_kept(cxg: Path, tmp_path: Path) -> None:
+    """A dense array of two dimensions and several attributes goes through AnnData, and is put back."""
+    tiledb = import_tiledb()
+    axes = [
+        tiledb.Dim(f"d{i}", domain=(0, n - 1), tile=n, dtype=np.uint32, ctx=context()) for i, n in enumerate((2, 3))
+    ]
+    attributes = [tiledb.Attr(name, dtype=dtype, ctx=context()) for name, dtype in (("a", "f8"), ("b", "i4"))]
+    cxg_files.create(cxg / "two", axes, attributes)
+    values = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(6, dtype="i4").reshape(2, 3)}
+    with open_array(cxg / "two", "w") as array:
+        array[:] = values
+    back = copy(copy(cxg, tmp_path / "b.h5ad"), open_sink(tmp_path / "b.cxg"))
+    with open_array(Path(back) / "two") as array:
+        for name, expected in values.items():
+            np.testing.assert_array_equal(array[:][name], expected)
+
+
+def test_metadata_of_several_numbers_are_kept(cxg: Path, tmp_path: Path) -> None:
+    """Several numbers under one key of metadata, a tuple in TileDB, go through AnnData, and are put back."""
+    for name in ("obs", "cxg_group_metadata"):
+        cxg_files.set_meta(cxg / name, pair=(1, 2))
+    back = copy(copy(cxg, tmp_path / "b.h5ad"), open_sink(tmp_path / "b.cxg"))
+    for name in ("obs", "cxg_group_metadata"):
+        with open_array(Path(back) / name) as array:
+            assert array.meta["pair"] == (1, 2)
+
+
+def test_a_negative_row_is_refused_by_columns(cxg: Path) -> None:
+    """An entry of Xc whose cell is below 0 is refused by rule when columns are read."""
+    half("var", 5, [2], np.array([-1], np.int32), np.array([1], np.float32), other_dtype=np.int32)(cxg)
+    source = cxg_source(cxg)
+    with pytest.raises(SourceError, match=r"^C20: .*\(2, -1\)"):
+        source.columns([2])
+    source.close()
+
+
+def test_columns_leave_no_array_open(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every array that is opened to read columns is closed."""
+    source = cxg_source(cxg)
+    opened: list[LazyArray] = []
+    init = LazyArray.__init__
+
+    def recorded(self: LazyArray, path: Path) -> None:
+        init(self, path)
+        opened.append(self)
+
+    monkeypatch.setattr(LazyArray, "__init__", recorded)
+    source.columns([0])
+    assert [array.path.name for array in opened if array._array is not None] == []
+    source.close()
+
+
 def test_uns_may_be_a_group(cxg: Path) -> None:
     """Metadata and arrays of a group uns are read like metadata of an array."""
     tiledb = import_tiledb()
@@ -340,6 +405,18 @@ FAULTS: dict[str, tuple[Any, str]] = {
         r"^C20: .*two entries at \(2, 1\)",
     ),
     "a column beyond": (half("obs", 6, [2], np.array([5], np.uint32), np.array([1], np.float32)), r"^C20: .*size 5"),
+    "a column below": (
+        half("obs", 6, [2], np.array([-1], np.int32), np.array([1], np.float32), other_dtype=np.int32),
+        r"^C20: .*\(2, -1\)",
+    ),
+    "columns in fractions": (
+        half("obs", 6, [2], np.array([1.5], np.float32), np.array([1], np.float32), other_dtype=np.float32),
+        r"^C15: .*'var'.*float32; expected integers",
+    ),
+    "rows in fractions": (
+        half("var", 5, [2], np.array([1.5], np.float32), np.array([1], np.float32), other_dtype=np.float32),
+        r"^C16: .*'obs'.*float32; expected integers",
+    ),
     "an axis from 1": (
         lambda path: cxg_files.write_dense(path / "emb" / "umap", np.zeros((6, 2)), start=1),
         r"^C02: .*integers from 0",

@@ -22,6 +22,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
     open_array,
     tiledb_errors,
 )
+from raggedatlas.model.frames import is_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,11 +175,11 @@ def create_group(path: Path) -> None:
 
 
 def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
-    """Write metadata of an array."""
+    """Write metadata of an array; lists become tuples, the form of several numbers in TileDB."""
     if values:
         with open_array(path, "w") as array:
             for key, value in values.items():
-                array.meta[key] = value
+                array.meta[key] = tuple(value) if isinstance(value, list) else value
 
 
 def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
@@ -195,8 +196,7 @@ def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
         for start in range(0, n_rows, step):
             rows = slice(start, min(start + step, n_rows))
             array[rows] = {column.name: column.values[rows] for column in table.columns}
-        array.meta[HINTS] = json.dumps(table.hints())
-        for key, value in metadata.items():
+        for key, value in {**metadata, HINTS: json.dumps(table.hints())}.items():
             array.meta[key] = value
     consolidate(path, MAX_FRAGMENTS)
 
@@ -425,47 +425,54 @@ def _dtype_name(values: NDArray[Any] | SpilledColumn) -> str:
     return TEXT if values.dtype == object else str(values.dtype)
 
 
-KINDS = ("values", "table", "axes", "metadata")
-"""Keys of the description of one array; other mappings are groups of arrays."""
-
-
 def write_extra_arrays(folder: Path, arrays: Any) -> None:  # noqa: ANN401
     """Write arrays outside the format that `source` read from a CXG; other values are ignored."""
     if not isinstance(arrays, Mapping):
         return
-    for name, value in arrays.items():
-        # Members come from the AnnData itself; `coverage` has no place there, so `source` keeps it among the extras.
-        is_member = name in MEMBERS and name != COVERAGE
-        if isinstance(value, Mapping) and is_path_name(str(name)) and not is_member:
+    # Members come from the AnnData itself; `coverage` has no place there, so `source` keeps it among the extras.
+    _write_members(folder, {name: value for name, value in arrays.items() if name == COVERAGE or name not in MEMBERS})
+
+
+def _write_members(folder: Path, members: Mapping[str, Any]) -> None:
+    for name, value in members.items():
+        if isinstance(value, Mapping) and is_path_name(str(name)):
             _write(folder / str(name), value)
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
-    if "table" in value and isinstance(value.get("axes"), str):
-        write_sparse_table(path, value["table"], json.loads(value["axes"]))
-    elif "table" in value:
-        columns = _storable_columns(value["table"])
-        if len(value["table"]):
-            create(path, table_spec(len(value["table"]), {n: _dtype_name(v) for n, v in columns.items()}))
+    """Write one array, or a group, whose members are mappings and may have the names of the parts of an array."""
+    table, values, axes = value.get("table"), value.get("values"), value.get("axes")
+    if is_pandas(table, "DataFrame") and isinstance(axes, str):
+        write_sparse_table(path, table, json.loads(axes))
+    elif is_pandas(table, "DataFrame"):
+        columns = _storable_columns(table)
+        if len(table):
+            create(path, table_spec(len(table), {n: _dtype_name(v) for n, v in columns.items()}))
             with open_array(path, "w") as array:
                 array[:] = columns
-    elif isinstance(value.get("values"), np.ndarray):
-        _write_values(path, value["values"])
-    elif not set(value) & set(KINDS):
-        create_group(path)
-        write_extra_arrays(path, value)
-        return
+    elif isinstance(values, np.ndarray):
+        _write_values(path, {ANONYMOUS: values})
+    # An array in a group, called `values`, has no part but that, or its metadata, which is text.
+    elif (
+        isinstance(values, Mapping)
+        and {*values} - {"values"}
+        and all(isinstance(v, np.ndarray) for v in values.values())
+    ):
+        _write_values(path, values)
     else:
+        create_group(path)
+        _write_members(path, value)
         return
     text = value.get("metadata")
     write_metadata(path, json.loads(text) if isinstance(text, str) else {})
 
 
-def _write_values(path: Path, values: NDArray[Any]) -> None:
-    text = values.dtype.kind in "OUS"
-    if values.ndim == 0 or 0 in values.shape:
+def _write_values(path: Path, attributes: Mapping[str, NDArray[Any]]) -> None:
+    columns = {name: v.astype(object) if v.dtype.kind in "OUS" else v for name, v in attributes.items()}
+    shape = next(iter(columns.values())).shape
+    if not shape or 0 in shape:
         return
-    axes = tuple(Axis(f"__dim_{i}", n, min(n, 1000)) for i, n in enumerate(values.shape))
-    create(path, Form(axes, {ANONYMOUS: TEXT if text else str(values.dtype)}))
+    axes = tuple(Axis(f"__dim_{i}", n, min(n, 1000)) for i, n in enumerate(shape))
+    create(path, Form(axes, {name: _dtype_name(v) for name, v in columns.items()}))
     with open_array(path, "w") as array:
-        array[:] = values.astype(object) if text else values
+        array[:] = columns if len(columns) > 1 else next(iter(columns.values()))

@@ -1,6 +1,7 @@
 """Readers of the expression matrix in each of the three layouts, by rows and by columns."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ class ShiftedRowReader:
 
     Parameters
     ----------
-    rows : SparseRows
+    rows : SparseRowReader
         Reader of the stored matrix.
     shift : (n_features,) array
         Value subtracted from each column, and so the value of its missing entries.
@@ -274,9 +275,9 @@ def compress_entries(
         C20 for duplicate or out-of-range coordinates.
     """
     major, minor, values = entries
-    # Checked before keys are made: a coordinate beyond the axis would look like one of the next row.
-    if len(minor) and int(minor.max()) >= n_minor:
-        at = int(minor.argmax())
+    # Checked before keys are made: a coordinate beyond the axis would look like one of the next or previous row.
+    if len(minor) and (int(minor.max()) >= n_minor or int(minor.min()) < 0):
+        at = int(minor.argmax() if int(minor.max()) >= n_minor else minor.argmin())
         raise SourceError(
             f"C20: {path} has an entry ({int(major[at]):,}, {int(minor[at]):,}), but the other dimension has size {n_minor:,}; "
             "write the CXG again."
@@ -344,7 +345,8 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
         distinct = np.unique(np.asarray(columns, np.int64))
         if not split and not opened.array.schema.sparse:
             return _dense_columns(opened, distinct)[:, np.searchsorted(distinct, columns)]
-        n_rows = LazyArray(folder / XR).shape()[0] if split else opened.shape()[0]
+        with closing(LazyArray(folder / XR)) as by_row:
+            n_rows = (by_row if split else opened).shape()[0]
         try:
             matrix = _columns_at_once(opened, distinct, n_rows, axis=0 if split else 1)
         except SourceError:

@@ -253,9 +253,13 @@ class _CxgReader:
                 if opened.shape() != (n,):
                     raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
             # Rows need `Xr` alone; `Xc` is checked all the same, so that `columns` does not fail later.
-            by_row.attribute(VAR, "C15")
             by_column.attribute(ANONYMOUS, "C16")
-            by_column.attribute(OBS, "C16")
+            for opened, name, rule in ((by_row, VAR, "C15"), (by_column, OBS, "C16")):
+                dtype = opened.attribute(name, rule)
+                if dtype.kind not in "iu":
+                    raise SourceError(
+                        f"{rule}: {opened.path} holds positions ({name!r}) of {dtype}; expected integers. Write the CXG again."
+                    )
             return SparseRowReader(by_row, self.shape, "C15")
         finally:
             by_column.close()
@@ -422,6 +426,9 @@ def _identity(value: Any) -> Any:  # noqa: ANN401
 
 
 def _decode_bytes(value: Any) -> Any:  # noqa: ANN401
+    """Return metadata as AnnData can hold it: text for bytes, arrays for the tuples in which TileDB stores several numbers."""
+    if isinstance(value, tuple):
+        return np.array(value)
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
@@ -452,9 +459,11 @@ def _read_extra(path: Path) -> dict[str, Any]:
             parts |= {"axes": json.dumps(axes)} if sparse else {}
     else:
         parts["values"] = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
-    plain = {key: value for key, value in meta.items() if isinstance(value, str | int | float | np.generic)}
+    plain = {
+        key: value for key, value in meta.items() if isinstance(value, str | int | float | np.generic | np.ndarray)
+    }
     return (
-        {**parts, "metadata": json.dumps({k: getattr(v, "item", lambda v=v: v)() for k, v in plain.items()})}
+        {**parts, "metadata": json.dumps({k: getattr(v, "tolist", lambda v=v: v)() for k, v in plain.items()})}
         if plain
         else parts
     )

@@ -259,6 +259,8 @@ class _Encoder:
         if isinstance(dtype, pd.CategoricalDtype):
             return self._categorical(name, series)
         if isinstance(dtype, pd.StringDtype) or dtype.kind in "OUS":
+            if not all(isinstance(value, str) for value in series.dropna()):
+                self.note(name, "converted", "values that are no text are written as text")
             return self._text(name, series)
         nullable = not isinstance(dtype, np.dtype)
         if dtype.kind == "b":
@@ -271,8 +273,8 @@ class _Encoder:
             return self._floats(name, series.to_numpy(np.float64 if nullable else None, na_value=np.nan))
         if dtype.kind in "mM":
             self.note(name, "converted", "times are written as text")
-            texts = [MISSING_TEXT if pd.isna(v) else v.isoformat() for v in series]
-            return Column(name, np.array(texts, object), {"type": "string"})
+            texts = [None if pd.isna(v) else v.isoformat() for v in series]
+            return self._text(name, pd.Series(texts, dtype=object))
         self.note(name, "lost", f"a CXG has no columns of {dtype}")
         return None
 
@@ -314,8 +316,8 @@ class _Encoder:
 
     def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
         missing = series.isna().to_numpy()
-        # `Int64`, `UInt8` and the like are NumPy's names in lower case.
-        known = series[~missing].to_numpy(np.dtype(str(series.dtype).lower()) if nullable else None)
+        # By default pandas returns objects for some dtypes.
+        known = series[~missing].to_numpy(f"{series.dtype.kind}8" if nullable else None)
         low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         if low < INT32.min or high > INT32.max or (missing.any() and max(-low, high) > EXACT_IN_FLOAT32):
             return self._wide_integers(name, series, (low, high))

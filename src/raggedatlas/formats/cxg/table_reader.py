@@ -282,8 +282,8 @@ def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  #
     """Convert text to categories; unlisted values are appended, except the text of a missing value."""
     import pandas as pd
 
-    distinct = dict.fromkeys(values.tolist())
-    unlisted = [value for value in distinct if value not in set(categories) and value != MISSING_TEXT]
+    distinct, listed = dict.fromkeys(values.tolist()), set(categories)
+    unlisted = [value for value in distinct if value not in listed and value != MISSING_TEXT]
     names = pd.Index([*categories, *unlisted], dtype=object)
     # `get_indexer` returns -1 for the only text that is not among the names, `nan`: a missing value.
     return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)

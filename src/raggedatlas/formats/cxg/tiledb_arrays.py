@@ -238,7 +238,7 @@ def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: AN
     Parameters
     ----------
     schema : tiledb.ArraySchema
-        Path of the array.
+        Schema of the array.
     attribute : str
         Name of an attribute.
     """
@@ -451,7 +451,7 @@ class ArrayInfo:
         Whether coordinates may occur more than once.
     written : tuple of tuple of int, optional
         First and last written coordinate of each dimension; None if empty.
-    is_whole : bool
+    is_fully_written : bool
         Whether every cell of a dense array is written.
     metadata : dict of str to any
         Its metadata.

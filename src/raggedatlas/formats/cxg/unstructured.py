@@ -16,6 +16,8 @@ from raggedatlas.formats.cxg.schema import (
     COLORS,
     CORPORA,
     GENESETS,
+    GROUP_KEYS,
+    HINTS,
     LIBRARY,
     MISSING_TEXT,
     PROPERTIES,
@@ -260,7 +262,7 @@ def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four
             return None
         return "#" + ("".join(2 * digit for digit in digits) if len(digits) == 3 else digits[:6])
     parts = np.asarray(color)
-    if parts.shape not in ((3,), (4,)) or parts.dtype.kind not in "iuf" or (parts < 0).any():
+    if parts.shape not in ((3,), (4,)) or parts.dtype.kind not in "iuf" or not (parts >= 0).all():
         return None
     # The dtype decides the scale: (1, 1, 1) is nearly black, (1.0, 1.0, 1.0) is white.
     scaled = parts[:3] if parts.dtype.kind in "iu" else np.round(parts[:3].astype(float) * 255)
@@ -294,6 +296,12 @@ CORPORA_KEYS = (
     "organism", "organism_ontology_term_id", "citation",
 )  # fmt: skip
 """Keys of ``uns`` that belong to the schema of CELLxGENE, in files that follow it."""
+
+_SIDE_PARTS: Mapping[str, type] = {
+    **dict.fromkeys(("arrays", "metadata", "obs_metadata", "properties", "var_metadata"), Mapping),
+    **dict.fromkeys(("colors", "var_index"), str),
+}
+"""Keys of the side data, as `source` names them -> type of the value."""
 
 _GREY = "#808080"
 _SUFFIX = "_colors"
@@ -347,12 +355,13 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     CxgMetadata
         With losses for values that JSON cannot represent.
     """
-    result = CxgMetadata(arrays=_side(uns).get("arrays", {}))
     side = _side(uns)
+    result = CxgMetadata(arrays=_mapping(side.get("arrays")))
     # Whatever finds a place below is removed from `left`; the rest becomes JSON in `uns` of the CXG.
     left = {key: value for key, value in uns.items() if key != SIDE}
-    result.obs.update(side.get("obs_metadata", {}))
-    result.var.update(side.get("var_metadata", {}))
+    _report_unknown(uns, result)
+    result.obs.update(_kept_metadata(side, "obs_metadata", (HINTS, GENESETS), result))
+    result.var.update(_kept_metadata(side, "var_metadata", (HINTS,), result))
     corpora = _corpora(left, result)
     given = _text_or_none(left.pop("title", None))
     title = options.title if options.title is not None else given
@@ -360,16 +369,14 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
         result.group[CORPORA] = json.dumps(
             {**corpora, "title": title if title is not None else corpora.get("title", "")}
         )
-    properties = {str(key): _json_value(value) for key, value in dict(side.get("properties", {})).items()}
+    properties = {str(key): _json_value(value) for key, value in _mapping(side.get("properties")).items()}
     about = options.about if options.about is not None else properties.pop("about", None)
     other = properties.pop("title", None)
     named = options.title if options.title is not None else other if other is not None else given
     # Viewers fail on every request without properties.
     result.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
     result.group[COLORS] = json.dumps(_colors(left, obs, side, result))
-    for key, value in dict(side.get("metadata", {})).items():
-        # `setdefault`: what is written above wins. `item` turns NumPy scalars into what TileDB stores.
-        result.group.setdefault(str(key), getattr(value, "item", lambda value=value: value)())
+    result.group.update(_kept_metadata(side, "metadata", GROUP_KEYS, result))
     _genesets(left, result)
     if SPATIAL in left:
         _spatial(left.pop(SPATIAL), result)
@@ -387,8 +394,34 @@ def stored_var_index(uns: Mapping[str, Any]) -> str | None:
 
 
 def _side(uns: Mapping[str, Any]) -> Mapping[str, Any]:
-    side = uns.get(SIDE, {})
-    return side if isinstance(side, Mapping) else {}
+    return _mapping(uns.get(SIDE))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    return value if isinstance(value, Mapping) else {}
+
+
+def _report_unknown(uns: Mapping[str, Any], result: CxgMetadata) -> None:
+    """Record what users put under the key of side data, where only what `source` reads from a CXG is written."""
+    if not isinstance(uns.get(SIDE, {}), Mapping):
+        result.lose(f"uns/{SIDE}", "lost", "the key is reserved for what is read from a CXG")
+    for key, value in _side(uns).items():
+        kind = _SIDE_PARTS.get(key)
+        if kind is None or not isinstance(value, kind):
+            result.lose(f"uns/{SIDE}/{key}", "lost", "the key is reserved for what is read from a CXG")
+
+
+def _kept_metadata(side: Mapping[str, Any], name: str, reserved: Sequence[str], result: CxgMetadata) -> dict[str, Any]:
+    """Return metadata of an array that `source` read, as TileDB stores it: scalars, text, and tuples of numbers for arrays."""
+    found: dict[str, Any] = {}
+    for key, value in _mapping(side.get(name)).items():
+        plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        parts = plain if isinstance(plain, list) else [plain]
+        if key in reserved or not parts or not all(isinstance(part, str | int | float) for part in parts):
+            result.lose(f"uns/{SIDE}/{name}/{key}", "lost", "the writer sets it, or TileDB has no metadata of its type")
+        else:
+            found[str(key)] = tuple(plain) if isinstance(plain, list) else plain
+    return found
 
 
 def _text_or_none(value: Any) -> str | None:  # noqa: ANN401

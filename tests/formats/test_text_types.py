@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import SchemaError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
 
@@ -90,3 +91,48 @@ def test_text_comes_back_with_the_type_that_anndata_gives_it(
     for ours in found:
         assert types(ours.obs) == types(theirs.obs)
         pd.testing.assert_frame_equal(ours.obs, theirs.obs)
+
+
+NO_TEXT = {
+    "numbers among text": np.array([1, "a"], object),
+    "nothing among text": np.array(["a", None], object),
+    "a list of both": [1, "a"],
+    "a masked number": np.ma.masked_array([1, 2], [False, True]),
+    "numbers and a missing value": pd.DataFrame({"x": [1, "a", None]}, dtype=object),
+    "lists": pd.DataFrame({"x": pd.Series([[1], [2]])}),
+    "bytes and a missing value": pd.DataFrame({"x": [b"a", None]}),
+    "categories of both": pd.DataFrame({"x": pd.Categorical([1, "a"])}),
+    "categories of times": pd.DataFrame({"x": pd.Categorical(pd.to_datetime(["2020-01-01"]))}),
+    "a nameless row": pd.DataFrame({"x": [1, 2]}, index=["a", None]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["h5ad", "zarr 3"])
+@pytest.mark.parametrize("value", NO_TEXT)
+def test_values_that_would_become_text_are_refused(tmp_path: Path, value: str, way: str) -> None:
+    """Objects of which a file would hold no more than their representation as text, or another value, are refused by name."""
+    given = ad.AnnData(np.ones((2, 1), np.float32), uns={"odd": NO_TEXT[value]})
+    with pytest.raises(SchemaError, match="uns/odd cannot be written"):
+        copy(given, open_sink(tmp_path / f"x.{way[:4]}", **WAYS[way]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["h5ad", "zarr 3"])
+def test_objects_and_categories_keep_their_values(tmp_path: Path, way: str) -> None:
+    """Booleans in a column of objects stay booleans, categories of nullable and Arrow numbers stay numbers."""
+    obs = pd.DataFrame(
+        {
+            "flag": pd.Series([True, None, False], dtype=object),
+            "nullable": pd.Categorical(pd.array([3, None, 1], dtype="Int64")),
+            "arrow": pd.Categorical(pd.array([3, None, 1], dtype="int64[pyarrow]")),
+        }
+    ).set_axis(["a", "b", "c"])
+    back = read_back(
+        copy(ad.AnnData(np.ones((3, 1), np.float32), obs=obs), open_sink(tmp_path / f"x.{way[:4]}", **WAYS[way]))
+    ).obs
+    assert back["flag"].tolist() == [True, pd.NA, False]
+    for name in ("nullable", "arrow"):
+        assert back[name].cat.categories.tolist() == [1, 3]
+        assert back[name].cat.codes.tolist() == [1, -1, 0]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SchemaError
+from raggedatlas.errors import AtlasError, SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts, is_pandas
@@ -46,7 +46,9 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     check_names(path, value, slashes=not hasattr(group, "store"))
     parent, _, name = path.rpartition("/")
     within = group.require_group(parent) if parent else group
-    write_member(within, (name, path), _plain(value, inferred=not hasattr(group, "store")), options)
+    with refused(path):
+        plain = _plain(value, inferred=not hasattr(group, "store"))
+    write_member(within, (name, path), plain, options)
 
 
 def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -162,6 +164,8 @@ def refused(path: str) -> Iterator[None]:
     """Convert exceptions that libraries raise on values that cannot be written into a `SchemaError` that names the element."""
     try:
         yield
+    except AtlasError:  # of a member, which it names
+        raise
     except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
@@ -286,20 +290,38 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
     inferred : bool
         Whether a plain string array is read back with the dtype that pandas infers for text, as from HDF5. From Zarr it is
         read as ``object``, so that ``str``, the default of pandas 3, must be written as anndata does.
+
+    Raises
+    ------
+    TypeError
+        If objects are neither text nor booleans.
     """
     import pandas as pd
 
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
-        kept = plain_index(column.cat.categories)
+        kept = plain_index(column.cat.categories.rename(column.name))
         return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
     if isinstance(dtype, pd.StringDtype):
         # The dtype cannot be inferred from an empty column.
         as_plain = inferred and len(column) and dtype == pd.Series(["text"]).dtype and not column.isna().any()
         return column.to_numpy(object) if as_plain else column.array
-    if dtype == np.dtype(object):
-        return column.astype("string").array if column.isna().any() else column.to_numpy(object)
-    return column.array
+    if dtype != np.dtype(object):
+        return column.array
+    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
+        return column.astype("boolean").array
+    known = column.dropna().to_numpy(object)
+    # h5py and Zarr decode bytes; pandas, which represents missing values, does not.
+    _require_text(known, column.name, str if len(known) < len(column) else str | bytes)
+    return column.astype("string").array if len(known) < len(column) else column.to_numpy(object)
+
+
+def _require_text(objects: NDArray[np.object_], name: Any = None, kinds: Any = str | bytes) -> None:  # noqa: ANN401
+    """Raise for values that pandas or Zarr would convert to their representation as text."""
+    odd = [value for value in objects.ravel().tolist() if not isinstance(value, kinds)][:1]
+    if odd:
+        column = "" if name is None else f"{name!r}: "
+        raise TypeError(f"{column}the value {odd[0]!r:.40} is no text but of type {type(odd[0]).__name__}")
 
 
 def _write_with_options(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -322,6 +344,14 @@ def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
         return np.complex128(value)
     if type(value).__module__.startswith("scipy.sparse"):  # avoids importing SciPy
         return value.astype(sparse_dtype(value.dtype), copy=False)
+    if isinstance(value, list) and np.array(value).dtype.kind in "OSU":
+        _require_text(np.array(value, object))
+    if type(value) is np.ndarray and value.dtype == object:
+        _require_text(value)
+    if type(value).__module__.startswith("numpy.ma"):  # as above
+        if value.mask.any():
+            raise TypeError("no file holds the mask of a masked array")
+        return value.data
     return plain_text(value, inferred=inferred) if is_pandas(value, "DataFrame") else value
 
 
@@ -334,7 +364,11 @@ def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
     # Readers infer the dtype of object names as pandas' default, which needs at least one name.
     if isinstance(index.dtype, pd.StringDtype) and not (len(index) and index.dtype == pd.Series(["text"]).dtype):
         return index
-    return pd.Index(index.to_numpy(object), dtype=object, name=index.name)
+    if not isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf" and not index.hasnans:
+        return pd.Index(index.to_numpy(f"{index.dtype.kind}{index.dtype.itemsize}"), name=index.name)
+    objects = index.to_numpy(object)
+    _require_text(objects, index.name)
+    return pd.Index(objects, dtype=object, name=index.name)
 
 
 TEXT_ENCODING = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
@@ -407,7 +441,8 @@ def _write_column(
         import pandas as pd
 
         values = pd.Index(values.whole(), dtype=object) if is_index else pd.Series(values.whole(), dtype=values.dtype)
-    plain = bare(plain_index(values).array if is_index else plain_column(values, inferred=inferred))
+    with refused(where[1]):
+        plain = bare(plain_index(values).array if is_index else plain_column(values, inferred=inferred))
     write_member(group, where, plain, options)
 
 

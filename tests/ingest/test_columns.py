@@ -166,6 +166,20 @@ def test_columns_that_mix_types_are_refused(atlas, unchanged) -> None:  # noqa: 
         atlas.add(with_obs(c=pd.Series(["a", 1], dtype=object, index=["c0", "c1"])), "d", progress=False)
 
 
+def test_text_that_is_not_unicode_is_refused(atlas, unchanged) -> None:  # noqa: ANN001
+    """Halves of characters are refused with the name of the column."""
+    with unchanged(atlas), pytest.raises(SchemaError, match="Column 'c' has text that is not Unicode"):
+        atlas.add(with_obs(c=["a\ud800", "b"]), "d", progress=False)
+
+
+def test_numbers_of_foreign_byte_order_are_kept(atlas) -> None:  # noqa: ANN001
+    """Numbers in the byte order of another machine keep their values, in the order of this one."""
+    atlas.add(with_obs(i=np.array([1, 2], ">i4"), f=np.array([0.5, np.nan], ">f8")), "d", progress=False)
+    found = atlas.dataset("d").obs
+    assert (found["i"].dtype, found["i"].tolist()) == (np.dtype("=i4"), [1, 2])
+    np.testing.assert_array_equal(found["f"], [0.5, np.nan])
+
+
 INTEGERS, TEXTS, REALS = [1, 2], ["old", None], [0.5, 2.0]
 
 

@@ -167,7 +167,7 @@ def copy(
 def is_multimodal(source: Source) -> bool:
     """Return whether a source has modalities, as MuData does."""
     schema = source.describe()
-    return any(info.key.startswith(MOD) for info in schema.matrices)
+    return any(key.startswith(MOD) for key in (*(info.key for info in schema.matrices), *schema.elements))
 
 
 def _multimodal(source: Source, path: "str | Path", options: CopyOptions) -> dict[str, Any]:

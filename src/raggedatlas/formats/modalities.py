@@ -188,7 +188,7 @@ def _single(source: Source, schema: SourceSchema) -> Modality:
     space = next((info.space for info in schema.matrices if info.space), "")
     matrices = tuple(ModalityMatrix(info.key, (info,)) for info in _streamed(schema))
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs"), **_elements(source, schema, "")}
-    return _with_features(source, Modality(MODALITIES.get(space, "rna"), matrices, elements, _nothing))
+    return _with_features(source, Modality(MODALITIES.get(space, "rna"), matrices, elements, _nothing), "")
 
 
 def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
@@ -199,10 +199,10 @@ def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
         if info.key.startswith(prefix)
     )
     cells = source.present(f"{prefix}obs")
-    return _with_features(source, Modality(name, matrices, _elements(source, schema, prefix), _nothing, cells))
+    return _with_features(source, Modality(name, matrices, _elements(source, schema, prefix), _nothing, cells), prefix)
 
 
-def _with_features(source: Source, mod: Modality) -> Modality:
+def _with_features(source: Source, mod: Modality, prefix: str) -> Modality:
     """Add the tables of features that the matrices of a modality refer to."""
     elements, main = dict(mod.elements), ""
     for matrix in mod.matrices:
@@ -215,7 +215,6 @@ def _with_features(source: Source, mod: Modality) -> Modality:
             elements.setdefault("raw/var", ElementReader(source, key))
     # No matrix refers to features: the file may have `var` nevertheless, otherwise columns are numbered.
     if not main and "var" not in elements:
-        prefix = f"{MOD}{mod.name}/" if any(p.infos[0].key.startswith(MOD) for p in mod.matrices) else ""
         width = next((p.shape[1] for p in mod.matrices if p.key.split("/")[0] in ("X", "layers")), 0)
         elements["var"] = lambda: _table_or_numbers(source, f"{prefix}var", width)
         main = f"{prefix}var"

@@ -20,6 +20,7 @@ from raggedatlas.formats.anndata.source import (
 )
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, attribute, is_array, is_zip, open_hdf5, open_zarr, readable
+from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
             mods[name] = read_object_parts(part)
+    if nested := [name for name in mdata.mod if is_nested(name)]:
+        raise SourceError(
+            f"The MuData in memory has the modality {nested[0]!r}, which files take for groups within groups; rename it."
+        )
     matrices = []
+    elements: dict[str, Callable[[], Any]] = {"var": lambda: mdata.var}
     for key, value in mdata.obsm.items():
         if (
             isinstance(value, np.ndarray)
@@ -86,9 +92,9 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
             matrices.append(MatrixPart.of(f"obsm/{key}", DenseRows(value, place)))
         elif key not in mdata.mod:
             left_out[f"obsm/{key}"] = describe_value(value)
-    elements: dict[str, Callable[[], Any]] = {"var": lambda: mdata.var}
+            elements[f"obsm/{key}"] = partial(sound, f"obsm/{key}", value)
     elements |= {f"varmap/{name}": partial(_same, value) for name, value in mdata.varmap.items()}
-    elements |= {"axis": lambda: 1} if mdata.axis == 1 else {}
+    elements |= {"axis": lambda: mdata.axis} if mdata.axis else {}
     for group in ("obsp", "varp", "uns", "varm"):
         for key, value in getattr(mdata, group).items():
             if key not in mdata.mod:
@@ -118,6 +124,7 @@ def _stored(container: Container) -> SourceParts:
             mods[name] = read_stored_parts(container, f"mod/{name}/")
     maps = {m: container.whole(f"obsmap/{m}", n_cells) for m in mods if container.get(f"obsmap/{m}") is not None}
     matrices = []
+    elements: dict[str, Callable[[], Any]] = {}
     for key in [k for k in container.names("obsm") if k not in mods]:
         node = container.get(f"obsm/{key}")
         if (
@@ -133,11 +140,12 @@ def _stored(container: Container) -> SourceParts:
             matrices.append(MatrixPart.of(f"obsm/{key}", DenseRows(node, place)))
         else:
             left_out[f"obsm/{key}"] = describe_node(node)
-    elements: dict[str, Callable[[], Any]] = {}
+            elements[f"obsm/{key}"] = partial(_read_beside, container, f"obsm/{key}", n_cells)
     if frame_length(container, "var") is not None:
         elements["var"] = partial(read_frame, container, "var")
     elements |= {f"varmap/{m}": partial(container.whole, f"varmap/{m}") for m in container.names("varmap")}
-    elements |= {"axis": lambda: 1} if str(container.root.attrs.get("axis", 0)) == "1" else {}
+    axis = str(container.root.attrs.get("axis", 0))
+    elements |= {"axis": lambda: int(axis)} if axis in ("1", "-1") else {}
     for group in ("obsp", "varp", "uns", "varm"):
         for key in [k for k in container.names(group) if k not in mods]:
             left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
@@ -147,6 +155,16 @@ def _stored(container: Container) -> SourceParts:
         n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements, tables=tables
     )
     return _joined(whole, mods, maps, container.uri)
+
+
+def _read_beside(container: Container, key: str, n_cells: int) -> Any:  # noqa: ANN401  (any member of obsm)
+    value = read_element(container, key)
+    n_rows = getattr(value, "shape", (n_cells,))[0]
+    if n_rows != n_cells:
+        raise SourceError(
+            f"{container.uri}: {key} has {n_rows:,} rows, but there are {n_cells:,} cells; write it again, or leave it out."
+        )
+    return value
 
 
 def _order(container: Container) -> list[str]:

@@ -110,8 +110,9 @@ def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table)
     if asked.dtype.kind == "b" and asked.shape == (cells.num_rows,):
         return np.flatnonzero(asked).astype(np.int64)
     # -1 fails the check below: for masks of another length, fractions and text.
-    # An empty list is float64 in NumPy, and selects nothing.
-    rows = np.unique(asked).astype(np.int64) if asked.dtype.kind in "iu" or not asked.size else np.array([-1])
+    # An empty list is an array of float64.
+    is_numbers = asked.dtype.kind in "iu" or (asked.dtype.kind == "f" and not asked.size)
+    rows = np.unique(asked).astype(np.int64) if is_numbers else np.array([-1])
     if rows.size and (rows[0] < 0 or rows[-1] >= cells.num_rows):
         raise QueryError(
             f"where= takes a condition, one truth value for each of the {cells.num_rows:,} cells, or numbers of rows from 0; "

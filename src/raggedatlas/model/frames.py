@@ -362,7 +362,9 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
         return instants.cast(pa.timestamp(instants.type.unit, "UTC")), ColumnFacts(name, kind)
     if isinstance(dtype, np.dtype) and dtype.kind in "biufmM":
         # NaT becomes null, but NaN of floats stays a value, so that the column comes back as it was.
-        return pa.array(series.to_numpy(), from_pandas=dtype.kind in "mM"), ColumnFacts(name, kind)
+        native = dtype.newbyteorder("=")  # Arrow has no other byte order
+        values = series.to_numpy().astype(native, copy=False)
+        return pa.array(values, from_pandas=dtype.kind in "mM"), ColumnFacts(name, str(native))
     raise SchemaError(
         f"Column {name!r} has dtype {kind}, which no cell table column can hold; cast it to text, numbers or a categorical, "
         "or leave it out with obs=[...]."
@@ -374,6 +376,10 @@ def _text_to_arrow(name: str, series: "pd.Series[Any]") -> pa.Array:
     values = series.to_numpy(dtype=object, na_value=missing)
     try:
         return pa.array(values, pa.string(), from_pandas=True)
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            f"Column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave it out with obs=[...]."
+        ) from error
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = sorted({type(v).__name__ for v in values if v is not None})
         raise SchemaError(

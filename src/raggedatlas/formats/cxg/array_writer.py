@@ -441,7 +441,8 @@ def _write_members(folder: Path, members: Mapping[str, Any]) -> None:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     """Write one array, or a group, whose members are mappings and may have the names of the parts of an array."""
-    table, values, axes = value.get("table"), value.get("values"), value.get("axes")
+    table: Any = value.get("table")
+    values, axes = value.get("values"), value.get("axes")
     if is_pandas(table, "DataFrame") and isinstance(axes, str):
         write_sparse_table(path, table, json.loads(axes))
     elif is_pandas(table, "DataFrame"):

@@ -22,6 +22,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError, SourceError
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
+from raggedatlas.formats.modalities import read
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
 from raggedatlas.testing.hypothesis_profile import examples
@@ -532,3 +533,12 @@ def test_plugins_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: p
         with pytest.raises(SourceError, match=r"choose one of|levels"):
             open_sink(tmp_path / "x.h5ad", compression=asked)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_members_without_a_name_are_read() -> None:
+    """Members of every group whose name is empty are members, not the group."""
+    nameless = ad.AnnData(
+        np.ones((2, 2), np.float32), obsm={"": np.zeros((2, 3))}, layers={"": np.ones((2, 2))}, uns={"": 1}
+    )
+    back = read(nameless)
+    assert (list(back.obsm), list(back.layers), dict(back.uns)) == ([""], [""], {"": 1})

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import ArgumentError, NotFoundError, SchemaError
+from raggedatlas.errors import ArgumentError, NameRefusedError, NotFoundError, SchemaError
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.model.spaces import SparseZarrPointer
 
@@ -170,6 +170,16 @@ def test_text_that_is_not_unicode_is_refused(atlas, unchanged) -> None:  # noqa:
     """Halves of characters are refused with the name of the column."""
     with unchanged(atlas), pytest.raises(SchemaError, match="Column 'c' has text that is not Unicode"):
         atlas.add(with_obs(c=["a\ud800", "b"]), "d", progress=False)
+
+
+def test_names_that_are_not_unicode_are_refused(atlas, unchanged) -> None:  # noqa: ANN001
+    """Columns and layers whose names hold halves of characters are refused; such a layer left an atlas that was not sound."""
+    with unchanged(atlas), pytest.raises(SchemaError, match="is not Unicode"):
+        atlas.add(with_obs(**{"a\ud800": [1, 2]}), "d", progress=False)
+    given = with_obs(c=[1, 2])
+    given.layers["a\ud800"] = given.X.copy()
+    with unchanged(atlas), pytest.raises(NameRefusedError, match="is not Unicode"):
+        atlas.add(given, "d", progress=False)
 
 
 def test_numbers_of_foreign_byte_order_are_kept(atlas) -> None:  # noqa: ANN001

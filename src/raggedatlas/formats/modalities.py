@@ -330,12 +330,8 @@ def as_anndata(source: Source, mod: Modality) -> "AnnData":
     parts: dict[str, Any] = {"X": None, "obs": None, "var": None, **{group: {} for group in GROUPS}}
     raw: dict[str, Any] = {"varm": {}}
     for key, value in _read(source, mod).items():
-        group, _, name = key.partition("/")
-        if group == "raw":
-            inner, _, name = name.partition("/")
-            _put(raw, inner, name, value)
-        else:
-            _put(parts, group, name, value)
+        inner = key.removeprefix("raw/")
+        _put(parts if inner == key else raw, inner, value)
     made = AnnData(**parts)
     if "X" in raw:
         # AnnData copies raw from another AnnData, except for varm.
@@ -360,11 +356,9 @@ def as_mudata(source: Source) -> "MuData":
     n_cells = source.describe().n_cells
     tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
     for key, read in modalities.elements.items():
-        group, _, name = key.partition("/")
-        _put(tables, group, name, read())
+        _put(tables, key, read())
     for matrix in modalities.matrices:
-        group, _, name = matrix.key.partition("/")
-        _put(tables, group, name, source.element(matrix.infos[0].key))
+        _put(tables, matrix.key, source.element(matrix.infos[0].key))
     tables.setdefault("obs", source.element("obs"))
     for mod in modalities.modalities:
         tables["obsmap"][mod.name] = rows = _map(mod, n_cells)
@@ -414,8 +408,9 @@ def _read(source: Source, mod: Modality) -> dict[str, Any]:
     return found | {key: read() for key, read in mod.elements.items()}
 
 
-def _put(parts: dict[str, Any], group: str, name: str, value: Any) -> None:  # noqa: ANN401
-    if name:
+def _put(parts: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401
+    group, slash, name = key.partition("/")
+    if slash:  # the name of a member may be empty
         parts[group][name] = value
     else:
         parts[group] = value

@@ -22,7 +22,7 @@ from raggedatlas.ingest.other_elements import OtherElements, plan_other_elements
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import check_length, column_name, layout_uid, new_uid
+from raggedatlas.model.ids import check_length, column_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -379,6 +379,8 @@ def _is_side(key: str) -> bool:
 
 
 def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
+    if not is_unicode(info.key):
+        raise NameRefusedError(f"The layer {info.key!a} has a name that is not Unicode; rename it.")
     if name is not None:
         if column_name(name) != name:
             raise SchemaError(f"The layer name {name!r} for {info.key} may hold only letters, digits and '_'.")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, SchemaError
 from raggedatlas.model.assets import annotation_columns, result_columns
+from raggedatlas.model.ids import is_unicode
 from raggedatlas.model.records import read_json
 from raggedatlas.model.spaces import pointer_columns
 
@@ -168,6 +169,9 @@ def _checked_names(columns: Iterable[Any]) -> list[str]:
         raise SchemaError(
             f"The column name {odd[0]!r} is no text, which no file can hold; rename it, e.g. to {str(odd[0])!r}."
         )
+    broken = [name for name in names if not is_unicode(name)]
+    if broken:
+        raise SchemaError(f"The column name {broken[0]!a} is not Unicode; rename it.")
     repeated = sorted({name for name in names if names.count(name) > 1} | {n for n in names if n == INDEX})
     if repeated:
         raise SchemaError(f"The columns {repeated} appear twice or bear the reserved name {INDEX!r}; rename them.")

@@ -225,6 +225,17 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def is_unicode(name: str) -> bool:
+    """Return whether a name can be stored as UTF-8; halves of characters, as h5py reads from damaged files, cannot.
+
+    Examples
+    --------
+    >>> is_unicode("ü"), is_unicode(chr(0xD800))
+    (True, False)
+    """
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def check_length(name: str, what: str) -> str:
     """Return a user-supplied name if it is printable and short enough to be displayed.
 

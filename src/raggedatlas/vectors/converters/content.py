@@ -93,6 +93,7 @@ class Capabilities:
         if shapes.ids is not None and self.objects != "many":
             if self.objects == "one" and shapes.n_objects > 1:
                 yield f"objects: {shapes.n_objects} are joined into one"
+            # Also reached where a format of one object gets exactly one: its id is lost unless it is 0.
             elif not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
                 yield "objects: their ids are left out; they are numbered from 0"
         if self.objects != "one" and shapes.offsets[-1] < shapes.n_vertices:
@@ -137,6 +138,7 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
     """Return the values of an attribute; codes of categories become their strings, or None."""
     if "categories" not in attribute.metadata:
         return attribute.values
+    # Codes out of range, such as -1 for a missing text, select the None at the end.
     categories = np.array([*attribute.metadata["categories"], None], object)
     codes = attribute.values.astype(np.int64)
     return categories[np.where((codes >= 0) & (codes < len(categories) - 1), codes, len(categories) - 1)]
@@ -162,6 +164,7 @@ def group_vertices(kind: str, positions: NDArray[Any], owner: NDArray[Any], colu
         Objects in ascending order; names become the object attribute ``name``.
     """
     names, codes = np.unique(owner, return_inverse=True)
+    # Stable. `_by_object` in `graphs` sorts its owners the same way to renumber links; both must give one order.
     order = np.argsort(codes, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))]).astype(np.int64)
     numbers = names.dtype.kind in "iu"
@@ -205,4 +208,5 @@ def check_content(shapes: Shapes, what: str) -> None:
 
 
 def _owner(shapes: Shapes, row: int) -> int:
+    # With "right", an empty object never owns the first vertex of the next one.
     return int(np.searchsorted(shapes.offsets, row, side="right")) - 1

@@ -312,6 +312,7 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
     _check_options(CONVERTERS[name].read, name, options)
     with _file_errors(f"read {file}"):
         content = CONVERTERS[name].read(file, **options)
+    # Once for all formats. A reader that renumbers links must check their range itself, before this.
     check_content(content.shapes, str(file))
     return content
 
@@ -395,6 +396,7 @@ def write_file(
             f"{file} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
         )
     _check_options(CONVERTERS[name].write, name, options)
+    # Fails early; `_write_aside` checks again, also for further files such as `<name>.nodes.csv`.
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
     # Files that separate objects have no place for vertices of none, as `Capabilities.losses` says.
@@ -410,6 +412,7 @@ def _file_errors(what: str) -> Iterator[None]:
     """Raise errors of the operating system as `StoreError`."""
     try:
         yield
+    # Some are also OSErrors, e.g. `DuplicateError`; they keep their class and message.
     except AtlasError:
         raise
     except OSError as error:
@@ -422,14 +425,17 @@ def _write_aside(
     """Write into a hidden folder next to the target, then move the result."""
     if not file.parent.is_dir():
         raise NotFoundError(f"There is no folder {file.parent} to write {file.name} into; make it first.")
+    # In the same folder, as `replace` cannot move files between file systems.
     aside = file.parent / f".{uuid4().hex}.partial"
     aside.mkdir()
     try:
         converter.write(content, aside / file.name, **options)
+        # The file itself comes last: where it exists, the files that belong to it exist too.
         for made in sorted(aside.iterdir(), key=lambda made: made.name == file.name):
             target = file.parent / made.name
             if target.exists() and not overwrite:
                 raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
+            # A folder with content makes `Path.replace` fail. `rmtree` refuses links, so these are left to `replace`.
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             made.replace(target)
@@ -520,10 +526,12 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     if text.rstrip("/").endswith(ENDING):
         return True
     node = Path(text) / "zarr.json"
+    # A remote path is a store only by its suffix; nothing is fetched to detect one.
     if text.startswith(tuple(f"{scheme}://" for scheme in REMOTE_SCHEMES)) or not node.is_file():
         return False
     try:
         return "zarr_vectors" in json.loads(node.read_text(encoding="utf-8")).get("attributes", {})
+    # A `zarr.json` that is a list has no `get`.
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -559,11 +567,13 @@ def convert(
     _check_writing(how, target)
     from_store = how.read == STORE or (how.read is None and is_store(source))
     to_store = how.written == STORE or (how.written is None and is_store(target))
+    # Nothing is to be computed anew: all levels are written with their chunks and bins as they are, without loss.
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
         write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
         return []
     content, left = _content_of_store(source, how) if from_store else (_content_of_file(source, how), [])
     losses = [*left, *content.left]
+    # Refused before anything is written; `write_file` knows the losses of the target format only.
     if how.strict and losses:
         raise SourceError(
             f"{source} would not be converted completely: {'; '.join(losses)}. Convert without strict to leave these out."
@@ -577,6 +587,7 @@ def convert(
 
 def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
     """Refuse writer options for a store, and those that `Conversion` has fields for."""
+    # These would collide with the keywords that `convert` itself passes to `write_file`.
     own = sorted({"format", "overwrite", "strict"} & set(how.writing))
     if own:
         raise SourceError(
@@ -606,4 +617,5 @@ def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[
     store = open_vectors(os.fspath(source))
     content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
     others = store.n_levels - 1
+    # Where a level was asked for, even level 0, leaving out the others is no loss.
     return content, [f"levels: {others} coarser ones are left out"] if others and how.level is None else []

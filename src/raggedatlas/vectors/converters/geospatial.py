@@ -56,10 +56,12 @@ def read_geojson(path: Path) -> Content:
             raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
     said = [dict(feature.get("properties") or {}) for feature in features]
     for feature, properties in zip(features, said, strict=True):
+        # GeoJSON stores the id of a feature next to its properties; a property of the same name is kept instead.
         if "id" in feature:
             properties.setdefault("id", feature["id"])
     names = list(dict.fromkeys(name for properties in said for name in properties))
     columns = {name: column_of([properties.get(name) for properties in said]) for name in names}
+    # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
     metadata = {"crs": whole["crs"]} if isinstance(whole, dict) and whole.get("crs") else {}
     return Content(shapes_of_geometries(geometries, columns, str(path)), metadata)
 
@@ -105,8 +107,10 @@ def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: AN
     present = None if there.all() else there
     known = [value for value, has in zip(values, there, strict=True) if has]
     if known and all(isinstance(value, int | float | np.number | np.bool_) for value in known):
+        # Missing floats become NaN; missing integers have no such value and become 0 under a mask.
         if present is None or all(isinstance(value, float | np.floating) for value in known):
             made = np.array([value if has else np.nan for value, has in zip(values, there, strict=True)])
+            # Python numbers made wide arrays; the dtype of the frame is restored where no value is missing.
             narrow = kind if present is None and getattr(kind, "kind", "") in tuple("iuf") else made.dtype
             return Attribute(made.astype(narrow))
         filled = np.array([value if has else 0 for value, has in zip(values, there, strict=True)])
@@ -151,11 +155,13 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
             f"{what} has features of the kinds {', '.join(sorted(kinds))}; expected all polygons, lines or points."
         )
     deep = {bool(geometry.has_z) for geometry in geometries}
+    # Otherwise `include_z` below, one for all, would silently drop the z of those that have it.
     if len(deep) > 1:
         raise SourceError(f"{what} has features with and without z; expected one or the other.")
     columns = dict(columns)
     ids = columns.pop(OBJECT_ID, None)
     numbers = None if ids is None else ids.values.astype(np.int64)
+    # Refused by `to_ragged_array`, which infers a type from the geometries.
     if not len(geometries):
         return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
     _, positions, offsets = shapely.to_ragged_array(geometries, include_z=deep == {True})
@@ -164,6 +170,7 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
         return _polygons(positions, offsets, numbers, columns)
     if family is LINES:
         return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
+    # Without offsets every feature is one `Point`, so its properties can be values of vertices.
     if not offsets and numbers is None:
         return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
     bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
@@ -189,6 +196,7 @@ def _polygons(
     ids: NDArray[np.int64] | None,
     columns: Mapping[str, Attribute],
 ) -> Shapes:
+    # Starts of rings in `positions`, of polygons in `rings` and, for multipolygons, of features in `polygons`.
     rings, polygons = offsets[0], offsets[1]
     features = offsets[2] if len(offsets) == 3 else np.arange(len(polygons))
     if len(rings) == len(features):
@@ -202,6 +210,7 @@ def _polygons(
     follow[bounds[1:] - 1] = bounds[:-1]
     part_of_ring = np.repeat(np.arange(len(polygons) - 1), np.diff(polygons))
     feature_of_part = np.repeat(np.arange(len(features) - 1), np.diff(features))
+    # From feature to polygon to ring to vertex. Each vertex starts one link, so these are also the link offsets.
     vertex_bounds = bounds[polygons[features]]
     part = part_of_ring[ring_of] - features[feature_of_part[part_of_ring[ring_of]]]
     return Shapes(
@@ -381,6 +390,7 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
         table = pads.dataset(folder / "points.parquet", format="parquet").to_table()
     except (pa.ArrowInvalid, OSError) as error:
         raise SourceError(f"{folder} has no points.parquet that can be read: {error}.") from None
+    # Stores of the first format may declare null axes; `table_content` then looks for the usual columns.
     content = table_content(
         table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
     )
@@ -467,10 +477,12 @@ def _matrix(said: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.fl
     """Return a transformation as a matrix over (x, y, z, 1), whatever the order of its own axes."""
     if said.get("type") == "sequence":
         made = np.eye(n_dims + 1)
+        # The first transformation is applied first, so each is multiplied from the left.
         for part in said.get("transformations", []):
             made = _matrix(part, n_dims, folder) @ made
         return made
     orders = [[str(axis["name"]) for axis in said.get(end, {}).get("axes", [])] for end in ("input", "output")]
+    # Axes may be listed as (y, x); `rows` has the places of x, y and z among them.
     rows = [[order.index(name) for name in "xyz"[:n_dims]] if order else list(range(n_dims)) for order in orders]
     kind, matrix = said.get("type"), np.eye(n_dims + 1)
     if kind == "scale":
@@ -511,12 +523,14 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
     said: dict[str, Any] = {"version": "0.2" if kind == "points" else "0.3"}
     if kind == "points":
         said |= content.metadata.get(KEY, {})
+        # The columns need the names that the element declares as its `axes`, whatever those of the content are.
         named = Content(shapes, axes=tuple(Axis(axis) for axis in axes))
         (element / "points.parquet").mkdir()
         papq.write_table(vertex_table(named), element / "points.parquet" / "part.0.parquet", compression="zstd")
     else:
         frame = to_geopandas(shapes)
         kinds = {*frame.geometry.geom_type}
+        # Refused after folders were made; `_write_aside` removes them.
         if not kinds <= ({"Point"} if circles else {"Polygon", "MultiPolygon"}):
             raise SourceError(f"SpatialData holds circles and polygons; these are {', '.join(sorted(kinds))}.")
         if circles:

@@ -61,6 +61,7 @@ def graph_content(graph: Any, what: str) -> Content:  # noqa: ANN401  (a network
     names = list(graph.nodes)
     rows = {name: row for row, name in enumerate(names)}
     nodes = [graph.nodes[name] for name in names]
+    # The first node decides which axes there are; `_columns` refuses nodes that lack one of them.
     axes = [axis for axis in AXES if nodes and axis in nodes[0]]
     if nodes and len(axes) < 2:
         raise SourceError(f"{what}: node {names[0]!r} has no x and y; every node needs a position.")
@@ -112,8 +113,10 @@ def _by_object(
     values = owner.values.astype(np.int64)
     if (values < 0).any() or not np.array_equal(values, owner.values):
         raise SourceError(f"{what}: {OBJECT_ID} of nodes goes to {values.min()}; expected whole numbers from 0.")
+    # New row of each vertex: `group_vertices` sorts by the same key, also stably.
     place = np.empty(len(values), np.int64)
     place[np.argsort(values, kind="stable")] = np.arange(len(values))
+    # Links stay in the order of the file, not of objects, so the shapes below have no `link_offsets`.
     made = group_vertices("graph", positions, values, columns)
     return Shapes(
         "graph",
@@ -170,8 +173,10 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
     values: list[dict[str, Any]] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.startswith("#"):
+            # The last comment before the first edge names the columns; later ones are only comments.
             header = line[1:].split() if not pairs else header
             continue
+        # What follows the two nodes stays one text, as a dict contains spaces.
         words = line.split(maxsplit=2)
         if not words:
             continue
@@ -211,6 +216,7 @@ def write_edges(content: Content, path: Path) -> None:
     numbered = Attribute(np.arange(shapes.n_vertices))
     columns = {NODE: shapes.vertex_attributes.get(NODE, numbered), **shapes.vertex_attributes}
     names = list(_texts(columns[NODE]))
+    # Equal names, perhaps equal only after `_texts` replaced spaces, do not identify nodes.
     if len({*names}) != len(names):
         columns[NODE], names = numbered, [str(row) for row in range(shapes.n_vertices)]
     nodes = Shapes("point_cloud", shapes.positions, shapes.offsets, shapes.ids, vertex_attributes=columns)
@@ -275,6 +281,7 @@ def read_swc(path: Path) -> Content:
     trees = [_read_tree(file) for file in files]
     offsets = counts_to_offsets(np.array([len(tree[0]) for tree in trees]))
     names = [file.stem for file in files]
+    # Distinct as numbers too: `7.swc` and `07.swc` would have one id.
     numbers = all(name.isdecimal() and int(name) < 2**63 for name in names) and len({*map(int, names)}) == len(names)
     links = [np.stack([child, parent], 1) + start for (_, child, parent, _), start in zip(trees, offsets, strict=False)]
     values = np.concatenate([tree[0] for tree in trees])
@@ -372,6 +379,7 @@ def _parents(shapes: Shapes) -> NDArray[np.int64]:
 def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many ancestors each vertex has, by doubling; `SourceError` names a vertex of a circle."""
     depths, above = (parent >= 0).astype(np.int64), parent.copy()
+    # After k rounds `above` is the ancestor 2**k steps up; only vertices on or below a circle keep one.
     for _ in range(len(parent).bit_length() + 1):
         has = np.flatnonzero(above >= 0)
         if not len(has):
@@ -402,7 +410,9 @@ def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDAr
     if len(twice):
         at = int(order[twice[0] + 1])
         raise SourceError(f"{path}, line {rows[at][0]} has the sample {numbers[at]} again.")
+    # Any negative parent marks a root.
     child = np.flatnonzero(parents >= 0)
+    # A parent above all samples would be out of range; clipped, it fails the comparison below.
     place = np.minimum(np.searchsorted(numbers[order], parents[child]), len(order) - 1)
     found = order[place]
     missing = np.flatnonzero(numbers[found] != parents[child])
@@ -423,6 +433,7 @@ def _refuse_circles(
     above[child] = parent
     try:
         _depths(above)
+    # Its message names a row of the array; the line of the file is found again here.
     except SourceError:
         for _ in range(len(rows).bit_length() + 1):
             has = above >= 0

@@ -47,6 +47,7 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
     made = {}
     for row, number in enumerate(np.asarray(shapes.ids).tolist()):
         one = take_objects(shapes, np.array([row]))
+        # Processing is off below, as it would merge equal vertices: rows must stay those of the store.
         made[number] = trimesh.Trimesh(
             vertices=one.positions,
             faces=np.zeros((0, 3), np.int64) if one.links is None else one.links,
@@ -100,6 +101,7 @@ def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbe
         raise SourceError("A mesh makes no graph; expected points, lines, graphs or skeletons.")
     networkx = load_library("networkx")
     links = vertex_edges(shapes).tolist()
+    # A simple graph would drop parallel edges; without directions (a, b) and (b, a) are one edge.
     multiple = len({(a, b) if directed else (min(a, b), max(a, b)) for a, b in links}) < len(links)
     kinds = {
         (False, False): "Graph",
@@ -133,6 +135,7 @@ def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
     """Return the links as rows of vertices, those that follow from the order written out."""
     if shapes.kind in SEQUENTIAL:
         owner = object_rows(shapes)
+        # Vertices of no object come last, as those of one more object; they get no links.
         first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
         return np.stack([first, first + 1], 1)
     return np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
@@ -194,6 +197,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
         if shapes.kind == "point_cloud":
             made[row] = shapely.Point(part[0]) if len(part) == 1 else shapely.MultiPoint(part)
         elif shapes.kind in SEQUENTIAL:
+            # Shapely refuses a ring of fewer than four vertices and a line of one; the latter becomes an empty line.
             closed = len(part) >= 4 and bool((part[0] == part[-1]).all())
             made[row] = shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
         else:
@@ -209,12 +213,14 @@ def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[A
     part, ring, place = (shapes.vertex_attributes[name].values.astype(np.int64) for name in (PART, RING, ORDER))
     order = np.lexsort((place, ring, part, owner))
     keys = np.stack([owner[order], part[order], ring[order]], 1)
+    # Row numbers of objects are not negative, so the first row differs from the prepended -1 and starts a ring.
     starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1))
     sizes = np.diff(np.append(starts, len(keys)))
     new = np.any(np.diff(keys[starts, :2], axis=0, prepend=-1), axis=1)
     rings = np.repeat(np.arange(len(starts)), sizes + 1)
     bounds = counts_to_offsets(sizes + 1)
     rows = np.arange(bounds[-1]) - bounds[rings]
+    # Each ring has one row more than vertices: its first vertex again.
     rows = np.where(rows == sizes[rings], 0, rows) + starts[rings]
     polygons = np.flatnonzero(new)
     parts = np.bincount(keys[starts[polygons], 0], minlength=shapes.n_objects)

@@ -122,12 +122,14 @@ def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, 
         corners = next((faces.pop(name) for name in CORNERS if name in faces), None)
         if corners is None:
             raise SourceError(f"{path} has faces without {' or '.join(CORNERS)}.")
+        # All faces have equally many corners. Faces of four or more are then not cut.
         if corners.dtype != object:
             return "mesh", corners.astype(np.int64), faces
         counts = np.array([len(face) for face in corners])
         if len(counts) and counts.min() < 3:
             raise SourceError(f"{path}: face {counts.argmin()} has {counts.min()} corners; expected 3 or more.")
         left.append(f"{int((counts > 3).sum())} faces of more than three corners are cut into triangles")
+        # A face of n corners becomes a fan of n - 2 triangles, each with the values of the face.
         rows = np.repeat(np.arange(len(counts)), counts - 2)
         cut = [[face[0], face[k], face[k + 1]] for face in corners for k in range(1, len(face) - 1)]
         made = np.array(cut, np.int64).reshape(-1, 3)
@@ -140,6 +142,7 @@ def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, 
 
 def _joined(table: Table, left: list[str]) -> dict[str, Attribute]:
     made = {}
+    # Longest first: `color` would take its columns from `color_alpha` and leave `alpha` alone.
     for name, columns in sorted(JOINED.items(), key=lambda item: -len(item[1])):
         if set(columns) <= set(table) and len({table[column].dtype for column in columns}) == 1:
             made[name.split("_")[0]] = Attribute(np.stack([table.pop(column) for column in columns], 1), columns)
@@ -161,6 +164,7 @@ def _by_owner(shapes: Shapes, owner: NDArray[Any], path: Path) -> Shapes:
     place[order] = np.arange(len(order))
     links = shapes.links
     if links is not None:
+        # As an index below, a negative row would count from the end instead of failing.
         if links.size and (links.min() < 0 or links.max() >= len(place)):
             raise SourceError(f"{path} has a face or edge of vertex {links.max()}; it has {len(place)} vertices.")
         links = place[links]
@@ -211,6 +215,7 @@ def _read_binary(data: bytes, at: int, element: Element, order: str, path: Path)
     fields: list[Any] = []
     for name, length, kind in element.columns:
         if length:
+            # Lengths of lists are fields too; the NUL separates their names from those of columns.
             fields += [(f"{name}\0", order + length), (name, order + kind, (lengths[name],))]
         else:
             fields.append((name, order + kind))
@@ -253,6 +258,7 @@ def _values(data: bytes, at: int, count: int, kind: str, where: str) -> NDArray[
 def _column(values: list[Any], length: str, kind: str) -> NDArray[Any]:
     if not length:
         return np.array(values, kind)
+    # Filled afterwards: `np.array` would make two axes of lists of one length.
     column = np.empty(len(values), object)
     column[:] = values
     return column
@@ -272,6 +278,7 @@ def _read_ascii(data: bytes, at: int, element: Element, order: str, path: Path) 
                 place += bool(length)
                 if count < 0 or place + count > len(words):
                     raise IndexError
+                # By way of float64, which holds all integers of PLY and also parses "1.0".
                 values = np.array(words[place : place + count], np.dtype("S")).astype(np.float64).astype(kind)
                 place += count
                 found[name].append(values if length else values[0])
@@ -280,6 +287,7 @@ def _read_ascii(data: bytes, at: int, element: Element, order: str, path: Path) 
                 f"{path}, {element.name} {number} is {data[at:stop][:60]!r}; not as its header says."
             ) from None
     table = {name: _column(found[name], length, kind) for name, length, kind in element.columns}
+    # Two axes, as from `_read_binary`: `_links` tells lists of one length by their dtype.
     for name in element.lists:
         if len({len(values) for values in table[name]}) == 1:
             table[name] = np.stack(list(table[name]))
@@ -359,6 +367,7 @@ def _bytes(table: Table) -> bytes:
     fields: list[Any] = []
     for name, column in table.items():
         if column.ndim == 2:
+            # One name is enough, as only the corners of faces are a list.
             fields += [("\0", "u1"), (name, column.dtype, (column.shape[1],))]
         else:
             fields.append((name, column.dtype))
@@ -437,6 +446,7 @@ def read_obj(path: Path) -> Content:
     SourceError
         If a line cannot be read, or a face names a vertex that is not there; with the line.
     """
+    # A backslash continues a line; messages count joined lines as one.
     lines = [line.split("#")[0].split() for line in read_text(path).replace("\\\n", " ").splitlines()]
     grouping = "o" if any(line[:1] == ["o"] for line in lines) else "g"
     pieces = Pieces()
@@ -463,6 +473,7 @@ def _take_line(pieces: Pieces, line: list[str], grouping: str, where: str) -> No
         elif word not in ("o", "g", "s"):
             pieces.other.add(word)
     except ValueError as error:
+        # From `_take_face`, which names the place itself; `SourceError` is a ValueError.
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"{where} is {' '.join(line)[:80]!r}; expected numbers after {word!r}.") from None
@@ -473,6 +484,7 @@ def _take_face(pieces: Pieces, texts: list[str], where: str) -> None:
     corners = []
     for text in texts:
         parts = [int(part) if part else 0 for part in text.split("/")] + [0, 0]
+        # OBJ counts from 1, and negative numbers from the last row so far. A part left out becomes -1.
         rows = [
             part - 1 if part > 0 else count + part if part else -1 for part, count in zip(parts, counts, strict=False)
         ]
@@ -498,6 +510,7 @@ def _content(pieces: Pieces) -> Content:
         rows, links, offsets = np.arange(len(vertices)), first, np.array([0, len(vertices)])
         link_offsets = np.array([0, len(first)])
     else:
+        # Each pair of object and vertex becomes one vertex; the keys sort by object first.
         keys, links = np.unique(owner[:, None] * len(vertices) + first, return_inverse=True)
         rows, links = keys % len(vertices), links.reshape(first.shape)
         offsets = counts_to_offsets(np.bincount(keys // len(vertices), minlength=len(pieces.names))[used])
@@ -540,6 +553,7 @@ def _corner_attributes(
         if not rows:
             continue
         chosen, flat = np.full(n_vertices, -1, np.int64), corners[:, :, place].ravel()
+        # The last corner of a vertex stays; the comparison below finds any that differ.
         chosen[links.ravel()] = flat
         if (chosen >= 0).all() and (chosen[links.ravel()] == flat).all() and len({len(row) for row in rows}) == 1:
             made[name] = Attribute(np.array(rows)[chosen])
@@ -625,6 +639,7 @@ def read_stl(path: Path, *, merge: bool = True) -> Content:
     """
     data = path.read_bytes()
     count = int(np.frombuffer(data, "<u4", 1, 80)[0]) if len(data) >= HEADER else -1
+    # The size decides first, as a binary file may begin with "solid" too.
     if count >= 0 and len(data) == HEADER + RECORD.itemsize * count:
         rows = np.frombuffer(data, RECORD, count, HEADER)
         words = {"attribute": Attribute(rows["attribute"].copy())} if rows["attribute"].any() else {}
@@ -649,6 +664,7 @@ def _read_ascii_triangles(path: Path, *, merge: bool) -> Content:
                 raise SourceError(f"{path}, line {number} is {line.strip()!r}; expected 'vertex x y z' in a solid.")
         elif words and words[0].lower() == "solid":
             names.append(" ".join(words[1:]))
+            # At `endsolid` the number of rows by then is added, which leaves that of this solid.
             counts.append(-len(rows))
         elif words and words[0].lower() == "endsolid" and counts:
             counts[-1] += len(rows)
@@ -677,7 +693,9 @@ def _merged(corners: NDArray[Any], counts: list[int], words: dict[str, Attribute
     owner = np.repeat(np.arange(len(counts)), np.array(counts, np.int64) * 3)
     if merge and len(corners):
         keyed = np.column_stack([owner, corners.astype(np.float64)]) + 0.0  # -0.0 and 0.0 are one place
+        # The owner is part of the key, so objects share no vertex.
         _, first, where = np.unique(keyed, axis=0, return_index=True, return_inverse=True)
+        # From the sorted order back to that of first appearance, in which objects are contiguous for `offsets`.
         rank = np.empty(len(first), np.int64)
         order = np.argsort(first)
         rank[order] = np.arange(len(first))

@@ -64,6 +64,7 @@ def read_blobs(path: Path, sharding: Mapping[str, Any] | None) -> Iterator[tuple
     """
     if sharding is not None:
         shards = [blob for file in sorted(path.glob("*.shard")) for blob in _read_shard(file, sharding)]
+        # Ids are hashed to shards; only all shards together can be sorted.
         yield from sorted(shards, key=itemgetter(0))
         return
     for file in sorted((file for file in path.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name)):
@@ -77,13 +78,16 @@ def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[tuple[int, 
         unpack_list = codecs[sharding.get("minishard_index_encoding", "raw")]
         unpack = codecs[sharding.get("data_encoding", "raw")]
         n_lists = 1 << int(sharding["minishard_bits"])
+        # A shard begins with the byte range of each minishard's index; all other offsets count from the end of these.
         base = 16 * n_lists
+        # Every minishard is read, so the hash of the sharding is not needed.
         for first, last in np.frombuffer(data, "<u8", 2 * n_lists).reshape(-1, 2).tolist():
             packed = data[base + first : base + last]
             if base + last > len(data):
                 raise ValueError("it ends inside a list of its blobs")
             if last > first:
                 keys, gaps, sizes = np.frombuffer(unpack_list(packed), "<u8").reshape(3, -1)
+                # Ids are differences to the previous id, and starts are gaps to the end of the previous blob.
                 ends = np.cumsum(gaps + sizes).tolist()
                 for key, size, end in zip(np.cumsum(keys).tolist(), sizes.tolist(), ends, strict=True):
                     if base + end > len(data):
@@ -167,6 +171,7 @@ def read_skeletons(path: Path) -> Content:
     offsets = counts_to_offsets(np.array([len(points) for _, points, _, _ in parts]))
     links = np.concatenate([edges + start for (_, _, edges, _), start in zip(parts, offsets, strict=False)])
     positions = moved(np.concatenate([points for _, points, _, _ in parts]), info, path)
+    # Edges stay in their rows and at most swap their ends, so the offsets of links remain valid.
     trees = as_trees(links, len(positions))
     attributes = {
         name: Attribute(np.concatenate([values[k] for _, _, _, values in parts]))
@@ -191,6 +196,7 @@ def _read_one(
     (n, m), at = take_bytes(data, 0, 2, "<u4", where)
     points, at = take_bytes(data, at, 3 * int(n), "<f4", where)
     edges, at = take_bytes(data, at, 2 * int(m), "<u4", where)
+    # Unchecked, such an edge would lead into the next skeleton after concatenation.
     if len(edges) and edges.max() >= n:
         raise SourceError(f"{where} has an edge to vertex {edges.max()}; it has {n}.")
     values = []
@@ -217,11 +223,13 @@ def as_trees(links: NDArray[np.int64], n_vertices: int) -> NDArray[np.int64] | N
     ones = np.ones(len(links), np.int8)
     matrix = csr_array((ones, (links[:, 0], links[:, 1])), shape=(n_vertices, n_vertices))
     n_parts, labels = connected_components(matrix, directed=False)
+    # A part without a loop has one edge fewer than vertices.
     if len(links) != n_vertices - n_parts:
         return None
     if len(np.unique(links[:, 0])) == len(links):
         return links
     roots = np.unique(labels, return_index=True)[1]
+    # An additional vertex above all roots, so that one search visits every part.
     ends = np.concatenate([links, np.stack([np.full(n_parts, n_vertices), roots], 1)])
     whole = csr_array((np.ones(len(ends), np.int8), (ends[:, 0], ends[:, 1])), shape=(n_vertices + 1, n_vertices + 1))
     above = breadth_first_order(whole, n_vertices, directed=False)[1]
@@ -248,6 +256,7 @@ def write_skeletons(content: Content, path: Path) -> None:
         one = take_objects(shapes, np.array([row]))
         edges = np.zeros((0, 2), "<u4") if one.links is None else one.links.astype("<u4")
         parts = [np.array([one.n_vertices, len(edges)], "<u4"), one.positions.astype("<f4"), edges]
+        # Attributes have no names in the bytes: their order is that of `info`.
         for name, _, kind in kept:
             parts.append(one.vertex_attributes[name].values.astype(np.dtype(kind).newbyteorder("<")))
         (path / str(key)).write_bytes(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))

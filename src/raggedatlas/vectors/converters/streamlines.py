@@ -49,6 +49,7 @@ def read_trx(path: Path) -> Content:
     n_lines, n_vertices = int(header["NB_STREAMLINES"]), int(header["NB_VERTICES"])
     positions = _only(found, "positions", path, n_vertices) if n_vertices else np.zeros((0, 3), np.float32)
     offsets = _only(found, "offsets", path, None).ravel().astype(np.int64) if n_lines else np.zeros(1, np.int64)
+    # Older files omit the last offset.
     if len(offsets) == n_lines:
         offsets = np.append(offsets, n_vertices)
     if positions.shape != (n_vertices, 3) or len(offsets) != n_lines + 1:
@@ -117,6 +118,7 @@ def _array(name: str, data: bytes, path: Path) -> NDArray[Any]:
 
 def _only(found: Mapping[str, NDArray[Any]], stem: str, path: Path, rows: int | None) -> NDArray[Any]:
     for name, values in found.items():
+        # Files in folders keep their folder before the first dot, so only those at the top match.
         if name.split(".")[0] == stem:
             return values
     raise SourceError(f"{path} has no {stem}; expected {'' if rows is None else rows} of them.")
@@ -152,6 +154,7 @@ def _groups(found: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Pat
             values.setdefault(words[2].split(".")[0], {})[words[1]] = value.ravel()
     attributes |= {key: _group_column(key, rows, list(members), path) for key, rows in values.items()}
     flat = np.concatenate(list(members.values()))
+    # TRX stores row numbers of streamlines; `Groups` stores ids.
     return Groups(counts_to_offsets(np.array([len(rows) for rows in members.values()])), ids[flat], attributes)
 
 
@@ -219,6 +222,7 @@ def group_parts(shapes: Shapes) -> dict[str, NDArray[Any]]:
     parts: dict[str, NDArray[Any]] = {}
     for k, name in enumerate(names):
         members = shapes.groups.members(k)
+        # Members that are no streamlines are clipped to some row here and dropped by the comparison with their id.
         place = np.minimum(np.searchsorted(np.asarray(shapes.ids)[order], members), max(len(order) - 1, 0))
         rows = order[place] if len(order) else place
         parts[f"groups/{name}.uint32"] = rows[np.asarray(shapes.ids)[rows] == members].astype(np.uint32)
@@ -296,6 +300,7 @@ def read_tractogram(path: Path) -> Content:
     lines = file.tractogram.streamlines
     counts = np.array(lines._lengths, np.int64).reshape(-1)
     said = file.header.get("nb_streamlines", file.header.get("count", len(counts)))
+    # Zero means that the header does not count the streamlines.
     if int(said) not in (0, len(counts)):
         raise SourceError(f"{path} has {len(counts)} streamlines; its header says {int(said)}. It is cut off.")
     positions = np.asarray(lines.get_data(), np.float32).reshape(-1, 3)
@@ -355,6 +360,7 @@ def write_tractogram(content: Content, path: Path) -> None:
         if not np.array_equal(ids, np.arange(shapes.n_objects)) and _exact(ids):
             lines[OBJECT_ID] = ids.astype(np.float32).reshape(-1, 1)
     tractogram = streamlines.Tractogram(
+        # Positions are in millimetres already, hence the identity; saving applies the affine of a TRK header.
         cut(shapes.positions), data_per_point=points, data_per_streamline=lines, affine_to_rasmm=np.eye(4)
     )
     streamlines.save(tractogram, str(path), header=header)
@@ -367,6 +373,7 @@ def _named(attributes: Attributes) -> list[str]:
         for name, a in attributes.items()
         if not is_text(a) and len(name.encode("latin-1", "replace")) <= NAME_BYTES
     ]
+    # One of the values is reserved for `object_id`.
     return fits[: MOST_VALUES - 1]
 
 
@@ -390,6 +397,7 @@ def trk_losses(shapes: Shapes) -> Iterator[str]:
 
 
 def _exact(ids: NDArray[np.int64]) -> bool:
+    # Up to 2**23, all integers are float32 values.
     return bool((np.abs(ids) <= 1 << np.finfo(np.float32).nmant).all())
 
 

@@ -67,6 +67,7 @@ def table_content(
     owner = objects or (OBJECT_ID if OBJECT_ID in table.column_names else None)
     if owner is not None and owner not in table.column_names:
         raise SourceError(f"{what} has no column {owner!r} of objects; it has {', '.join(table.column_names)}.")
+    # Names with two leading underscores are indexes of dask or pandas, e.g. `__index_level_0__`.
     columns = {
         name: _attribute(table, name, what)
         for name in table.column_names
@@ -116,6 +117,7 @@ def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
 
     names, codes = attribute.metadata["categories"], attribute.values.astype(np.int64)
     none = (codes < 0) | (codes >= len(names))
+    # Codes that mean no text may be out of range, also for int32; the mask hides their 0.
     places = pa.array(np.where(none, 0, codes).astype(np.int32), mask=none)
     ordered = bool(attribute.metadata.get("ordered"))
     return pa.DictionaryArray.from_arrays(places, pa.array(names, pa.string()), ordered=ordered)
@@ -170,6 +172,7 @@ def read_xyz(path: Path, *, columns: Sequence[str] | None = None) -> Content:
     names = list(columns or (header if len(header) == width else standard))
     if len(names) != width:
         raise SourceError(f"{path} has lines of {width} numbers, and {len(names)} names are given: {', '.join(names)}.")
+    # Named axes may be columns in any order; without these names the first columns are the axes.
     places = [names.index(name) for name in ("x", "y", "z") if name in names] or list(range(min(width, 3)))
     attributes = {name: Attribute(values[:, k]) for k, name in enumerate(names) if k not in places}
     return Content(Shapes("point_cloud", values[:, places], vertex_attributes=attributes))
@@ -190,6 +193,7 @@ def write_xyz(content: Content, path: Path) -> None:
 def shortest(column: NDArray[Any]) -> NDArray[Any]:
     """Return narrow floats as the doubles with the shortest text that means the same narrow float."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
+        # Converted directly, float32 0.1 becomes the double 0.10000000149011612.
         return column.astype(str).astype(np.float64)
     return column
 
@@ -203,6 +207,7 @@ def read_text(path: Path) -> str:
         If it is no UTF-8 text.
     """
     try:
+        # Without a byte order mark, which would become part of the first name or number.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(
@@ -263,6 +268,7 @@ def _axis_columns(names: Sequence[str], asked: Sequence[str] | None, what: str) 
         if missing:
             raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(names)}.")
         return list(asked)
+    # Reversed, so that the first of names that differ only in case is taken.
     lower = {name.lower(): name for name in reversed(names)}
     for x, y, z in AXIS_NAMES:
         if x in lower and y in lower:
@@ -327,13 +333,16 @@ def _categories(column: "pa.ChunkedArray") -> Attribute | None:
     """Return a dictionary of texts as it is, order and unused categories included: a gene without a transcript was measured too."""
     import pyarrow as pa
 
+    # Chunks, e.g. of different row groups, may have different dictionaries.
     whole = column.unify_dictionaries().combine_chunks()
     names = whole.dictionary.to_pylist()
     if not (pa.types.is_string(column.type.value_type) or pa.types.is_large_string(column.type.value_type)):
         return None
+    # Left to `encode_categories`, which makes distinct texts of them.
     if None in names or len(set(names)) < len(names):
         return None
     width = np.int16 if len(names) < 2**15 else np.int32
+    # Wide first: indices may be unsigned, which cannot hold -1.
     codes = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1)).astype(width)
     metadata = {"encoding": "dictionary", "categories": names, "ordered": column.type.ordered, "_FillValue": -1}
     return Attribute(codes, metadata=metadata)

@@ -73,6 +73,7 @@ def _check_chunk_names(checker: StoreChecker, number: int) -> None:
 def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level: LevelSummary) -> None:
     """Count the vertices of every chunk, and check their positions."""
     positions = _PositionChecks(checker, level)
+    # A chunk that cannot be decoded keeps -1, with which later checks skip it.
     level.vertices[:] = -1
     for i, where, blob in checker.blobs(array, level.keys, place):
         if blob is None or not blob.size:
@@ -123,6 +124,7 @@ class _PositionChecks:
         finite = np.isfinite(points).all(axis=1)
         if not finite.all():
             self.checker.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
+        # NaN has no chunk and would be reported as V016 and V112 again.
         points = points[finite]
         # Draco rounds positions to steps of the widest axis of a cell
         rounded = self.rounded and len(points)
@@ -226,6 +228,7 @@ def check_bin_positions(
     key = np.asarray(place.chunk)[-points.shape[1] :]
     number = np.repeat(np.arange(bins.n), fragments.counts)
     own = points[concat_ranges(fragments.starts, fragments.counts)].astype(np.float64)
+    # Lower corners of the bins, whose numbers count within the chunk, last axis fastest.
     low = (key * bins.ratio + np.stack(np.unravel_index(number, tuple(bins.ratio)), axis=1)) * bins.edges
     slack = _TOLERANCE * np.maximum(np.abs(low), bins.edges)
     stray = np.flatnonzero(((own < low - slack) | (own > low + bins.edges + slack)).any(axis=1))
@@ -256,6 +259,7 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
             checker.report("V034", where, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
             continue
         level.widest = max(level.widest, int(fragments.counts.max(initial=0)))
+        # V114 needs the vertices a second time, so only the first chunks are checked.
         if bins is not None and vertices is not None and i < STEP:
             own = points_place.at(level.keys[i])
             with checker.guarded(own):
@@ -311,6 +315,7 @@ def find_fault(blob: Bytes) -> tuple[str, str] | None:
     if blob.size < HEADER_BYTES:
         return "V026", f"it has {blob.size} bytes; its header alone has {HEADER_BYTES}."
     magic, packed, n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[:HEADER_BYTES]).view("<u4"))
+    # The u16 version and the u16 flags, which must be 0, are read as one u32.
     if (magic, packed) != (MAGIC, VERSION):
         text = f"it begins with {magic:#010x}, version {packed & 0xFFFF}, flags {packed >> 16}"
         return "V026", f"{text}; expected {MAGIC:#010x}, 1, 0."
@@ -346,6 +351,7 @@ def has_missing_rows(fragments: Fragments, n_rows: int) -> bool:
     """Return whether a fragment refers to a row at or beyond `n_rows`, or a negative one."""
     runs = fragments.is_range
     starts, counts = fragments.starts[runs], fragments.counts[runs]
+    # By subtraction, because start + count may exceed int64.
     if ((starts < 0) | (counts < 0) | (starts > n_rows) | (counts > n_rows - starts)).any():
         return True
     rows = _listed_rows(fragments)
@@ -357,6 +363,7 @@ def _listed_rows(fragments: Fragments) -> NDArray[np.int64]:
     lists = np.flatnonzero(~fragments.is_range)
     if not lists.size:
         return np.zeros(0, np.int64)
+    # Lists of a chunk lie in `rows` one after another, in the order of their fragments.
     first, last = int(lists[0]), int(lists[-1])
     return fragments.rows[fragments.starts[first] : fragments.starts[last] + fragments.counts[last]]
 
@@ -365,6 +372,7 @@ def covers_once(fragments: Fragments, n_rows: int) -> bool:
     """Return whether fragments, whose rows are valid, contain every row exactly once."""
     steps = np.zeros(n_rows + 1, np.int64)
     runs = fragments.is_range
+    # A run adds 1 at its start and -1 after its end: the running sum counts how often each row is covered.
     np.add.at(steps, fragments.starts[runs], 1)
     np.add.at(steps, fragments.starts[runs] + fragments.counts[runs], -1)
     times = np.cumsum(steps)[:-1]

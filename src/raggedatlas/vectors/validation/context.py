@@ -156,6 +156,7 @@ class StoreChecker(Checker[Place]):
         """Report a broken rule, unless it belongs to a level of validation that was not requested."""
         if DEPTH_OF[rule] <= self.depth:
             super().report(rule, place, message, level, fix)
+            # The base class appends a plain `Problem`; it is replaced by one with its place.
             problem = asdict(self.problems.pop())
             self.problems.append(PlacedProblem(**problem, **asdict(place)))
 
@@ -167,6 +168,7 @@ class StoreChecker(Checker[Place]):
         """Return the ``zarr.json`` of a location, checked once to be Zarr v3; None if it is missing or unreadable."""
         path = place.path
         if path not in self.nodes:
+            # Set first: after a failure it stays None, and the file is neither read nor reported again.
             self.nodes[path] = None
             with self.guarded(place, "V001"):
                 self.nodes[path] = self.files.node(path)
@@ -193,6 +195,7 @@ class StoreChecker(Checker[Place]):
         node = self.node(place)
         if node is None:
             return None
+        # Opened as a group of layout 0.7, an array would have no chunks, without an error.
         kind = "group" if self.layout == "0.7" else "array"
         if node.get("node_type") != kind:
             self.report("V007", place, f"it is {node.get('node_type')!r}, but layout {self.layout} has {kind!r}.")
@@ -211,6 +214,7 @@ class StoreChecker(Checker[Place]):
             if len(keys) and keys.shape[1] != n_parts:
                 self.report("V009", place, f"chunk keys have {keys.shape[1]} parts; expected {n_parts}.")
                 return none
+            # A table without keys may have no columns; `none` has the expected number.
             return keys if len(keys) else none
         return none
 
@@ -236,10 +240,12 @@ class StoreChecker(Checker[Place]):
         """Return the bytes of some chunks; report unreadable ones, and return None for them."""
         try:
             return array.read(keys)
+        # One damaged chunk fails all of them; read one by one, only that chunk is reported.
         except DAMAGE:
             blobs: list[Bytes | None] = []
             for key in keys:
                 blobs.append(None)
+                # Marked first: `guarded` ends the block at an error, so only a successful read removes the mark.
                 self.unread.add(place.at(key))
                 with self.guarded(place.at(key)):
                     blobs[-1] = array.read(key[None])[0]

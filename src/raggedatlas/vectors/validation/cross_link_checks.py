@@ -19,6 +19,7 @@ def check_cross_links(checker: StoreChecker, level: LevelSummary) -> None:
     """Check all links of a level except those within chunks."""
     root, place = checker.root, Place(level.number)
     families = ("links", "cross_chunk_links")
+    # Other names are reported as V048 by `check_array_metadata`.
     names = [(f, name) for f in families for name in checker.children(Place(level.number, f)) if DELTA.fullmatch(name)]
     for family, name in names:
         _check_delta(checker, Place(level.number, f"{family}/{name}"), level, int(name))
@@ -40,6 +41,7 @@ def _check_delta(checker: StoreChecker, place: Place, level: LevelSummary, delta
             _check_records(checker, place, level, delta)
         elif checker.layout == "0.9":
             _check_family(checker, place, level, delta)
+        # In layout 0.7 `links/0` holds links within chunks, which `_walk_links` checks.
         elif delta:
             _check_streams(checker, place, level, delta)
 
@@ -58,6 +60,7 @@ def _check_ends(
         if target is None or target.keys.shape[1] != chunks.shape[2]:
             continue
         at = KeyLookup(target.keys).find(np.ascontiguousarray(chunks[:, end]))
+        # Missing chunks, found at -1, read the appended 0 and so have no row; an unknown count, -1, is not checked.
         limit = np.append(target.vertices, 0)[at]
         bad = np.flatnonzero(((rows[:, end] < 0) | (rows[:, end] >= limit)) & (limit >= 0))
         if bad.size:
@@ -66,6 +69,7 @@ def _check_ends(
             key = ".".join(map(str, chunks[i, end].tolist()))
             text = f"{bad.size:,} links refer to missing vertices, e.g. row {rows[i, end]} of chunk {key}, {what}."
             checker.report("V080", place, text)
+    # Across levels, keys belong to different grids and may be equal.
     if delta == 0 and chunks.shape[1] > 1:
         same = (chunks == chunks[:, :1]).all(axis=(1, 2))
         if same.any():
@@ -136,6 +140,7 @@ def _stream_ends(
     """Return chunks and rows of the link ends of one chunk."""
     if block.get("record_encoding") == "endpoints_v1":
         return decode_records(blob, width, len(key), "a chunk")
+    # Rows carry no keys: only links whose ends all have the key of the cell are stored this way.
     stream = decode_ragged(blob, "a chunk").data if blob.size else blob
     rows = from_bytes(stream, str(block.get("dtype", "int64")), width).astype(np.int64)
     return np.broadcast_to(key, (len(rows), width, len(key))), rows
@@ -163,6 +168,7 @@ def _check_family(checker: StoreChecker, place: Place, level: LevelSummary, delt
         own = Place(level.number, f"{place.family}/{name}")
         with checker.guarded(own, "V048"):
             offsets = parse_segment(name, width, n_parts)
+            # Links within chunks, which `_walk_links` counted.
             if delta == 0 and not offsets.any():
                 counts.append(level.links)
                 continue
@@ -171,6 +177,7 @@ def _check_family(checker: StoreChecker, place: Place, level: LevelSummary, delt
                 counts.append(_check_segment(checker, own, array, offsets, level, delta))
     declared, n_links = block.get("num_links"), sum(int(each.clip(0).sum()) for each in counts)
     complete = all((each >= 0).all() for each in counts)
+    # With `duplicate`, a link is stored under each chunk that it touches, so counts of the arrays are higher.
     if (
         complete
         and isinstance(declared, int)
@@ -199,6 +206,7 @@ def _check_segment(
     for i, own, blob in checker.blobs(array, keys, place):
         with checker.guarded(own, "V064"):
             stream = decode_ragged(blob, "a cell").data if blob is not None and blob.size else np.zeros(0, np.uint8)
+            # A column for each end, after that of the permutation if the ends were sorted.
             rows = from_bytes(stream, str(array.attributes["dtype"]), len(offsets) + 1 + ordered, "a cell")
             counts[i] = len(rows)
             bounds, record = counts_to_offsets(np.array([len(rows)])), np.arange(len(rows))

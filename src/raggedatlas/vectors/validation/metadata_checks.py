@@ -35,6 +35,7 @@ def check_root(checker: StoreChecker) -> bool:
     """Check the root; return whether levels can be checked."""
     node = checker.node(_ROOT)
     if node is None:
+        # A damaged `zarr.json` is reported by `node`.
         if not checker.problems:
             checker.report("V001", _ROOT, "there is no zarr.json.")
         return False
@@ -56,6 +57,7 @@ def check_root(checker: StoreChecker) -> bool:
     try:
         root = parse_root(checker.block(_ROOT), checker.files.root)
     except DAMAGE as error:
+        # The checks above may have reported the fault that `parse_root` stops at.
         if not any(problem.rule in {"V096", "V099"} for problem in checker.problems[:before]):
             checker.report("V096", _ROOT, str(error))
         return False
@@ -89,6 +91,7 @@ def _check_types(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
         checker.report("V096", _ROOT, "geometry_types is empty.", "should")
     convention = facts.get("links_convention") or "implicit_sequential"
     for kind in types if isinstance(types, list) else ():
+        # JSON may hold a list or an object here, which no dictionary can look up.
         asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
         if asked and convention in CONVENTIONS and convention not in asked:
             checker.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
@@ -127,6 +130,7 @@ def _numbers(checker: StoreChecker, key: str, values: Any) -> np.ndarray[Any, np
     try:
         found = np.array([float(value) for value in values], np.float64)
     except DAMAGE:
+        # Reported below, with numbers that are not finite.
         found = np.array([np.nan])
     if not len(found) or not np.isfinite(found).all():
         checker.report("V096", _ROOT, f"{key} is {values!r}; expected numbers.")
@@ -141,6 +145,7 @@ def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
         return False
     ratio = large / small
     rounded = np.rint(ratio)
+    # Ratios of decimal edges are not exact; `bins_per_chunk` has the same tolerance.
     return bool(((rounded >= 1) & (np.abs(ratio - rounded) <= 1e-9 * np.maximum(rounded, 1))).all())
 
 
@@ -208,6 +213,7 @@ def _check_parent(checker: StoreChecker, level: LevelSummary) -> None:
     if level.number and (parent is None or parent.number >= level.number):
         checker.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is not a finer level.")
         return
+    # Unknown counts are -1 and must not reduce a sum.
     if parent is not None and level.vertices.clip(0).sum() > parent.vertices.clip(0).sum():
         text = f"it has {level.vertices.clip(0).sum():,} vertices, but its parent {parent.vertices.clip(0).sum():,}."
         checker.report("V101", place, text, "practice")
@@ -283,6 +289,7 @@ def check_array_metadata(checker: StoreChecker, number: int) -> None:
     for place in level_arrays(checker, number):
         node = checker.node(place)
         if node is None:
+            # A node that `node` could not read, and has reported, is None too.
             if not any(problem.path == str(place) for problem in checker.problems):
                 checker.report("V001", place, "there is no zarr.json.")
             continue
@@ -352,6 +359,7 @@ def check_bytes(checker: StoreChecker, place: Place, node: Mapping[str, Any]) ->
 def is_numeric(name: Any) -> bool:  # noqa: ANN401 - any JSON value
     """Return whether a name is that of a numeric dtype."""
     try:
+        # As text, since `np.dtype(None)` is float64: an undeclared dtype must not pass.
         return np.dtype(str(name)).kind in "iuf"
     except TypeError:
         return False
@@ -363,6 +371,7 @@ def is_text(name: Any) -> bool:  # noqa: ANN401 - any JSON value
         kind = np.dtype(str(name))
     except TypeError:
         return False
+    # Without a length, e.g. "U", no value has any bytes.
     return kind.kind in "US" and kind.itemsize > 0
 
 

@@ -32,6 +32,7 @@ def check_objects(checker: StoreChecker, level: LevelSummary) -> None:
             checker.report("V070", place, "it exists, although ids are fragment numbers.")
         if len(level.keys) > 1:
             checker.report("V070", Place(level.number), f"there are {len(level.keys)} chunks.")
+        # Ids are fragment numbers here; an unknown count of fragments is -1.
         level.ids = np.arange(max(0, int(level.fragments.sum())))
     if exists:
         with checker.guarded(place, "V066"):
@@ -60,6 +61,7 @@ def _check_index(checker: StoreChecker, place: Place, level: LevelSummary) -> No
             "V068", place, f"the layout is {block['layout']!r}; versions 1 and 2 of manifests are supported."
         )
         return
+    # A wrong number of axes would misread every manifest.
     if n_dims != level.keys.shape[1]:
         checker.report("V068", place, f"sid_ndim is {n_dims}; chunk keys have {level.keys.shape[1]} parts.")
         return
@@ -68,6 +70,7 @@ def _check_index(checker: StoreChecker, place: Place, level: LevelSummary) -> No
     if node is not None:
         check_bytes(checker, below, node)
         items = VlenArray(checker.files, below.path, node)
+        # Before the manifests, whose problems name objects by id.
         level.ids = _ids_of(checker, place, items.n_items)
         present = 0
         for start in range(0, items.n_items, _ROWS):
@@ -100,6 +103,7 @@ def _ids_of(checker: StoreChecker, place: Place, n_objects: int) -> NDArray[np.i
                     checker.report("V068", below, "an id occurs twice.")
                 return ids
             checker.report("V068", below, f"it does not have {n_objects} ids.")
+    # Row numbers replace missing or damaged ids, so that manifests can still be checked.
     return np.arange(n_objects)
 
 
@@ -114,6 +118,7 @@ def _flat_manifests(checker: StoreChecker, place: Place, n_objects: int, n_dims:
     check_bytes(checker, below, node)
     data = read_small_array(checker.files, below.path)
     assert data is not None
+    # Offsets are optional: the lengths of manifests follow from their bytes.
     starts = None
     with checker.guarded(Place(place.resolution, "object_index/offsets"), "V065"):
         starts = read_small_array(checker.files, f"{place.path}/offsets")
@@ -123,6 +128,7 @@ def _flat_manifests(checker: StoreChecker, place: Place, n_objects: int, n_dims:
         if starts is None:
             checker.report("V066", below, str(error).partition(" Restore it")[0])
             return None
+        # With offsets, each manifest is still decoded alone, which finds the damaged ones.
         scanned = None
     if starts is None:
         return scanned
@@ -165,6 +171,7 @@ def _check_references(checker: StoreChecker, place: Place, objects: Objects, lev
     for i in np.flatnonzero((at < 0) & (objects.counts > 0)).tolist():
         key = ".".join(map(str, objects.chunks[i].tolist()))
         checker.report("V067", place.at(object_id=int(owner[i])), f"it refers to chunk {key}, which does not exist.")
+    # Missing chunks, found at -1, read the appended -1, like chunks whose fragments are unknown.
     limit = np.append(level.fragments, -1)[at]
     known = (at >= 0) & (limit >= 0)
     for i in np.flatnonzero(known & find_missing_blocks(objects, limit)).tolist():
@@ -183,6 +190,7 @@ def _check_groups(checker: StoreChecker, place: Place, level: LevelSummary) -> N
         blobs = VlenArray(checker.files, place.path, node).read()
         level.n_groups = len(blobs)
         parts = [from_bytes(blobs[i], np.int64, what=f"group {i}") for i in range(len(blobs))]
+        # A group of consecutive ids is stored as their two ends; its row is empty.
         for group, (start, stop) in (block.get("group_ranges") or {}).items():
             if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop):
                 checker.report("V042", place, f"group {group} is the range {start} to {stop}, which is invalid.")
@@ -201,6 +209,7 @@ def _check_groups(checker: StoreChecker, place: Place, level: LevelSummary) -> N
         if begin is not None:
             level.n_groups = len(begin)
         else:
+            # Without offsets, the data begin with the number of groups.
             level.n_groups = int(from_bytes(data[:8], np.int64)[0]) if data.size >= 8 else 0
         members = decode_groups(data, begin, level.n_groups)[1]
     if declared != level.n_groups:
@@ -232,6 +241,7 @@ def _check_tables(checker: StoreChecker, level: LevelSummary, family: str, rule:
                 if raw is None:
                     checker.report("V000", place, "it has no data.")
                     continue
+                # The declared shape begins with the number of rows.
                 n_columns = int(np.prod((block.get("shape") or [-1])[1:], dtype=np.int64))
                 shape = (len(from_bytes(raw, str(dtype), n_columns, place.path)), n_columns)
             if n_rows is not None and shape[0] != n_rows:

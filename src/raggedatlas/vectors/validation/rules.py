@@ -14,6 +14,7 @@ _RESTORE = "Restore it from a copy, or write the store again."
 _ROWS = "Write the array again with one row each."
 _META = "Correct the attributes in zarr.json."
 
+# The tuple that a rule is in decides from which level on it is reported, whatever its number.
 _STRUCTURE = (
     Rule("V000", "must", "Every node, chunk and blob can be opened and decoded: nothing is missing, damaged or truncated.", _RESTORE, stated=False),
     Rule("V001", "must", "Every node is Zarr v3: a zarr.json that is read, and no .zattrs, .zgroup or .zarray.", "Write the store again as Zarr v3."),
@@ -101,6 +102,7 @@ DEPTH_OF: dict[str, int] = {rule.id: depth for depth, rules in enumerate(_ALL, 1
 """Id -> number of the level that checks it, from 1."""
 
 RULES: dict[str, Rule] = {
+    # Problems are listed in this order (`Checker.by_rule`).
     rule.id: rule for rule in sorted((rule for rules in _ALL for rule in rules), key=lambda r: r.id)
 }
 """Id -> rule, in order."""

@@ -78,6 +78,7 @@ def depth_of(level: int | str) -> int:
 def _check_levels(checker: StoreChecker) -> None:
     """Check every level, then the links of each, then all levels together."""
     names = checker.children(Place())
+    # Superscript digits pass `isdigit`, but `int` refuses them.
     numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
     if numbers != list(range(len(numbers))) or not numbers:
         checker.report("V097", Place(), f"there are the levels {numbers}; expected 0, 1, 2, ...")
@@ -93,11 +94,13 @@ def _check_levels(checker: StoreChecker) -> None:
         facts = check_level_metadata(checker, number)
         if facts is not None:
             known.append((number, facts))
+    # From here on chunks are read. Some rules of level 2, e.g. V043 and V050, are checked only below.
     if checker.depth < 3:
         return
     for number, facts in known:
         with checker.guarded(Place(number)):
             checker.levels[number] = walk_level(checker, number, facts)
+    # After all walks: links across levels are checked against the counts of both levels.
     for number, seen in checker.levels.items():
         with checker.guarded(Place(number)):
             check_objects(checker, seen)

@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from raggedatlas.errors import QueryError
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import Columns, col
-from raggedatlas.store.sql import Target, compare, quote_identifier, quote_literal
+from raggedatlas.store.sql import Target, compare, is_member, quote_identifier, quote_literal
 from raggedatlas.store.sql_parser import as_filter, to_sql
 
 pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
@@ -83,7 +84,7 @@ def test_sql_that_is_no_condition_is_refused(query: Query, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -np.inf, object(), b"x", "\ud800", np.datetime64("NaT", "ns"), 1j]
+    "value", [float("nan"), float("inf"), -np.inf, object(), b"x", "\ud800", np.datetime64("NaT", "ns"), pd.NaT, 1j]
 )
 def test_values_without_a_literal_are_refused(value: Any) -> None:
     """What no column can be compared with never reaches the atlas."""
@@ -119,6 +120,20 @@ def test_numbers_beyond_a_column_compare_as_numbers(value: float, operator: str)
     sql = compare(Target("n", pa.int8()), operator, value)
     literal = sql.rsplit(" ", 1)[1]
     assert literal == "`n`" or -128 <= int(literal) <= 127
+
+
+@pytest.mark.parametrize("made", [dt.datetime, pd.Timestamp])
+def test_a_date_compares_with_a_time_as_its_midnight(made: Any) -> None:
+    """The time of day counts: a day is before its noon and never equal to it, but equal to its midnight."""
+    noon, midnight, day = made(2024, 1, 1, 12), made(2024, 1, 1), "date '2024-01-01'"
+    target = Target("d", pa.date32())
+    said = {operator: compare(target, operator, noon) for operator in ("=", "<>", "<", "<=", ">", ">=")}
+    assert said == {
+        "=": "`d` <> `d`", "<>": "`d` = `d`",
+        "<": f"`d` <= {day}", "<=": f"`d` <= {day}", ">": f"`d` > {day}", ">=": f"`d` > {day}",
+    }  # fmt: skip
+    assert compare(target, "<", midnight) == f"`d` < {day}"
+    assert is_member(target, [noon, midnight]) == f"`d` IN ({day})"
 
 
 @pytest.mark.parametrize(

@@ -221,9 +221,10 @@ def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people comp
     QueryError
         For NaN, infinities, text that is no Unicode, and other types.
     """
+    # pandas' NaT is a `datetime`.
+    if isinstance(value, np.datetime64 | np.timedelta64 | dt.datetime) and str(value) == "NaT":
+        raise QueryError("A filter cannot compare with NaT; ask for missing values with col(...).is_null().")
     if isinstance(value, np.datetime64 | np.timedelta64):
-        if np.isnat(value):
-            raise QueryError("A filter cannot compare with NaT; ask for missing values with col(...).is_null().")
         return value
     if isinstance(value, np.generic):
         value = value.item()
@@ -247,7 +248,7 @@ def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people comp
 
 
 def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write a comparison, exactly: numbers beyond the column's type compare as numbers, NaN compares as missing.
+    """Write a comparison, exactly: numbers beyond the column's type as numbers, a date as its midnight, NaN as missing.
 
     Parameters
     ----------
@@ -294,7 +295,12 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
             float(np.float32(value)) if column.kind == "float32" or column.type == pa.float32() else _as_float(value)
         )
     if family == "date" and isinstance(value, dt.datetime):
-        value = value.date()
+        value, time = value.date(), value - type(value)(value.year, value.month, value.day)
+        if time:
+            if operator in {"=", "<>"}:
+                return _always(column, holds=operator == "<>")
+            # A date before noon of a day is that day or an earlier one, and a date after it is a later one.
+            operator = "<=" if operator in {"<", "<="} else ">"
     return f"{column.sql} {operator} {quote_literal(value)}"
 
 

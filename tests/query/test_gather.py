@@ -149,6 +149,10 @@ def test_copies_give_the_same(tmp_path: Path) -> None:
     )
     assert "1 groups by column" in after.explain()
     assert "by column" not in before.explain()
+    assert "in memory only" not in after.explain()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raggedatlas.query.read.BLOCK_BYTES", 1)
+        assert "column-sorted copies, for a result in memory only" in after.explain()
     for one, other in (
         (before, after),
         (before.limit(50), after.limit(50)),

@@ -55,6 +55,14 @@ def test_columns_of_obs_read_on_access_have_the_same_values(query: Query, asked:
     assert_equal(found, expected)
 
 
+def test_columns_of_obs_announce_the_dtype_that_they_have(query: Query) -> None:
+    """Whole numbers of which some are missing are announced as the nullable type that they are read as."""
+    for asks in (query, query.where(dataset="first")):
+        announced, expected = asks.lazy(lazy_obs=True).obs, asks.to_anndata().obs
+        assert announced["n"].dtype == expected["n"].dtype
+    assert announced["n"].dtype == np.int64
+
+
 def test_a_wide_obs_is_read_on_access(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raggedatlas.query.lazy.WIDE_OBS", 5)
     assert type(query.lazy().obs).__name__ == "Dataset2D"

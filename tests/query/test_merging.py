@@ -206,6 +206,8 @@ def test_the_type_holds_every_sum(atlas: ra.RaggedAtlas) -> None:
     assert view.query().where(dataset="three").layers("counts").to_anndata().X.dtype == np.uint8
     assert sum_dtype(np.dtype("int64"), 2) is None
     assert sum_dtype(np.dtype("int32"), 3) == np.int64
+    assert sum_dtype(np.dtype("int8"), 256) == np.int16
+    assert sum_dtype(np.dtype("int8"), 257) == np.int32
     assert sum_dtype(np.dtype("float32"), 3) == np.float32
 
 

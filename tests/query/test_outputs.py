@@ -3,6 +3,7 @@
 import datetime as dt
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +486,25 @@ def test_times_are_written_as_text(tmp_path: Path) -> None:
     assert query.to_pandas()["at"].dtype.kind == "M"
     written = ad.read_h5ad(query.write(str(tmp_path / "x.h5ad")))
     assert [str(v)[:10] for v in written.obs["at"]] == ["2024-03-01", "2024-01-01", "2024-02-01"]
+
+
+def test_infinite_values_of_dense_layers_stay_infinite(tmp_path: Path) -> None:
+    """A sum over an infinite value is infinite in dense layers, as in sparse ones; NaN counts for nothing."""
+    values = np.array([[np.inf, 1, -np.inf], [2, np.nan, 3]], np.float32)
+    file = ad.AnnData(sp.csr_matrix((2, 1), dtype=np.float32), var=pd.DataFrame(index=["g"]), obsm={"X_pca": values})
+    catalog = create_catalog(Location(str(tmp_path / "atlas")))
+    add(catalog, file, {"name": "one", "spaces": {"obsm/X_pca": "embedding"}}, False)
+    found = Query(open_snapshot(catalog, snapshot(catalog))).spaces("embedding").aggregate("dataset")
+    np.testing.assert_array_equal(found.layers["sum"], [[np.inf, 1, -np.inf]])
+
+
+def test_the_estimate_of_a_result_is_never_too_low(query: Query) -> None:
+    """Each layer counts columns and bounds of its own, in int64 where a result is too large for int32."""
+    asked = query.layers("counts", "lognorm", "scaled")
+    space, made = plan_read(asked.spec, query.catalog).single(), asked.to_anndata()
+    matrices = [made.X, made.layers["lognorm"], made.layers["scaled"]]
+    n_bytes = sum(array.nbytes for m in matrices for array in (m.data, m.indices))
+    assert n_bytes <= space.row_bytes().sum() - len(matrices) * 4 * made.n_obs
+    small, large = (replace(space, n_cols=n).row_bytes().sum() for n in (2**31 - 1, 2**31))
+    entries = sum(int((part.end - part.start).sum()) * len(part.layers) for part in space.parts)
+    assert large - small == 4 * entries

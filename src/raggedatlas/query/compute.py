@@ -231,7 +231,8 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
         nonzero = np.bincount(at[kept], minlength=len(groups) * n_cols)
         return _Partial(groups, sums.reshape(shape), nonzero.reshape(shape))
     partial = _Partial(groups, np.zeros(shape), np.zeros(shape, np.int64))
-    clean = np.nan_to_num(values.astype(np.float64), nan=0.0)
+    clean = values.astype(np.float64)
+    clean[np.isnan(clean)] = 0
     # Not `+=`, which would add only one of the cells of a group.
     np.add.at(partial.sums, codes, clean)
     np.add.at(partial.nonzero, codes, clean != 0)

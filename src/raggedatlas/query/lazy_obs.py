@@ -1,5 +1,6 @@
 """The `obs` of a plan as an `xarray.Dataset` whose columns are read on access; the one module that needs xarray."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,8 +36,14 @@ class _Column(BackendArray):
 
     def __init__(self, table: pa.Table, field: pa.Field) -> None:
         self.table, self.field, self.shape = table, field, (table.num_rows,)
-        # The conversion of no rows tells the dtype, so the column is not read.
-        self.dtype = _array(obs_series(field, pa.chunked_array([], field.type))).dtype
+
+    @cached_property
+    def dtype(self) -> Any:  # noqa: ANN401  (of NumPy or pandas)
+        """The dtype of the values."""
+        # Whole numbers and booleans get a nullable dtype where some are missing; of others, no rows tell the dtype.
+        varies = pa.types.is_integer(self.field.type) or pa.types.is_boolean(self.field.type)
+        column = self.table.column(self.field.name) if varies else pa.chunked_array([], self.field.type)
+        return _array(obs_series(self.field, column)).dtype
 
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  (xarray has no types)
         return explicit_indexing_adapter(key, self.shape, IndexingSupport.OUTER, self._read)

@@ -265,8 +265,8 @@ def sum_dtype(stored: np.dtype[Any], n: int) -> np.dtype[Any] | None:
         return stored
     stored = np.dtype(np.uint8) if stored.kind == "b" else stored
     widths = [np.dtype(f"{stored.kind}{size}") for size in (1, 2, 4, 8)]
-    largest = n * int(np.iinfo(stored).max)
-    return next((wide for wide in widths if np.iinfo(wide).max >= largest), None)
+    lowest, highest = n * int(np.iinfo(stored).min), n * int(np.iinfo(stored).max)
+    return next((w for w in widths if np.iinfo(w).min <= lowest and highest <= np.iinfo(w).max), None)
 
 
 def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.dtype[np.generic] | None:

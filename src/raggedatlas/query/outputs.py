@@ -351,7 +351,7 @@ STEP_BYTES = 16 << 20
 """About how many bytes of a result one step takes; one is read while another is written."""
 
 BLOCKS_AHEAD = 16
-"""Steps that workers may be prefetch of what is written."""
+"""Steps that workers may be ahead of what is written."""
 
 Reading = tuple[Executor | Workers, Location] | None
 """Whose workers read, and the atlas that they must reach; None reads here."""
@@ -377,7 +377,7 @@ def write(
     options : mapping
         Of the format.
     executor : Executor, Workers or None
-        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` prefetch of those that are written.
+        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` ahead of those that are written.
 
     Returns
     -------

@@ -50,7 +50,7 @@ from raggedatlas.query.modalities import (
     sum_dtype,
     vector_results,
 )
-from raggedatlas.query.read import choose_column_copies
+from raggedatlas.query.read import choose_column_copies, is_one_block
 from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.store.filters import Columns, calling_level
@@ -547,6 +547,8 @@ def _part_line(space: SpacePlan, part: PartPlan) -> str:
     what = "entries" if space.sparse else "rows"
     copies = len(choose_column_copies(space, part))
     by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
+    if copies and not is_one_block(space):
+        by_column += ", for a result in memory only"
     return (
         f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
         f"{n_bytes:,} bytes decoded{by_column}"

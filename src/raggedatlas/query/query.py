@@ -95,7 +95,8 @@ class Query:
         Raises
         ------
         QueryError
-            For an unknown column or a value that does not fit; SQL is checked when an output is asked for.
+            For an unknown column, a value that does not fit or SQL that does not parse. What else Lance does not
+            evaluate is refused when an output is asked for.
 
         Examples
         --------
@@ -638,7 +639,10 @@ class Query:
         return compute.count(self.spec, self.catalog, groups, executor)
 
     def explain(self) -> str:
-        """Describe what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
+        """Describe what would be read: cells, groups, arrays, bytes, layers, join and filter; reads no values of layers.
+
+        Of groups with a column-sorted copy, it also reads where the columns of the copy begin.
+        """
         return explain(self.spec, self.catalog)
 
     def write(

@@ -121,9 +121,7 @@ class PartReader:
 
     def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
         """Return the groups that `read_blocks` reads from their column-sorted copies."""
-        # What is read from copies comes as one block of all cells, which must be small or allowed.
-        bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
-        return choose_column_copies(self.space, self.part) if bounded else {}
+        return choose_column_copies(self.space, self.part) if whole or is_one_block(self.space) else {}
 
     def read_blocks(
         self, *, whole: bool = False, n_bytes: int | None = None
@@ -427,6 +425,11 @@ class _ColumnSelection:
     columns: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+
+
+def is_one_block(space: SpacePlan) -> bool:
+    """Return whether a result is small enough for one block of all cells, as column-sorted copies give it."""
+    return int(space.row_bytes().sum()) <= 4 * BLOCK_BYTES
 
 
 def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[np.int64]]:

@@ -436,11 +436,14 @@ class SpacePlan:
         for part in self.parts:
             width = sum(self.dtypes[layer].itemsize for layer in part.layers)
             if self.sparse:
-                # A row has at most one entry per column; 4 bytes are its int32 column, 8 the bound of the row.
+                # A row has at most one entry per column.
                 entries = np.minimum(part.end - part.start, self.n_cols) if self.n_cols else part.end - part.start
                 # Layout -1 finds the last layout: for a cell without the space that is too much, never too little.
                 extra = (~self.measured).sum(axis=1)[self.layout_code] if self.nan and len(self.layouts) else 0
-                total += (entries + extra) * (width + 4) + 8
+                entries = entries + extra
+                # Columns and bounds of rows are int32, of results too large for that int64, for each layer its own.
+                index = 4 if max(int(entries.sum()), self.n_cols) <= np.iinfo(np.int32).max else 8
+                total += entries * (width + index * len(part.layers)) + 8 * len(part.layers)
             else:
                 total += width * (self.n_cols or _values_per_row(part))
         return total

@@ -25,8 +25,8 @@ from raggedatlas.catalog.identity import (
 )
 from raggedatlas.catalog.layouts import Layout, register_features
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.errors import CorruptError, FeatureError, SchemaError
-from raggedatlas.model.ids import feature_uids
+from raggedatlas.errors import CorruptError, FeatureError, LimitError, SchemaError
+from raggedatlas.model.ids import feature_uids, new_uids
 from raggedatlas.query.modalities import FeatureRows
 from raggedatlas.testing.hypothesis_profile import examples
 
@@ -548,3 +548,9 @@ def test_a_file_of_an_older_atlas_is_known_again(tmp_path: Path, monkeypatch: py
     atlas.add(cells([CD79A, "GFP", MS4A1], 1), "other", progress=False)
     atlas.snapshot()
     assert var_of(atlas, CD79A).to_numpy().tolist() == [[1, 1]]
+
+
+def test_more_uids_than_offsets_can_count_are_refused() -> None:
+    """One call draws fewer uids than int32 offsets of their texts can count, and says so before it draws any."""
+    with pytest.raises(LimitError, match="134,217,728 cells"):
+        new_uids(2**27)

@@ -1,5 +1,8 @@
 """Laws of cell columns: every one stands in the report, none changes a value, every refusal names its fix."""
 
+from pathlib import Path
+from typing import Literal
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -151,6 +154,23 @@ def test_required_columns_are_asked_for(tmp_path, unchanged) -> None:  # noqa: A
     frame = cells(again)
     assert frame["cell_type"].tolist() == ["T", "B", "T", "T"]
     assert frame["age"].isna().tolist() == [False, False, True, True]
+
+
+def test_literals_have_values_of_one_type(tmp_path: Path) -> None:
+    """A Literal is a column of the type of its values; one with values of several types is refused as no column."""
+
+    class OneType(HoxBaseSchema):
+        stage: Literal["early", "late"] | None = None
+        gene_expression: SparseZarrPointer | None = None
+
+    atlas = RaggedAtlas.create(str(tmp_path / "one"), OneType)
+    atlas.add(with_obs(stage=["late", None]), "d", progress=False)
+    assert cells(atlas)["stage"].isna().tolist() == [False, True]
+    with pytest.raises(SchemaError, match="which no column can hold.*Literal of values of one of them"):
+
+        class SeveralTypes(HoxBaseSchema):
+            stage: Literal["early", 1]
+            gene_expression: SparseZarrPointer | None = None
 
 
 def test_missing_values_in_a_required_column_are_refused(tmp_path, unchanged) -> None:  # noqa: ANN001

@@ -467,7 +467,7 @@ class AtlasDataModule:
 
 @cache
 def with_lightning(cls: type) -> type:
-    """Create a class a LightningDataModule too.
+    """Make a class a LightningDataModule too.
 
     Raises
     ------

@@ -135,7 +135,7 @@ def move_ahead(batches: Iterator[B], device: str) -> Iterator[B]:
 
 
 def _arrived(batch: B, copied: Any, stream: Any) -> B:  # noqa: ANN401  (torch's own types)
-    """Create the consumer's stream wait for the copy, and keep its memory while that stream uses it."""
+    """Make the consumer's stream wait for the copy, and keep its memory while that stream uses it."""
     stream.wait_event(copied)
     for tensor in batch.tensors():
         each_part(tensor, lambda part: part.record_stream(stream) or part)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NameRefusedError
+from raggedatlas.errors import LimitError, NameRefusedError
 from raggedatlas.model.accessions import UNKNOWN, Accession, parse_accession
 
 LONGEST_NAME = 200
@@ -20,6 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+_MOST_UIDS = 1 << 27
 _BLOCK = 1 << 16
 _NO_DIGITS = np.zeros((0, 16), np.uint8)
 _DIGITS = np.full(256, 255, np.uint8)
@@ -40,16 +41,23 @@ def new_uids(n: int) -> pa.StringArray:
     pyarrow.StringArray
         Each 64 random bits; safe for writers that know nothing of each other.
 
+    Raises
+    ------
+    LimitError
+        If `n` is 2**27 or more.
+
     Examples
     --------
     >>> [len(uid) for uid in new_uids(3).to_pylist()]
     [16, 16, 16]
     """
+    # Offsets of `pa.string()` are int32.
+    if n >= _MOST_UIDS:
+        raise LimitError(f"{n:,} cells are added at once, fewer than {_MOST_UIDS:,} can be; divide them into datasets.")
     drawn = secrets.token_bytes(8 * n)
     numbers = np.sort(np.frombuffer(drawn, np.uint64))
     if (numbers[1:] == numbers[:-1]).any():
         return new_uids(n)
-    # Offsets of `pa.string()` are int32, which limits one call to fewer than 2**27 uids.
     ends = np.arange(0, 16 * n + 16, 16, dtype=np.int32)
     return pa.StringArray.from_buffers(n, pa.py_buffer(ends), pa.py_buffer(drawn.hex().encode()))
 

@@ -225,14 +225,14 @@ def _plain_field(owner: str, name: str, info: FieldInfo) -> pa.Field:
     members = _members(info.annotation)
     member = members[0]
     if len(members) == 1 and typing.get_origin(member) is typing.Literal:
-        # Only the first value is looked at: a Literal of several types gets the column type of that one.
-        member = type(typing.get_args(member)[0])
+        kinds = {type(value) for value in typing.get_args(member)}
+        member = kinds.pop() if len(kinds) == 1 else member
     if isinstance(member, type) and issubclass(member, Enum):
         member = str
     if len(members) != 1 or member not in _ARROW:
         raise SchemaError(
             f"{owner}.{name} has type {info.annotation}, which no column can hold; use one of "
-            f"{sorted(str(getattr(t, '__name__', t)) for t in _ARROW)}, optionally with `| None`."
+            f"{sorted(str(getattr(t, '__name__', t)) for t in _ARROW)}, or a Literal of values of one of them, optionally with `| None`."
         )
     return pa.field(
         name, _ARROW[member], nullable=type(None) in typing.get_args(info.annotation) or not info.is_required()

@@ -166,7 +166,7 @@ def test_literals_have_values_of_one_type(tmp_path: Path) -> None:
     atlas = RaggedAtlas.create(str(tmp_path / "one"), OneType)
     atlas.add(with_obs(stage=["late", None]), "d", progress=False)
     assert cells(atlas)["stage"].isna().tolist() == [False, True]
-    with pytest.raises(SchemaError, match="which no column can hold.*Literal of values of one of them"):
+    with pytest.raises(SchemaError, match=r"which no column can hold.*Literal of values of one of them"):
 
         class SeveralTypes(HoxBaseSchema):
             stage: Literal["early", 1]

@@ -87,6 +87,17 @@ def test_rows_are_those_of_numpy(rows: list[int], dtype: str) -> None:
         np.testing.assert_array_equal(read_rows(reader, rows), values[np.array(rows, dtype=int)])
 
 
+@pytest.mark.parametrize("chunks", [(4, 2, 5), (4, 3, 2), (100, 1, 1)])
+def test_chunks_across_columns_are_read(folder: Location, chunks: tuple[int, ...]) -> None:
+    """An array of another writer whose chunks hold parts of rows reads as it was written."""
+    values = np.arange(10 * 15, dtype="int32").reshape(10, 3, 5)
+    group = zarr.open_group(folder.zarr_store(read_only=False), mode="a")
+    group.create_array("narrow", shape=values.shape, chunks=chunks, dtype="int32", overwrite=True)[:] = values
+    reader = ArrayReader(folder, ArraySpec.open(folder, "narrow"))
+    np.testing.assert_array_equal(read_rows(reader, [9, 3, 3, 0]), values[[9, 3, 3, 0]])
+    np.testing.assert_array_equal(read_slice(reader, 0, 10), values)
+
+
 def test_output_is_filled_in_place(flat) -> None:  # noqa: ANN001
     """A given output is filled and returned; one that does not fit is refused."""
     values, (reader, *_) = flat

@@ -15,7 +15,7 @@ from numcodecs import blosc, lz4, zstd
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
 from raggedatlas.store.arrays import compose_shard
-from raggedatlas.store.codecs import EncodedChunks, refuse_unknown_codecs, zstd_declared_bytes
+from raggedatlas.store.codecs import EncodedChunks, refuse_unknown_codecs, with_checksum, zstd_declared_bytes
 from raggedatlas.store.untrusted import StoredArray, check_array_metadata, check_frames, guarded_zarr_store
 
 pytestmark = pytest.mark.fast
@@ -132,6 +132,19 @@ def test_bombs_are_refused_and_honest_frames_pass(name: str) -> None:
         check_frames(StoredArray("x", 2**12, (name,), slots=400), bomb[:50])
 
 
+@pytest.mark.parametrize("name", ["zstd", "gzip", "bz2", "lzma"])
+@pytest.mark.parametrize("between", [b"", bytes(200_000)])
+def test_bombs_behind_an_honest_stream_are_refused(name: str, between: bytes) -> None:
+    """All streams of a chunk count, also behind padding, as decoders decode them all; a checksum behind them is none."""
+    if name == "zstd":
+        between = between and (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
+    honest, array = BOMBS[name](bytes(2**10)), StoredArray("x", 2**12, (name,))
+    check_frames(array, np.frombuffer(honest + between + honest + b"abcd", np.uint8))
+    for data in (honest + between + BOMBS[name](ZEROS), honest * 5):
+        with pytest.raises(CorruptError, match=f"{name} frame"):
+            check_frames(array, np.frombuffer(data, np.uint8))
+
+
 def test_zstd_frames_without_a_size_are_bounded() -> None:
     """A streamed zstd frame does not say its size; its blocks bound it."""
     frame = np.frombuffer(zstd.compress(ZEROS, 1), np.uint8)
@@ -206,3 +219,41 @@ def test_guarded_stores_refuse_metadata(tmp_path: Path) -> None:
     (tmp_path / "broken" / "zarr.json").write_text("{")
     with pytest.raises(CorruptError, match="not Zarr metadata"):
         zarr.open(guarded_zarr_store(zarr.storage.LocalStore(tmp_path / "broken")), mode="r")
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("part", [slice(None), slice(0, 3), slice(12, 33)])
+def test_shards_with_another_index_are_checked(tmp_path: Path, location: str, checksum: bool, part: slice) -> None:
+    """Shards whose index comes first or has no checksum read as without the guard; a bomb in them is refused."""
+    codec = zarr.codecs.ShardingCodec(
+        chunk_shape=(10,),
+        codecs=[zarr.codecs.BytesCodec(), zarr.codecs.ZstdCodec()],
+        index_codecs=[zarr.codecs.BytesCodec(), *([zarr.codecs.Crc32cCodec()] if checksum else [])],
+        index_location=location,
+    )
+    array = zarr.create_array(
+        zarr.storage.LocalStore(tmp_path), shape=(40,), chunks=(40,), dtype="int64", serializer=codec, compressors=None
+    )
+    array[:] = np.arange(40)
+    guarded = zarr.open_array(guarded_zarr_store(zarr.storage.LocalStore(tmp_path)), mode="r")
+    np.testing.assert_array_equal(guarded[part], np.arange(40)[part])
+    bomb, n = zstd.compress(ZEROS, 1), 4 * 16 + 4 * checksum
+    index = np.array([[n * (location == "start"), len(bomb)]] * 4, "<u8").tobytes()
+    index = with_checksum(index) if checksum else index
+    (tmp_path / "c" / "0").write_bytes(index + bomb if location == "start" else bomb + index)
+    with pytest.raises(Exception, match="zstd frame") as caught:  # zarr 3.4 may wrap it in a group
+        guarded[part]
+    assert isinstance(caught.value, CorruptError | ExceptionGroup)
+
+
+def test_other_shard_indexes_are_refused() -> None:
+    """A chunk inside the index of its shard is refused, and an index with other codecs by name."""
+    array = StoredArray("x", 2**12, ("zstd",), slots=1, index_first=True)
+    shard = with_checksum(np.array([[4, 10]], "<u8").tobytes()) + bytes(50)
+    with pytest.raises(CorruptError, match="inside the index"):
+        check_frames(array, np.frombuffer(shard, np.uint8))
+    metadata = sharded([{"name": "bytes"}])
+    metadata["codecs"][0]["configuration"]["index_codecs"] = [{"name": "bytes"}, {"name": "gzip"}]  # type: ignore[index]
+    with pytest.raises(SourceError, match="gzip"):
+        check_array_metadata("x", metadata)

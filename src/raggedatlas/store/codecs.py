@@ -48,6 +48,7 @@ PACKED = "raggedatlas.packed"
 BLOSC_HEADER = struct.Struct("<BBBBIII")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_BLOCK = 128 * 1024
+_ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 
 
 @dataclass(frozen=True)
@@ -171,22 +172,33 @@ def blosc_declared_bytes(data: NDArray[np.uint8]) -> int:
 
 
 def zstd_declared_bytes(data: NDArray[np.uint8]) -> int:
-    """Return the decoded size of a zstd frame, or an upper bound where it declares none, without decoding it."""
+    """Return the decoded size of the zstd frames in `data`, or an upper bound where one declares none, without decoding them."""
     if data.size < 6 or data[:4].tobytes() != ZSTD_MAGIC:
         raise CorruptError("A zstd frame does not start with the zstd magic number.")
-    flags = int(data[4])
-    single, size_code = bool(flags & 0x20), flags >> 6
-    # Magic (4), descriptor (1), window (none in a single segment), dictionary id, then the content size.
-    position = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
-    width = (int(single), 2, 4, 8)[size_code]
-    if width:
-        field = data[position : position + width].tobytes()
-        return int.from_bytes(field, "little") + (256 if width == 2 else 0)
-    return _bound_zstd_blocks(data, position)
+    total = at = 0
+    # zstd decodes all frames that follow one another, not only the first.
+    while at + 6 <= data.size:
+        magic = data[at : at + 4].tobytes()
+        if magic[0] >> 4 == 5 and magic[1:] == _ZSTD_SKIPPABLE:
+            at += 8 + int.from_bytes(data[at + 4 : at + 8].tobytes(), "little")
+            continue
+        if magic != ZSTD_MAGIC:
+            break
+        flags = int(data[at + 4])
+        single, size_code = bool(flags & 0x20), flags >> 6
+        # Magic (4), descriptor (1), window (none in a single segment), dictionary id, then the content size.
+        position = at + 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+        width = (int(single), 2, 4, 8)[size_code]
+        declared = int.from_bytes(data[position : position + width].tobytes(), "little") + (256 if width == 2 else 0)
+        bound, at = _bound_zstd_blocks(data, position + width)
+        total += declared if width else bound
+        # A checksum of 4 bytes may follow the blocks.
+        at += flags & 4
+    return total
 
 
-def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> int:
-    """Return an upper bound on the decoded size of the blocks of a zstd frame."""
+def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> tuple[int, int]:
+    """Return an upper bound on the decoded size of the blocks of a zstd frame, and where they end."""
     total, last = 0, False
     while not last and position + 3 <= data.size:
         head = int.from_bytes(data[position : position + 3].tobytes(), "little")
@@ -194,7 +206,7 @@ def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> int:
         # Raw and run-length blocks say their decoded size; a compressed one (2) decodes to at most 128 KiB.
         total += _ZSTD_BLOCK if kind == 2 else size
         position += 3 + (1 if kind == 1 else size)
-    return total
+    return total, position
 
 
 def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

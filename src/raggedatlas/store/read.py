@@ -690,16 +690,18 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
     if reader.location.is_local:
         list_files(reader.target)  # refuses symlinks, which zarr-python follows
     array = open_array(reader.location.zarr_store(), path=reader.spec.path, mode="r")
-    rows = reader.spec.chunk_shape[0]
     spec = reader.spec
-    target = _Target(plan, np.empty(spec.chunk_shape, spec.dtype), np.zeros(spec.row_shape, spec.dtype), out)
+    rows = spec.chunk_shape[0]
+    # Whole rows are read, also where the chunks are narrower.
+    scratch = np.empty((rows, *spec.row_shape), spec.dtype)
+    target = _Target(plan, scratch, np.zeros(spec.row_shape, spec.dtype), out)
     for i in chunks:
         start = int(plan.chunks[i]) * rows
         try:
-            values = np.ascontiguousarray(array[start : start + rows], dtype=reader.spec.dtype)
+            values = np.ascontiguousarray(array[start : start + rows], dtype=spec.dtype)
         except (ValueError, RuntimeError, OSError) as error:
             raise bad_chunk(reader, int(plan.chunks[i]), str(error)) from error
-        target.scratch.reshape(spec.chunk_shape)[: len(values)] = values
+        scratch[: len(values)] = values
         target.place_scratch(i)
 
 

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
 from raggedatlas.store.arrays import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, index_bytes, parse_index, product
-from raggedatlas.store.codecs import DTYPES, blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
+from raggedatlas.store.codecs import (
+    DTYPES,
+    blosc_declared_bytes,
+    refuse_unknown_codecs,
+    with_checksum,
+    zstd_declared_bytes,
+)
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -20,6 +26,9 @@ _LARGEST_ITEM = 64 * 2**10
 # Two bits of deflate decode to at most 258 bytes.
 _MOST_DEFLATE_RATIO = 1032
 _PIECE = 2**20
+_BLOCK = 2**16
+# What is left after the last stream is a checksum: no stream of any of these formats is as short.
+_MOST_REST = 4
 _VARIABLE = ("string", "variable_length_utf8", "bytes", "variable_length_bytes")
 _RECORDS = ("struct", "structured")
 _METADATA = ("zarr.json", ".zarray", ".zmetadata")
@@ -41,7 +50,11 @@ class StoredArray:
     checksum : bool
         Whether a crc32c follows the compressed bytes.
     slots : int
-        Inner chunks of a shard whose index is at its end; 0 where chunks are stored one by one.
+        Inner chunks of a shard; 0 where chunks are stored one by one.
+    index_first : bool
+        Whether the index of a shard is at its start, not at its end.
+    index_checksum : bool
+        Whether a crc32c follows the index.
     """
 
     path: str
@@ -49,6 +62,13 @@ class StoredArray:
     compressors: tuple[str, ...]
     checksum: bool = False
     slots: int = 0
+    index_first: bool = False
+    index_checksum: bool = True
+
+    @property
+    def index_size(self) -> int:
+        """Stored bytes of a shard's index."""
+        return index_bytes(self.slots) - (0 if self.index_checksum else 4)
 
 
 def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
@@ -96,11 +116,28 @@ def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
     if not array.slots:
         _check_frame(array, data)
         return
-    if data.size < index_bytes(array.slots):
-        raise CorruptError(f"A shard of {array.path} has {data.size} bytes and no room for its index.")
-    for offset, size in parse_index(data[-index_bytes(array.slots) :], data.size, array.path).tolist():
+    for offset, size in _shard_index(array, data, data.size).tolist():
         if size >= 0:
             _check_frame(array, data[offset : offset + size])
+
+
+def _shard_index(array: StoredArray, data: NDArray[np.uint8], shard_size: int) -> NDArray[np.int64]:
+    """Return the index of a shard, whose bytes `data` are or, where the index comes first, begin with."""
+    n = array.index_size
+    if data.size < n:
+        raise CorruptError(f"A shard of {array.path} has {data.size} bytes and no room for its index.")
+    index = data[:n] if array.index_first else data[-n:]
+    if not array.index_checksum:
+        index = np.frombuffer(with_checksum(index.tobytes()), np.uint8)
+    # `parse_index` expects an index with a checksum at the end and takes its size off the shard's.
+    chunks_end = shard_size if array.index_first else shard_size - n
+    entries = parse_index(index, chunks_end + index.size, array.path)
+    # A chunk inside the index could not be told from it when zarr-python asks for its bytes.
+    if array.index_first and (entries[entries[:, 1] >= 0, 0] < n).any():
+        raise CorruptError(
+            f"The index of a shard of {array.path} names a chunk inside the index itself; restore the file from a copy."
+        )
+    return entries
 
 
 def guarded_zarr_store(store: "Store") -> "Store":
@@ -122,7 +159,7 @@ def guarded_zarr_store(store: "Store") -> "Store":
     def check(key: str, found: Any, byte_range: Any) -> Any:  # noqa: ANN401 - zarr's buffers
         if found is not None and not isinstance(byte_range, SuffixByteRequest):
             data = np.ascontiguousarray(found.as_numpy_array()).view(np.uint8)
-            _check_stored(arrays, key, data, partial=byte_range is not None)
+            _check_stored(arrays, key, data, byte_range)
         return found
 
     # Every way in which one of the two zarr generations asks for bytes passes through `check`.
@@ -153,19 +190,22 @@ def guarded_zarr_store(store: "Store") -> "Store":
     return GuardedStore(store)
 
 
-def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uint8], *, partial: bool) -> None:
+def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uint8], byte_range: Any) -> None:  # noqa: ANN401 - zarr's
     """Check one object; metadata teach the guard what follows."""
     folder, _, name = key.rpartition("/")
     if name in _METADATA:
-        if not partial:
+        if byte_range is None:
             _learn(arrays, folder, name, data)
         return
     array = None if name in _NO_BYTES else _array_of(arrays, key)
     if array is None:
         return
     # A part of a shard is an inner chunk and can be checked; a part of a plain chunk is no frame.
-    if not partial:
+    if byte_range is None:
         check_frames(array, data)
+    elif array.index_first and (byte_range.start, byte_range.end) == (0, array.index_size):
+        # How long the shard is cannot be told here; zarr-python gets no byte beyond its end.
+        _shard_index(array, data, 2**62)
     elif array.slots:
         _check_frame(array, data)
 
@@ -212,15 +252,21 @@ def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     refuse_unknown_codecs(codecs, path or "The Zarr array")
     shape = tuple(metadata["shape"])
     outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
-    inner, slots = outer, 0
+    inner, slots, index_first, index_codecs = outer, 0, False, ["bytes", "crc32c"]
     if codecs[0]["name"] == "sharding_indexed":
         settings = codecs[0]["configuration"]
         inner = tuple(settings["chunk_shape"])
         codecs = settings["codecs"]
-        checks_index = [item["name"] for item in settings.get("index_codecs", [])] == ["bytes", "crc32c"]
+        index_codecs = [item["name"] for item in settings["index_codecs"]]
+        big = (settings["index_codecs"][0].get("configuration") or {}).get("endian") == "big"
+        if big or index_codecs not in (["bytes"], ["bytes", "crc32c"]):
+            raise SourceError(
+                f"{path or 'The Zarr array'} has shards whose index is encoded with {settings['index_codecs']}; only "
+                "little-endian bytes, with or without a crc32c, are read. Write it again with those."
+            )
+        index_first = settings.get("index_location", "end") == "start"
         slots = product(outer) // max(1, product(inner))
         _check_axes(path, shape, inner, outer)
-        slots = slots if checks_index and settings.get("index_location", "end") == "end" else 0
     else:
         _check_axes(path, shape, inner, None)
     n_bytes = product(inner) * _itemsize_v3(path, metadata["data_type"])
@@ -230,7 +276,15 @@ def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     compressors = tuple(name for name in reversed(names) if name in _FRAMES)
     # Text of variable length has no decoded size that metadata tell, so only the general limit holds.
     fixed = not any(name.startswith("vlen") for name in names)
-    return StoredArray(path, n_bytes if fixed else MAX_CHUNK_BYTES, compressors, names[-1] == "crc32c", slots)
+    return StoredArray(
+        path,
+        n_bytes if fixed else MAX_CHUNK_BYTES,
+        compressors,
+        checksum=names[-1] == "crc32c",
+        slots=slots,
+        index_first=index_first,
+        index_checksum=len(index_codecs) == 2,
+    )
 
 
 def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
@@ -354,13 +408,20 @@ def _deflate_bytes(data: NDArray[np.uint8], room: int) -> int:
     """Count what a gzip or zlib stream holds, up to one byte more than `room`."""
     if data.size * _MOST_DEFLATE_RATIO <= room:
         return 0
-    # 47 is 32 + 15: gzip or zlib by their heads, with windows up to the largest.
-    stream = zlib.decompressobj(wbits=47)
-    total, rest = 0, data.tobytes()
+    raw, total, at, stream = data.tobytes(), 0, 0, None
     try:
-        while rest and total <= room and not stream.eof:
-            total += len(stream.decompress(rest, _PIECE))
-            rest = stream.unconsumed_tail
+        while len(raw) - at > _MOST_REST and total <= room:
+            block = raw[at : at + _BLOCK]
+            if stream is None or stream.eof:
+                # gzip decodes all streams that follow one another, with zeros between them or not.
+                zeros = len(block) - len(block.lstrip(b"\0"))
+                if zeros:
+                    at += zeros
+                    continue
+                # 47 is 32 + 15: gzip or zlib by their heads, with windows up to the largest.
+                stream = zlib.decompressobj(wbits=47)
+            total += len(stream.decompress(block, _PIECE))
+            at += len(block) - len(stream.unconsumed_tail) - len(stream.unused_data)
     except zlib.error as error:
         raise CorruptError(f"A deflate stream does not decode: {error}.") from error
     return total
@@ -378,16 +439,21 @@ def _counted_bytes(name: str) -> Callable[[NDArray[np.uint8], int], int]:
         import bz2
         import lzma
 
-        # An lzma stream declares the size of its dictionary, which would be allocated unseen without `memlimit`.
-        stream: Any = bz2.BZ2Decompressor() if name == "bz2" else lzma.LZMADecompressor(memlimit=MAX_CHUNK_BYTES)
         total, rest = 0, data.tobytes()
         try:
-            while total <= room and not stream.eof:
-                piece = stream.decompress(rest, _PIECE)
-                total, rest = total + len(piece), b""
-                # A stream that is cut short never reaches `eof` and would keep this loop running.
-                if not piece and stream.needs_input:
-                    break
+            # Both libraries decode all streams that follow one another.
+            while len(rest) > _MOST_REST and total <= room:
+                # An lzma stream declares the size of its dictionary, which would be allocated unseen without `memlimit`.
+                stream: Any = (
+                    bz2.BZ2Decompressor() if name == "bz2" else lzma.LZMADecompressor(memlimit=MAX_CHUNK_BYTES)
+                )
+                while total <= room and not stream.eof:
+                    piece = stream.decompress(rest, _PIECE)
+                    total, rest = total + len(piece), b""
+                    # A stream that is cut short never reaches `eof` and would keep this loop running.
+                    if not piece and stream.needs_input:
+                        break
+                rest = stream.unused_data.lstrip(b"\0")
         except (OSError, lzma.LZMAError, EOFError) as error:
             raise CorruptError(f"A {name} stream does not decode: {error}.") from error
         return total

@@ -361,7 +361,10 @@ def write_tractogram(content: Content, path: Path) -> None:
             lines[OBJECT_ID] = ids.astype(np.float32).reshape(-1, 1)
     tractogram = streamlines.Tractogram(
         # Positions are in millimetres already, hence the identity; saving applies the affine of a TRK header.
-        cut(shapes.positions), data_per_point=points, data_per_streamline=lines, affine_to_rasmm=np.eye(4)
+        cut(shapes.positions),
+        data_per_point=points,
+        data_per_streamline=lines,
+        affine_to_rasmm=np.eye(4),
     )
     streamlines.save(tractogram, str(path), header=header)
 

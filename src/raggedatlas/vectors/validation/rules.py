@@ -103,7 +103,8 @@ DEPTH_OF: dict[str, int] = {rule.id: depth for depth, rules in enumerate(_ALL, 1
 
 RULES: dict[str, Rule] = {
     # Problems are listed in this order (`Checker.by_rule`).
-    rule.id: rule for rule in sorted((rule for rules in _ALL for rule in rules), key=lambda r: r.id)
+    rule.id: rule
+    for rule in sorted((rule for rules in _ALL for rule in rules), key=lambda r: r.id)
 }
 """Id -> rule, in order."""
 

@@ -148,3 +148,78 @@ def test_entries_are_sorted_and_summed(tmp_path_factory: pytest.TempPathFactory,
         assert stored.has_canonical_format
     else:
         assert np.array_equal(stored.indices, matrix.indices)
+
+
+def write_duplicates(path: Path, **options: Any) -> None:
+    """Write a file with a sparse X of 2 by 3 in which entries are unsorted and duplicate; options are those of its arrays."""
+    data, indices = np.array([1, 2, 3, 4, 5], np.float32), np.array([1, 0, 1, 2, 2], np.int32)
+    with warnings.catch_warnings(action="ignore"):
+        ad.AnnData(sp.csr_matrix((data, indices, np.array([0, 3, 5])), shape=(2, 3))).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        for name, values in (("indices", indices), ("data", data)):
+            kept = dict(file[f"X/{name}"].attrs)
+            del file[f"X/{name}"]
+            file["X"].create_dataset(name, data=values, **options).attrs.update(kept)
+
+
+def parts(path: Path) -> list[list[float]]:
+    with h5py.File(path) as file:
+        assert sorted(file["X"]) == ["data", "indices", "indptr"]
+        return [file[f"X/{name}"][...].tolist() for name in ("indptr", "indices", "data")]
+
+
+def test_entries_behind_a_plugin_are_sorted_and_summed(tmp_path: Path) -> None:
+    """Arrays of a fixed length with a plugin filter are shortened like others, and keep the filter."""
+    hdf5plugin = pytest.importorskip("hdf5plugin")
+    write_duplicates(tmp_path / "x", chunks=(4,), **hdf5plugin.Zstd())
+    assert repair(tmp_path / "x", tmp_path / "y").left == ()
+    assert parts(tmp_path / "y") == [[0, 2, 3], [0, 1, 2], [2, 4, 9]]
+    with h5py.File(tmp_path / "y") as file:
+        assert file["X/data"].id.get_create_plist().get_filter(0)[0] == 32015
+
+
+def test_a_sort_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a later chunk cannot be read, the entries before it stay as they were, and nothing is called mended."""
+    write_duplicates(tmp_path / "x", chunks=(3,), compression="gzip")
+    with h5py.File(tmp_path / "x", "r+") as file:
+        file["X/data"].id.write_direct_chunk((3,), b"damaged")
+    monkeypatch.setattr(fixes, "ENTRIES", 1)
+    done = repair(tmp_path / "x", tmp_path / "y")
+    assert done.mended == ()
+    assert {problem.rule for problem in done.left} == {"A00", "A59"}
+    with h5py.File(tmp_path / "y") as file:
+        assert sorted(file["X"]) == ["data", "indices", "indptr"]
+        assert file["X/indices"][...].tolist() == [1, 0, 1, 2, 2]
+        assert file["X/data"][:3].tolist() == [1, 2, 3]
+
+
+def test_sums_that_overflow_are_not_made(tmp_path: Path) -> None:
+    """Duplicates whose sum has no value of the type stay, of floats as of 64-bit integers."""
+    for dtype, value in ((np.float32, 3e38), (np.int64, 1 << 62)):
+        path = tmp_path / np.dtype(dtype).name
+        write_duplicates(path)
+        with h5py.File(path, "r+") as file:
+            put(file, "X/data", np.full(5, value, dtype))
+        done = repair(path, path.with_suffix(".y"))
+        assert {problem.rule for problem in done.left} == {"A59"}
+        assert parts(path.with_suffix(".y")) == parts(path)
+
+
+@pytest.mark.parametrize("second", [b"\xff", b"c\0d"])
+def test_categories_that_cannot_be_written_keep_their_codes(second: bytes, tmp_path: Path) -> None:
+    """Equal categories beside one that is no text stay, and so do the codes, which would mean others without them."""
+    path = write_good(tmp_path / "x", "hdf5")
+    categories, codes = np.array([b"a", b"a", b"b", second]), np.array([0, 1, 2, 3], np.int8)
+
+    def repeat(root: Any) -> None:
+        n = len(root["obs/kind/codes"])
+        put(root, "obs/kind/categories", categories)
+        put(root, "obs/kind/codes", np.resize(codes, n))
+
+    damage(path, repeat)
+    done = repair(path, tmp_path / "y")
+    with h5py.File(path) as given, h5py.File(tmp_path / "y") as file:
+        assert sorted(file["obs/kind"]) == ["categories", "codes"]
+        assert np.array_equal(file["obs/kind/codes"], given["obs/kind/codes"])
+        assert file["obs/kind/categories"][...].tolist() == categories.tolist()
+    assert not any(line.startswith("A107") for line in done.mended)

@@ -33,7 +33,7 @@ from raggedatlas.formats.anndata.checking import (
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.validation import check_root, validate
-from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
+from raggedatlas.formats.containers import READ_ERRORS, filter_available, unknown_encoding
 from raggedatlas.formats.output_files import writable
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
@@ -435,9 +435,10 @@ def merge_categories(node: Node) -> str:
     if before.size and (before.min() < -1 or before.max() >= len(values)):
         return ""
     signed = before.dtype if before.dtype.kind == "i" else np.dtype(np.int64)
-    write_small(codes, to[before.astype(np.int64)].astype(signed))
     kept = [v.decode("utf-8") if isinstance(v, bytes) else v for v in known]
+    # The categories come first: if they cannot be written, the codes must stay as well.
     write_small(categories, np.array(kept, dtype=object if categories.text is not None else values.dtype))
+    write_small(codes, to[before.astype(np.int64)].astype(signed))
     return f"{len(values) - len(kept):,} categories merged"
 
 
@@ -498,6 +499,9 @@ FIXES: dict[str, Fix] = {
 ENTRIES = 1 << 20
 """Number of entries of a sparse matrix that are sorted at once; a longer row is sorted at once."""
 
+LAST_BUILTIN_FILTER = 255
+"""Numbers of HDF5 filters above this are those of plugins."""
+
 Blocks = Iterator[tuple[int, NDArray[Any]]]
 
 
@@ -508,15 +512,15 @@ def parent_of(node: Node) -> Any:  # noqa: ANN401  (a group of either library)
 
 
 def write_small(node: Node, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-    """Rewrite an element with anndata's writer and keep its other attributes."""
+    """Rewrite an element with anndata's writer and keep its other attributes; an element that cannot be written stays."""
     from anndata.io import write_elem
 
     kept = {name: value for name, value in node.attrs.items() if not name.startswith("encoding-")}
-    group = parent_of(node)
-    del group[node.name]
-    write_elem(group, node.name, value)
-    for name, attribute in kept.items():
-        group[node.name].attrs[name] = attribute
+    with _replacement(node) as temporary:
+        group = parent_of(node)
+        write_elem(group, temporary, value)
+        for name, attribute in kept.items():
+            group[temporary].attrs[name] = attribute
 
 
 def recast(node: Node, dtype: np.dtype[Any]) -> None:
@@ -536,29 +540,29 @@ def sort_entries(node: Node, n_major: int) -> int:
     Returns
     -------
     int
-        Number of removed duplicates; -1 if a sum overflows the dtype, in which case nothing is changed.
+        Number of removed duplicates; -1 if the pointers are invalid or a sum overflows the dtype, in which case nothing is changed.
     """
-    indptr = node.children["indptr"].whole().astype(np.int64)
+    pointers = node.children["indptr"]
+    indptr = pointers.whole().astype(np.int64)
     parts = node.children["indices"], node.children["data"]
-    # A pass of its own, because the first block that is overwritten cannot be restored.
-    if not _sums_fit(parts, indptr):
+    if indptr[0] != 0 or (np.diff(indptr) < 0).any() or any(part.shape != (indptr[-1],) for part in parts):
         return -1
-    # Sorting never adds entries, so the result overwrites the entries that were read, from the front.
-    n_written = 0
-    lengths = np.zeros(n_major + 1, np.int64)
-    for first, last, indices, data in _row_blocks(parts, indptr):
-        rows, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
-        # Shifted by one, so that the cumulative sum below starts at 0 and is the new pointers.
-        lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
-        parts[0].stored[n_written : n_written + len(places)] = places
-        parts[1].stored[n_written : n_written + len(sums)] = sums
-        n_written += len(places)
-    removed = int(indptr[-1]) - n_written
-    if removed:
-        for part in parts:
-            _shorten(part, n_written)
-        node.children["indptr"].stored[...] = np.cumsum(lengths).astype(node.children["indptr"].dtype)
-    return removed
+    lengths = _summed_lengths(parts, indptr, n_major)
+    if lengths is None:
+        return -1
+    # All three arrays are written anew before one is replaced, so that an error leaves the matrix as it was.
+    bounds = np.cumsum(lengths)
+    with (
+        _new_array(pointers, pointers.dtype, bounds.shape, _chunks(pointers)) as new_pointers,
+        _new_array(parts[0], parts[0].dtype, (int(bounds[-1]),), _chunks(parts[0])) as new_indices,
+        _new_array(parts[1], parts[1].dtype, (int(bounds[-1]),), _chunks(parts[1])) as new_data,
+    ):
+        new_pointers[...] = bounds.astype(pointers.dtype)
+        for first, last, indices, data in _row_blocks(parts, indptr):
+            _, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
+            new_indices[bounds[first] : bounds[last]] = places
+            new_data[bounds[first] : bounds[last]] = sums
+    return int(indptr[-1] - bounds[-1])
 
 
 def _row_blocks(
@@ -594,29 +598,25 @@ def _wide(data: NDArray[Any]) -> NDArray[Any]:
     return data.astype({"i": np.int64, "u": np.uint64}.get(data.dtype.kind, data.dtype))
 
 
-def _sums_fit(parts: tuple[Node, Node], indptr: NDArray[np.int64]) -> bool:
-    """Return whether all sums of duplicates fit the dtype of the values."""
-    if parts[1].dtype.kind not in "iu":
-        return True
-    limits = np.iinfo(parts[1].dtype)
+def _summed_lengths(parts: tuple[Node, Node], indptr: NDArray[np.int64], n_major: int) -> NDArray[np.int64] | None:
+    """Return 0 and the length of each row without duplicates; None if a sum does not fit the dtype of the values."""
+    lengths = np.zeros(n_major + 1, np.int64)
+    dtype = parts[1].dtype
     for first, last, indices, data in _row_blocks(parts, indptr):
-        sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, _wide(data))[2]
-        if len(sums) and (sums.min() < limits.min or sums.max() > limits.max):
-            return False
-    return True
+        rows, _, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, _wide(data))
+        lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
+        if len(sums) < len(data) and not _sums_fit(data, sums, dtype):
+            return None
+    return lengths
 
 
-def _shorten(node: Node, n: int) -> None:
-    array = node.stored
-    if not node.in_hdf5 or (array.chunks and array.maxshape[0] is None):
-        array.resize((n,))
-        return
-
-    def blocks() -> Blocks:
-        for start in range(0, n, node.step()):
-            yield start, node.part(start, min(start + node.step(), n))
-
-    _swap(node, node.dtype, (n,), _chunks(node), blocks())
+def _sums_fit(data: NDArray[Any], sums: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether sums of values fit their dtype; values so large that 64-bit sums could wrap around do not."""
+    if dtype.kind in "iu":
+        limits, largest = np.iinfo(dtype), max(abs(int(data.min())), abs(int(data.max())))
+        could_wrap = dtype.itemsize == 8 and largest * len(data) > limits.max
+        return not could_wrap and bool(sums.min() >= limits.min and sums.max() <= limits.max)
+    return dtype.kind == "b" or bool(np.isfinite(sums).all() or not np.isfinite(data).all())
 
 
 def _chunks(node: Node) -> tuple[int, ...] | None:
@@ -627,21 +627,40 @@ def _chunks(node: Node) -> tuple[int, ...] | None:
 def _swap(
     node: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
 ) -> None:
-    """Write a new array with the same compression and attributes, then replace the old one by it."""
-    group = parent_of(node)
-    temporary = f"{node.name}.{uuid4().hex[:8]}"
+    """Write the blocks as a new array that replaces the old one."""
+    with _new_array(node, dtype, shape, chunks) as array:
+        for start, values in blocks:
+            array[start : start + len(values)] = values.astype(dtype, copy=False)
+
+
+@contextmanager
+def _new_array(
+    node: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None
+) -> Iterator[Any]:
+    """Yield a new array with the compression and attributes of another, which it replaces unless there is an error."""
     create: Callable[..., Any] = _create_hdf5 if node.in_hdf5 else _create_zarr
-    array = create(group, temporary, node, dtype, shape, chunks)
-    for start, values in blocks:
-        array[start : start + len(values)] = values.astype(dtype, copy=False)
-    for name, value in node.attrs.items():
-        array.attrs[name] = value
-    # The new array is complete before the old one is removed; zarr-python cannot rename arrays.
+    with _replacement(node) as temporary:
+        array = create(parent_of(node), temporary, node, dtype, shape, chunks)
+        for name, value in node.attrs.items():
+            array.attrs[name] = value
+        yield array
+
+
+@contextmanager
+def _replacement(node: Node) -> Iterator[str]:
+    """Yield a name beside an element; what is written there replaces the element, or is removed after an error."""
+    group, temporary = parent_of(node), f"{node.name}.{uuid4().hex[:8]}"
+    folder = Path(node.uri) / node.path
+    try:
+        yield temporary
+    except BaseException:
+        if temporary in group:
+            del group[temporary]
+        raise
     if node.in_hdf5:
         del group[node.name]
         group.move(temporary, node.name)
     else:
-        folder = Path(node.uri) / node.path
         shutil.rmtree(folder)
         folder.with_name(temporary).rename(folder)
 
@@ -653,18 +672,29 @@ def _create_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chun
         fitting = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
         options = {"chunks": fitting, "maxshape": tuple(None for _ in shape)}
         options |= {"compression": array.compression, "compression_opts": array.compression_opts}
-        options |= {"shuffle": array.shuffle}
+        options |= {"shuffle": array.shuffle, "fletcher32": array.fletcher32}
+        if array.compression not in ("gzip", "lzf", "szip"):
+            # h5py names no plugin: it has None or "unknown" for them.
+            options |= _plugin(array)
     return group.create_dataset(name, shape, dtype, **options)
+
+
+def _plugin(array: Any) -> dict[str, Any]:  # noqa: ANN401  (h5py.Dataset)
+    """Return the options of create_dataset for the first plugin among the filters of an array."""
+    plist = array.id.get_create_plist()
+    for code, _, values, _ in (plist.get_filter(i) for i in range(plist.get_nfilters())):
+        if code > LAST_BUILTIN_FILTER and filter_available(code):
+            return {"compression": code, "compression_opts": values}
+    return {"compression": None, "compression_opts": None}
 
 
 def _create_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
     array = node.stored
-    same = chunks == _chunks(node) and shape == node.shape
     return group.create_array(
         name,
         shape=shape,
         dtype=dtype,
         chunks=chunks,
-        shards=array.shards if same else None,
+        shards=array.shards if chunks == _chunks(node) else None,
         compressors=array.compressors,
     )

@@ -125,6 +125,32 @@ def test_what_other_writers_make_of_it_is_understood(tmp_path: Path, change: Cal
     assert cells["maybe"].dtype == "Int32"
 
 
+def test_numbers_that_an_enumeration_lacks_are_refused(tmp_path: Path) -> None:
+    """A truth value that is none of those that are named is not read as false."""
+    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
+    path = made(tmp_path, lambda file: replace(file, "obs/flag", np.array([1, 0, 7], "i4"), dtype=kind))
+    with pytest.raises(SourceError, match=r"obs/flag.*none of FALSE, NA, TRUE"):
+        h5ad_source(path).cells()
+
+
+def test_missing_truth_values_are_missing_everywhere(tmp_path: Path) -> None:
+    """On one axis they are nullable; as one value and in a matrix, which AnnData cannot have of those, they are NaN."""
+    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
+
+    def change(file: h5py.File) -> None:
+        file.create_dataset("uns/row", data=np.array([0, 1, 2], "i4"), dtype=kind)
+        file.create_dataset("uns/table", data=np.array([[0, 1], [2, 1]], "i4"), dtype=kind)
+        file.create_dataset("uns/one", data=np.int32(2), dtype=kind)
+        file.create_dataset("uns/whole", data=np.array([[0, 1]], "i4"), dtype=kind)
+
+    container = open_hdf5(made(tmp_path, change))
+    assert read_element(container, "uns/row").tolist() == [False, True, pd.NA]
+    np.testing.assert_array_equal(read_element(container, "uns/table"), [[0, 1], [np.nan, 1]])
+    assert np.isnan(read_element(container, "uns/one"))
+    assert read_element(container, "uns/whole").dtype == bool
+    container.close()
+
+
 def test_the_registry_knows_what_anndata_knows() -> None:
     """Each encoding that the installed anndata reads has an entry for both stores."""
     from anndata._io.specs.registry import _REGISTRY

@@ -178,6 +178,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("no table", "a,b\n1,2\n", {}, "no gene table of a known form"),
     ("empty", "", {}, "no gene table of a known form"),
     ("without rows", HGNC_TEXT.splitlines(keepends=True)[0], {}, "has no genes"),
+    ("a list of skipped rows", "FBti0019256,roo,1,100,transposable_element\n", {}, "has no genes"),
     ("without accessions", "Gene stable ID\tGene name\nCD79A\tCD79A\n", {}, "'CD79A' where an accession"),
     ("an open quote", HGNC_TEXT.replace('"CDC3|SEPT7A|Septin-7"', '"CDC3'), {}, "cannot be split|fields where"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def test_a_tree_says_what_stands_there(form: Form, tmp_path: Path) -> None:
     assert [branch for branch, element in found.lines(1)][-1] == "└── "
     assert len(list(found.lines(1))) == len(found.root.children)
     assert json.loads(json.dumps(found.to_dict()))["root"]["encoding"] == "anndata 0.1.0"
+
+
+def test_a_zip_file_has_the_stored_bytes_of_its_folder(tmp_path: Path) -> None:
+    """Each element of a zipped Zarr folder takes as many bytes as in the folder."""
+    folder = write_good(tmp_path / "x.zarr", "zarr3")
+    packed = tmp_path / "x.zarr.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for file in folder.rglob("*"):
+            archive.write(file, file.relative_to(folder))
+    stored = {element.path: element.n_stored for element in all_of(inspect(folder).root)}
+    assert {element.path: element.n_stored for element in all_of(inspect(packed).root)} == stored
+    assert stored["X"] > 0
 
 
 def test_chunks_and_filters_are_told(tmp_path: Path) -> None:

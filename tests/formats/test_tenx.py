@@ -187,12 +187,28 @@ def damage(folder: Path, name: str) -> str:
     return "size line"
 
 
-@pytest.mark.parametrize("name", ["cut", "words", "outside", "header", "other run", "ragged table", "size"])
+@pytest.mark.parametrize(
+    "name",
+    ["cut", "words", "outside", "header", "other run", "ragged table", "size"],
+)
 def test_damaged_market_folders_are_refused_by_name(tmp_path: Path, name: str) -> None:
     """Each way for a folder to be wrong is told with the file."""
     write_mtx(tmp_path / "run", packed=False)
     said = damage(tmp_path / "run", name)
     with pytest.raises(SourceError, match=said):
+        list(tenx_mtx_source(tmp_path / "run").blocks(("X",), 10))
+
+
+@pytest.mark.parametrize(
+    "ends", [["1 1", "2 1 1 1"], [f"1 1 {1 << 70}"], ["1.5 1 1"]], ids=["shifted", "huge", "fraction"]
+)
+def test_lines_that_are_no_entry_are_refused(tmp_path: Path, ends: list[str]) -> None:
+    """Numbers that slipped into another line, do not fit 64 bits, or are no place are told instead of being read as others."""
+    header = f"%%MatrixMarket matrix coordinate {'real' if '.' in ends[0] else 'integer'} general"
+    write_mtx(tmp_path / "run", packed=False, header=header)
+    path = tmp_path / "run" / "matrix.mtx"
+    path.write_text("\n".join([*path.read_text().splitlines()[: -len(ends)], *ends]) + "\n")
+    with pytest.raises(SourceError, match="not 3 numbers"):
         list(tenx_mtx_source(tmp_path / "run").blocks(("X",), 10))
 
 

@@ -152,6 +152,19 @@ def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
     assert (("A59", "unsorted") in said) == any(falls(row) for row in inside)
 
 
+@pytest.mark.parametrize("pointers", [[0, 9, 9, 3], [0, 9, 3, 3], [0, 2, 9, 3]])
+def test_pointers_that_decrease_in_a_later_block_are_told(pointers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pointers beyond the entries are told by their decrease, in whichever block it is."""
+    monkeypatch.setattr(checks_arrays, "POINTERS", 2)
+    with h5py.File("x", "w", driver="core", backing_store=False) as file:
+        group = file.create_group("X")
+        group["indptr"], group["indices"], group["data"] = pointers, np.arange(3, dtype=np.int32), np.ones(3)
+        declare(group, "csr_matrix", "0.1.0").attrs["shape"] = (3, 5)
+        checker = AnnDataChecker({}, full=True)
+        check_sparse(checker, Node("x", "X", group))
+    assert [problem.rule for problem in checker.problems] == ["A56"]
+
+
 def falls(row: list[int]) -> bool:
     """Tell whether a place is smaller than the one before it and was not there yet."""
     return any(b < a and b not in row[: i + 1] for i, (a, b) in enumerate(itertools.pairwise(row)))

@@ -384,7 +384,8 @@ def _gencode(text: _Text, rows: Iterable[list[str]]) -> _Found:
         if parse_accession(accession).namespace == "symbol":  # transposable elements of flies
             continue
         found.gene(text, _accession(text, accession), _symbol(symbol, accession)).biotype = biotype or None
-    if Counter(parse_accession(a).organism for a in found.genes).most_common(1)[0][0] in {"human", "mouse"}:
+    organisms = Counter(parse_accession(a).organism for a in found.genes)
+    if any(organism in {"human", "mouse"} for organism, _ in organisms.most_common(1)):
         found.source = "GENCODE"
     return found
 

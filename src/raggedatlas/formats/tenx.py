@@ -377,6 +377,8 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
                 # NumPy parses blank text as [-1.], so it is not given any.
                 numbers = np.fromstring(whole, dtype, sep=" ") if whole.strip() else np.empty(0, dtype)
                 lines = numbers.reshape(-1, width)
+                if not _fit(lines, whole):
+                    raise ValueError("its lines and numbers differ")
             except (DeprecationWarning, ValueError) as error:
                 raise SourceError(
                     f"{path} has a line that is not {width} numbers of field {field!r}; it is damaged. Fetch it again."
@@ -384,6 +386,21 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
         yield lines
         if not text:
             return
+
+
+def _fit(lines: NDArray[Any], text: bytes) -> bool:
+    """Return whether each line of a text, empty ones aside, has the numbers of one row, without loss."""
+    n_lines, width = lines.shape
+    is_space = np.frombuffer(text, np.uint8) <= ord(" ")
+    words = np.flatnonzero(~is_space & np.append(True, is_space)[:-1])
+    ends = np.searchsorted(words, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")))
+    in_line = np.diff(ends, prepend=0, append=len(words))
+    if len(words) != n_lines * width or not ((in_line == 0) | (in_line == width)).all():
+        return False
+    if lines.dtype.kind == "f":
+        return not (lines[:, :2] % 1).any()
+    limits = np.iinfo(lines.dtype)  # larger numbers are read as these
+    return not lines.size or bool(lines.min() > limits.min and lines.max() < limits.max)
 
 
 def _cut(text: bytes, *, last: bool) -> tuple[bytes, bytes]:

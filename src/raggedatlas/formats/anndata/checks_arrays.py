@@ -259,10 +259,9 @@ def _pointer_blocks(checker: AnnDataChecker, node: Node, n_entries: int) -> Iter
             checker.report("A56", node, f"pointers decrease from position {row:,} to the next.")
             return
         last = int(pointers[-1])
-        # Entries beyond the end cannot be read; `_check_lengths` reports a last pointer that is too large (A57).
-        if last > n_entries:
-            return
-        yield max(0, start - 1), pointers
+        # Pointers beyond the entries only make sense of a wrong last one (A57) or of a decrease that is still to come.
+        if last <= n_entries:
+            yield max(0, start - 1), pointers
 
 
 MAX_FORM_DEPTH = 64

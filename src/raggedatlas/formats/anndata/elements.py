@@ -99,11 +99,16 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
 
     values = container.whole(path)
     known = np.isin(values, list(truths.values()))
-    if not known.all() and len(truths) < 3:
-        raise SourceError(f"{container.uri}: {path} has values that are neither false nor true; the file is damaged.")
+    if not known.all():
+        raise SourceError(
+            f"{container.uri}: {path} has values that are none of {', '.join(truths)}; the file is damaged. Fetch or write it again."
+        )
     plain = values == truths["TRUE"]
     missing = values == truths["NA"] if "NA" in truths else np.zeros(values.shape, np.bool_)
-    return pd.arrays.BooleanArray(plain, missing) if missing.any() and values.ndim == 1 else plain
+    if not missing.any():
+        return plain
+    # AnnData has missing truth values on one axis only; elsewhere they are NaN among 0 and 1.
+    return pd.arrays.BooleanArray(plain, missing) if values.ndim == 1 else np.where(missing, np.nan, plain)
 
 
 def _texts(container: Container, path: str) -> Any:  # noqa: ANN401

@@ -1,12 +1,15 @@
 """Inspection of an AnnData file: a tree of elements with encodings, shapes, types, chunks, compression and sizes."""
 
+from collections import Counter
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from raggedatlas.formats.anndata.checking import SPARSE, declared_encoding, extent, infer, sparse_shape
-from raggedatlas.formats.anndata.file_tree import Node, disk_bytes, open_tree
-from raggedatlas.formats.containers import READ_ERRORS
+from raggedatlas.formats.anndata.file_tree import MAX_DEPTH, Node, disk_bytes, open_tree
+from raggedatlas.formats.containers import READ_ERRORS, is_zip
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 
@@ -15,6 +18,9 @@ HDF5_FILTERS = {
     32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2",
 }  # fmt: skip
 """Registered number of an HDF5 filter -> its name."""
+
+ZARR_METADATA = ("zarr.json", ".zarray", ".zattrs")
+"""Names of the files of a Zarr array that hold no values."""
 
 _MAIN = ("data", "codes", "values")
 
@@ -91,9 +97,25 @@ def _described_array(node: Node, encoding: str, kind: str) -> Element:
 def _stored_bytes(node: Node) -> int:
     if node.in_hdf5:
         return int(node.stored.id.get_storage_size())
+    if is_zip(Path(node.uri)):
+        return _zip_bytes(node.uri, Path(node.uri).stat().st_mtime_ns)[node.path]
     folder = Path(node.uri) / node.path
     files = (path for path in folder.rglob("*") if path.is_file())
-    return sum(file.stat().st_size for file in files if file.name not in ("zarr.json", ".zarray", ".zattrs"))
+    return sum(file.stat().st_size for file in files if file.name not in ZARR_METADATA)
+
+
+@lru_cache(maxsize=1)
+def _zip_bytes(uri: str, changed: int) -> Counter[str]:
+    """Return the stored bytes of all values below each folder of a zip file that was changed at a time."""
+    del changed  # only tells the cache when to read again
+    sizes: Counter[str] = Counter()
+    with ZipFile(uri) as archive:
+        for member in archive.infolist():
+            *folders, name = member.filename.split("/")
+            if name not in ZARR_METADATA:
+                for depth in range(min(len(folders), MAX_DEPTH) + 1):
+                    sizes["/".join(folders[:depth])] += member.compress_size
+    return sizes
 
 
 def _hdf5_compression(array: Any) -> str:  # noqa: ANN401

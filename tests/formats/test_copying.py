@@ -442,6 +442,13 @@ def test_text_keeps_its_dtype(tmp_path: Path, name: str, options: Any) -> None:
         pd.testing.assert_frame_equal(found.obsm["t"], wanted.obsm["t"])
 
 
+def test_a_sink_is_given_up_where_there_is_no_source(tmp_path: Path) -> None:
+    """A sink that was opened for a source that cannot be leaves nothing behind."""
+    with pytest.raises(NotFoundError, match="absent"):
+        copy(tmp_path / "absent.h5ad", open_sink(tmp_path / "x.h5ad"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_h5ad_takes_no_unknown_members(tmp_path: Path) -> None:
     """What anndata's readers would stop at is refused with the way out."""
     sink = open_sink(tmp_path / "x.h5ad")

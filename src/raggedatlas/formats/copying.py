@@ -150,7 +150,12 @@ def copy(
     (2, 3)
     """
     options = CopyOptions(where, features, layers, modality)
-    opened = open_source(source)
+    try:
+        opened = open_source(source)
+    except BaseException:
+        if not isinstance(sink, str | Path):
+            sink.abort()
+        raise
     try:
         target = open_sink(sink, **_multimodal(opened, sink, options)) if isinstance(sink, str | Path) else sink
         try:
@@ -167,7 +172,8 @@ def copy(
 def is_multimodal(source: Source) -> bool:
     """Return whether a source has modalities, as MuData does."""
     schema = source.describe()
-    return any(key.startswith(MOD) for key in (*(info.key for info in schema.matrices), *schema.elements))
+    keys = [*(info.key for info in (*schema.matrices, *schema.others)), *schema.elements]
+    return any(key.startswith(MOD) for key in keys)
 
 
 def _multimodal(source: Source, path: "str | Path", options: CopyOptions) -> dict[str, Any]:

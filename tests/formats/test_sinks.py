@@ -179,6 +179,45 @@ def test_existing_files_are_kept_unless_said_otherwise(tmp_path: Path, name: str
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+def write_constant(path: Path, value: float) -> None:
+    sink = open_sink(path, overwrite=True)
+    try:
+        pour(sink, {"X": np.full((2, 2), value)}, 2)
+        for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
+            sink.element(key, frame)
+        sink.commit()
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the new folder cannot take the place of the former one, that is there as before, and nothing beside it."""
+    path = tmp_path / "x.zarr"
+    write_constant(path, 1.0)
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            raise PermissionError(13, "denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(StoreError, match="denied"):
+        write_constant(path, 2.0)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.zarr"]
+    assert read_back(path).X.max() == 1.0
+
+
+def test_a_link_to_a_folder_is_replaced(tmp_path: Path) -> None:
+    """Overwriting a link to a folder replaces the link, and leaves the folder that it led to."""
+    write_constant(tmp_path / "far.zarr", 1.0)
+    (tmp_path / "x.zarr").symlink_to(tmp_path / "far.zarr")
+    write_constant(tmp_path / "x.zarr", 2.0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["far.zarr", "x.zarr"]
+    assert [read_back(tmp_path / name).X.max() for name in ("far.zarr", "x.zarr")] == [1.0, 2.0]
+
+
 def bad_calls() -> dict[str, Any]:
     def unannounced(sink: Sink) -> None:
         sink.write("layers/none", DenseBlock({"values": np.ones((1, 2))}))

@@ -665,7 +665,12 @@ class ZarrOutput:
                 self.path.rename(old)
             else:
                 _refuse_existing(self.path)
-            self._hidden.rename(self.path)
+            try:
+                self._hidden.rename(self.path)
+            except BaseException:
+                if old.exists():
+                    old.rename(self.path)
+                raise
             if old.exists():
                 _remove(old)
 
@@ -713,5 +718,5 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    remover: Callable[[Path], None] = shutil.rmtree if path.is_dir() else Path.unlink
+    remover: Callable[[Path], None] = shutil.rmtree if path.is_dir() and not path.is_symlink() else Path.unlink
     remover(path)

@@ -15,7 +15,7 @@ from anndata.io import write_elem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata import fixes, validate
 from raggedatlas.formats.anndata.fixes import FIXES, repair
 from raggedatlas.testing.anndata_faults import FORMS, Form, damage, put, write_good
@@ -73,6 +73,16 @@ def test_places_that_cannot_be_are_refused(tmp_path: Path) -> None:
         repair(tmp_path / "absent.h5ad", tmp_path / "y.h5ad")
     assert [at.name for at in tmp_path.iterdir()] == ["x.h5ad"]
     assert path.read_bytes() == before
+
+
+def test_a_zip_file_is_refused(tmp_path: Path) -> None:
+    """A zipped folder cannot be changed, which is said before anything is copied."""
+    folder = write_good(tmp_path / "x.zarr", "zarr3")
+    damage(folder, lambda root: root["layers/dense"].attrs.__delitem__("encoding-version"))
+    packed = shutil.make_archive(str(folder), "zip", folder)
+    with pytest.raises(SourceError, match="zip file"):
+        repair(packed, tmp_path / "y.zarr.zip")
+    assert sorted(at.name for at in tmp_path.iterdir()) == ["x.zarr", "x.zarr.zip"]
 
 
 @pytest.mark.long
@@ -203,6 +213,17 @@ def test_sums_that_overflow_are_not_made(tmp_path: Path) -> None:
         done = repair(path, path.with_suffix(".y"))
         assert {problem.rule for problem in done.left} == {"A59"}
         assert parts(path.with_suffix(".y")) == parts(path)
+
+
+def test_codes_that_are_no_integers_stay(tmp_path: Path) -> None:
+    """Equal categories are not merged where a code is a fraction, which is none of them."""
+    path = write_good(tmp_path / "x", "hdf5")
+    damage(path, lambda root: put(root, "obs/kind/categories", np.array([b"a", b"a", b"b"])))
+    damage(path, lambda root: put(root, "obs/kind/codes", np.array([0, 1.5, 2])))
+    done = repair(path, tmp_path / "y")
+    assert {problem.rule for problem in done.left} >= {"A103", "A107"}
+    with h5py.File(tmp_path / "y") as file:
+        assert file["obs/kind/codes"][...].tolist() == [0, 1.5, 2]
 
 
 @pytest.mark.parametrize("second", [b"\xff", b"c\0d"])

@@ -125,6 +125,17 @@ def test_each_feature_type_is_a_matrix(tmp_path: Path) -> None:
     source.close()
 
 
+def test_further_columns_replace_none_of_cell_rangers(tmp_path: Path) -> None:
+    """A column that has the name which ours of Cell Ranger's has is left out, and told."""
+    write_h5(tmp_path / "run.h5", ["Gene Expression"] * 7)
+    with h5py.File(tmp_path / "run.h5", "r+") as file:
+        file["matrix/features/symbol"] = np.array([b"other"] * 7)
+    source = tenx_h5_source(tmp_path / "run.h5")
+    assert source.features("var")["symbol"].to_pylist() == [f"G{i}" for i in range(7)]
+    assert source.describe().left_out["features/symbol"] == "array (7,)"
+    source.close()
+
+
 def test_cell_ranger_2(tmp_path: Path) -> None:
     """The older layout reads alike; of two genomes one must be chosen."""
     write_h5(tmp_path / "x.h5", None)

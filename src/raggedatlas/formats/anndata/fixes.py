@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError, DuplicateError, StoreError
+from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
 from raggedatlas.formats.anndata.checking import (
     ENCODINGS,
     SPARSE,
@@ -33,7 +33,7 @@ from raggedatlas.formats.anndata.checking import (
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.validation import check_root, validate
-from raggedatlas.formats.containers import READ_ERRORS, filter_available, unknown_encoding
+from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
 from raggedatlas.formats.output_files import writable
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
@@ -85,7 +85,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     Raises
     ------
     NotFoundError, SourceError
-        If the file cannot be opened.
+        If the file cannot be opened, or is a zip file.
     DuplicateError
         If the target exists.
     StoreError
@@ -101,6 +101,8 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
         raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
     if not target.parent.is_dir():
         raise StoreError(f"{target} cannot be written: there is no folder {target.parent}; make it first.")
+    if is_zip(path):
+        raise SourceError(f"{path} is a zip file, which cannot be changed in place; repair the folder that it holds.")
     left = validate(path, level)
     mended: list[str] = []
     hidden = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
@@ -421,7 +423,7 @@ def set_ordered(node: Node) -> str:
 def merge_categories(node: Node) -> str:
     """Merge equal categories and encode missing ones as -1."""
     codes, categories = node.children["codes"], node.children["categories"]
-    if not categories.is_array:
+    if not categories.is_array or codes.kind != "integer":
         return ""
     values = categories.whole()
     known: dict[Any, int] = {}

@@ -156,6 +156,66 @@ def test_what_we_write_opens_in_mudata(tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.parametrize("start", ["object", "file"])
+@pytest.mark.parametrize("name", ["x.h5mu", "x.zarr"])
+def test_shared_tables_and_sparse_matrices_are_kept(tmp_path: Path, start: str, name: str) -> None:
+    """Tables and sparse matrices in the shared obsm are copied, whole and for chosen cells."""
+    given: Any = two_modalities()
+    given.obsm["table"] = pd.DataFrame({"k": pd.Categorical(list("xyxz"))}, index=given.obs_names)
+    given.obsm["sparse"] = sp.csr_matrix(np.arange(8.0).reshape(4, 2))
+    expected = given.copy()
+    if start == "file":
+        given.write(tmp_path / "given.h5mu")
+        given = tmp_path / "given.h5mu"
+    for rows in (None, [1, 3]):
+        made = read(copy(given, open_sink(tmp_path / name, overwrite=True, **MULTI.get(name, {})), where=rows))
+        kept = slice(None) if rows is None else rows
+        pd.testing.assert_frame_equal(made.obsm["table"], expected.obsm["table"].iloc[kept])
+        np.testing.assert_array_equal(made.obsm["sparse"].toarray(), expected.obsm["sparse"].toarray()[kept])
+
+
+def test_shared_tables_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    """A shared member that has not one row for each cell is refused by name."""
+    given = two_modalities()
+    given.obsm["sparse"] = sp.csr_matrix(np.arange(8.0).reshape(4, 2))
+    given.write(tmp_path / "x.h5mu")
+    with h5py.File(tmp_path / "x.h5mu", "r+") as file:
+        ad.io.write_elem(file["obsm"], "sparse", sp.csr_matrix(np.ones((3, 2))))
+    with pytest.raises(SourceError, match="obsm/sparse has 3 rows, but there are 4 cells"):
+        copy(tmp_path / "x.h5mu", tmp_path / "y.h5mu")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("name", ["x.h5mu", "x.zarr"])
+def test_the_axis_is_kept(tmp_path: Path, axis: int, name: str) -> None:
+    """What modalities share, cells, features or both, is what it was."""
+    part = two_modalities().mod["rna"]
+    other = part.copy()
+    # Shared cells have the names of those of the other modality.
+    other.obs_names = part.obs_names if axis != 1 else [f"{name} too" for name in part.obs_names]
+    given = mudata.MuData({"a": part, "b": other}, axis=axis)
+    back = read(copy(read(copy(given, tmp_path / name)), tmp_path / "again.h5mu"))
+    assert (back.axis, back.shape) == (axis, given.shape)
+
+
+@pytest.mark.parametrize("name", ["x.h5mu", "x.zarr"])
+def test_modalities_without_a_matrix_keep_their_features(tmp_path: Path, name: str) -> None:
+    """A modality without a matrix has its own features, not those of all; one of this kind alone stays a modality."""
+    meta = ad.AnnData(obs=pd.DataFrame({"k": [1, 2]}, index=["a", "b"]), var=pd.DataFrame(index=["m"]))
+    given = mudata.MuData({"rna": two_modalities().mod["rna"], "meta": meta})
+    back = read(copy(given, tmp_path / name))
+    assert back.mod["meta"].var_names.tolist() == ["m"]
+    assert back.var_names.tolist() == given.var_names.tolist()
+    alone = read(copy(mudata.MuData({"meta": meta}), tmp_path / f"alone-{name}"))
+    assert list(alone.mod) == ["meta"]
+
+
+def test_a_modality_with_a_slash_is_refused(tmp_path: Path) -> None:
+    """A modality whose name a file would take for groups within groups is refused by name."""
+    with pytest.raises(SourceError, match="modality 'a/b'"):
+        copy(mudata.MuData({"a/b": two_modalities().mod["rna"]}), tmp_path / "x.h5mu")
+
+
 def test_modalities_without_matrices_are_modalities(tmp_path: Path) -> None:
     """A MuData of tables alone becomes multimodal Zarr too, and reads back as it was."""
     given = two_modalities()

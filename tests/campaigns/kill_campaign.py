@@ -17,7 +17,6 @@ import pyarrow as pa
 from anndata import AnnData
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog.snapshots import drop_snapshot
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.ingest.transcripts import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
@@ -153,7 +152,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_dataset": lambda atlas, name: atlas.drop_dataset(name),
     "purge": lambda atlas, name: atlas.purge(name),
     "snapshot": lambda atlas: atlas.snapshot(),
-    "drop_snapshot": lambda atlas, number: drop_snapshot(atlas._catalog, number),
+    "drop_snapshot": lambda atlas, number: atlas.drop_snapshot(number),
+    "expire_snapshots": lambda atlas: atlas.expire_snapshots(keep_last=1),
+    "rename_dataset": lambda atlas, name, new: atlas.rename_dataset(name, new),
     "restore": lambda atlas, number: atlas.restore(number),
     "optimize": lambda atlas: atlas.optimize(),
     "gc": lambda atlas: atlas.gc(dry_run=False),
@@ -270,7 +271,7 @@ class Campaign:
                 self.atlas.purge(name)
             return after
         numbers = {record.version for record in self.atlas.list_versions()}
-        if chosen.what in ("snapshot", "drop_snapshot"):
+        if chosen.what in ("snapshot", "drop_snapshot", "expire_snapshots"):
             return after if numbers == set(after.snapshots) else before
         if after.grown != before.grown:
             return after if after.grown <= self._grown() else before
@@ -384,6 +385,12 @@ class Campaign:
         for old in list(state.snapshots)[:-1][:1]:
             left = {other: held for other, held in state.snapshots.items() if other != old}
             yield Choice("drop_snapshot", {"number": old}, replace(state, snapshots=left))
+        newest = dict(list(state.snapshots.items())[-1:])
+        yield Choice("expire_snapshots", {}, replace(state, snapshots=newest))
+        if state.datasets[of] != _SHAPES and not any(item[2] == of for item in state.items):
+            self._seeds[f"d{n}"] = self._seeds.get(of, 0)
+            renamed = {f"d{n}" if name == of else name: content for name, content in state.datasets.items()}
+            yield Choice("rename_dataset", {"name": of, "new": f"d{n}"}, replace(state, datasets=renamed))
         if state.snapshots:
             back = self.random.choice(list(state.snapshots))
             held = state.snapshots[back]

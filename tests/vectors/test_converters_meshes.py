@@ -185,6 +185,13 @@ def test_a_broken_mesh_is_refused(tmp_path: Path, name: str, data: bytes, said: 
     assert said in str(caught.value)
 
 
+def test_numbers_of_obj_that_are_no_ids_stay_names(tmp_path: Path) -> None:
+    """Numbers beyond 64 bits, and those with zeros before them, are names."""
+    for name in (f"object_{2**63}", "object_007"):
+        (tmp_path / "a.obj").write_text(f"o {name}\nv 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")
+        assert read_file(tmp_path / "a.obj").shapes.object_attributes["name"].values.tolist() == [name]
+
+
 def test_what_stl_does_not_hold_is_told(tmp_path: Path) -> None:
     """STL joins objects and holds neither ids nor colours."""
     expected = ["objects: 2 are joined into one", "vertex attribute 'color' is left out"]

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as papq
 import pytest
 
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
+from raggedatlas.vectors.converters.content import decode_categories, encode_categories
 from raggedatlas.vectors.converters.convert import detect, plan_losses, read_file, write_file
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
@@ -156,6 +159,45 @@ def test_a_broken_edge_list_is_refused(tmp_path: Path, text: str, nodes: str | N
     with pytest.raises(SourceError, match="a\\.") as caught:
         read_file(tmp_path / "a.edgelist")
     assert said in str(caught.value)
+
+
+def test_a_node_without_a_name_is_no_other_node(tmp_path: Path) -> None:
+    """A table of nodes may leave a name out; lines then name none of that row, not the last category."""
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), ["a", "b", "c"])
+    papq.write_table(pa.table({"node": dictionary, "x": [0.0, 1, 2], "y": [0.0, 1, 2]}), tmp_path / "n.parquet")
+    (tmp_path / "a.edgelist").write_text("a b\n")
+    content = read_file(tmp_path / "a.edgelist", nodes=str(tmp_path / "n.parquet"))
+    assert np.asarray(content.shapes.links).tolist() == [[0, 2]]
+    (tmp_path / "a.edgelist").write_text("a c\n")
+    with pytest.raises(SourceError, match="no such node"):
+        read_file(tmp_path / "a.edgelist", nodes=str(tmp_path / "n.parquet"))
+
+
+def test_names_of_several_words_come_back_from_an_edge_list(tmp_path: Path) -> None:
+    """Spaces are _ in the lines and stay in the table; names that are no words are told and become numbers."""
+    names = encode_categories(np.array(["left side", "right side"], object))
+    made = Shapes("graph", np.eye(2), links=np.array([[1, 0]]), vertex_attributes={"node": names})
+    assert write_file(made, tmp_path / "a.edgelist", strict=True) == []
+    again = read_file(tmp_path / "a.edgelist").shapes
+    assert np.asarray(again.links).tolist() == [[1, 0]]
+    assert decode_categories(again.vertex_attributes["node"]).tolist() == ["left side", "right side"]
+    for name in ("#1", None, "right side"):
+        names = encode_categories(np.array([name, "right side"], object))
+        made = Shapes("graph", np.eye(2), links=np.array([[0, 1]]), vertex_attributes={"node": names})
+        assert "'node' is left out" in plan_losses(made, "edgelist")[0]
+        write_file(made, tmp_path / "b.edgelist", overwrite=True)
+        assert np.asarray(read_file(tmp_path / "b.edgelist").shapes.links).tolist() == [[0, 1]]
+
+
+def test_names_of_nodes_are_numbers_only_as_numbers_are_written(tmp_path: Path) -> None:
+    """Zeros before a number stay, and a number beyond 64 bits is a name."""
+    for names in (["007", "8"], [str(2**63), "8"]):
+        graph = nx.Graph()
+        for k, name in enumerate(names):
+            graph.add_node(name, x=float(k), y=0.0)
+        nx.write_graphml(graph, tmp_path / "a.graphml")
+        node = read_file(tmp_path / "a.graphml").shapes.vertex_attributes["node"]
+        assert decode_categories(node).tolist() == names
 
 
 def test_a_broken_graphml_is_refused(tmp_path: Path) -> None:

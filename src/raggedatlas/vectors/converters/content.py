@@ -116,6 +116,17 @@ def is_text(attribute: Attribute) -> bool:
     return attribute.values.dtype.kind not in "iufb" or "categories" in attribute.metadata
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text is an id as it is written: decimal digits without leading zeros, below 2**63.
+
+    Examples
+    --------
+    >>> is_id("7"), is_id("007"), is_id(str(2**63))
+    (True, False, False)
+    """
+    return text.isdecimal() and len(text) < 20 and str(int(text)) == text and int(text) < 2**63
+
+
 def encode_categories(texts: NDArray[Any]) -> Attribute:
     """Return strings as codes of their sorted categories; None becomes -1.
 

@@ -144,7 +144,7 @@ CONVERTERS: dict[str, Converter] = {
         graphs.read_edges,
         graphs.write_edges,
         graphs.GRAPHML_HOLDING,
-        graphs.graph_losses,
+        graphs.edge_losses,
     ),
     "geojson": Converter(
         "boundaries, lines or points as GeoJSON",

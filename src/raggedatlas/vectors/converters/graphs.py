@@ -1,7 +1,7 @@
 """Graphs: GraphML (networkx), and edge lists with a table of their nodes beside them."""
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, encode_categories, group_vertices
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, encode_categories, group_vertices, is_id
 from raggedatlas.vectors.converters.interop import AXES, NODE, build_networkx
 from raggedatlas.vectors.converters.tables import (
     axis_names,
@@ -80,7 +80,7 @@ def graph_content(graph: Any, what: str) -> Content:  # noqa: ANN401  (a network
 
 
 def _node_names(names: list[Any]) -> Attribute:
-    if all(isinstance(name, int) or (isinstance(name, str) and name.isdecimal()) for name in names):
+    if all(is_id(str(name)) for name in names):
         return Attribute(np.array([int(name) for name in names], np.int64))
     return encode_categories(np.array([str(name) for name in names], object))
 
@@ -147,7 +147,8 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
         A ``.edgelist`` file. After the two nodes a line has nothing, or a dict as networkx writes it, or numbers named in a first line
         ``# source target weight``.
     nodes : str or None
-        The table of nodes, with a column ``node`` (else the first one), positions and values; None: ``<name>.nodes.csv`` beside it.
+        The table of nodes, with positions, values and a column ``node`` of names, in which lines have ``_`` for spaces; without that column
+        nodes are named 0, 1, ... by row. None: ``<name>.nodes.csv`` beside it.
 
     Raises
     ------
@@ -160,14 +161,12 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
     whole = read_table(table)
     columns = dict(whole.shapes.vertex_attributes)
     if NODE in columns:
-        column = columns[NODE]
-        codes = column.metadata.get("categories")
-        names = [str(v if codes is None else codes[v]) for v in column.values.tolist()]
+        names = list(_texts(columns[NODE]))
     else:
         names = [str(row) for row in range(whole.shapes.n_vertices)]
-    rows = {name: row for row, name in enumerate(names)}
-    if len(rows) != len(names):
-        raise SourceError(f"{table} has a node twice; expected each once.")
+    rows = {name: row for row, name in enumerate(names) if name}
+    if len(rows) != sum(map(bool, names)):
+        raise SourceError(f"{table} has a node twice; expected each once, also with _ for spaces.")
     header: list[str] = []
     pairs: list[tuple[int, int]] = []
     values: list[dict[str, Any]] = []
@@ -213,12 +212,10 @@ def _edge_values(words: list[str], header: list[str], where: str) -> dict[str, A
 def write_edges(content: Content, path: Path) -> None:
     """Write the links as an edge list, and the vertices beside it as ``<name>.nodes.csv``."""
     shapes = content.shapes
-    numbered = Attribute(np.arange(shapes.n_vertices))
-    columns = {NODE: shapes.vertex_attributes.get(NODE, numbered), **shapes.vertex_attributes}
-    names = list(_texts(columns[NODE]))
-    # Equal names, perhaps equal only after `_texts` replaced spaces, do not identify nodes.
-    if len({*names}) != len(names):
-        columns[NODE], names = numbered, [str(row) for row in range(shapes.n_vertices)]
+    columns, names = dict(shapes.vertex_attributes), _edge_names(shapes)
+    if names is None:
+        columns[NODE] = Attribute(np.arange(shapes.n_vertices))
+        names = [str(row) for row in range(shapes.n_vertices)]
     nodes = Shapes("point_cloud", shapes.positions, shapes.offsets, shapes.ids, vertex_attributes=columns)
     write_table(Content(nodes, axes=content.axes), path.with_suffix(".nodes.csv"))
     between = dict(part for name, a in shapes.link_attributes.items() for part in split_channels(name, a))
@@ -230,8 +227,15 @@ def write_edges(content: Content, path: Path) -> None:
 
 
 def _texts(attribute: Attribute) -> Iterable[str]:
+    """Yield values as words, empty where there is none."""
     for value in next(column for _, column in split_channels("", attribute)).tolist():
-        yield "_".join(str(value).split())
+        yield "" if value is None else "_".join(str(value).split())
+
+
+def _edge_names(shapes: Shapes) -> list[str] | None:
+    """Return the words by which lines name the vertices; None if they have none, or not one each that no comment begins with."""
+    names = list(_texts(shapes.vertex_attributes[NODE])) if NODE in shapes.vertex_attributes else []
+    return names if names and len({*names}) == len(names) and all(n and n[0] != "#" for n in names) else None
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
@@ -241,6 +245,13 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 def graph_losses(shapes: Shapes) -> list[str]:
     """Say which attributes come back as several."""
     return list(channel_losses(shapes))
+
+
+def edge_losses(shapes: Shapes) -> Iterator[str]:
+    """Yield what an edge list does not hold: attributes of several channels, and names that are not one word each."""
+    yield from channel_losses(shapes)
+    if shapes.n_vertices and NODE in shapes.vertex_attributes and _edge_names(shapes) is None:
+        yield f"vertex attribute {NODE!r} is left out: it is not another word for each vertex; they are numbered from 0"
 
 
 COLUMNS = 7

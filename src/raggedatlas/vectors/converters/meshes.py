@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_id
 from raggedatlas.vectors.converters.tables import number_rows, read_text, shortest, split_channels
 from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, counts_to_offsets, object_rows
 
@@ -536,9 +536,8 @@ def _content(pieces: Pieces) -> Content:
 def _ids_of(names: list[str]) -> NDArray[np.int64] | None:
     """Return the ids that names like ``object_7`` say, or None."""
     numbers = [name.removeprefix(f"{OBJECT_ID[:6]}_") for name in names]
-    if all(n.isdecimal() and n != name for n, name in zip(numbers, names, strict=True)) and len({*numbers}) == len(
-        names
-    ):
+    ids = all(is_id(n) and n != name for n, name in zip(numbers, names, strict=True))
+    if ids and len({*numbers}) == len(names):
         return np.array([int(number) for number in numbers], np.int64)
     return None
 

@@ -424,6 +424,39 @@ def test_levels_hold_those_before(written: Callable[[str, str], Path], tmp_path:
         validate(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("rule", "change"), [("V050", {"cross_level_storage": "none"}), ("V079", {"format_capabilities": []})]
+)
+def test_links_across_levels_are_told_without_their_values(
+    rule: str, change: Json, layout: str, written: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """What the root says of links across levels is metadata: it is checked at level 2, as the page of the rules says."""
+    shutil.copytree(written("pyramid", layout), tmp_path / "a")
+    Damage(tmp_path / "a", layout).root(**change)
+    assert DEPTH_OF[rule] == 2
+    assert rule in {problem.rule for problem in validate(tmp_path / "a", 2)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "change", "layouts", "severity"), [e for e in BROKEN if e[0] in ("V043", "V057", "V076")]
+)
+def test_rules_that_need_values_are_told_at_their_level(
+    rule: str,
+    name: str,
+    change: Callable[[Damage], None],
+    layouts: tuple[str, ...],
+    severity: str,
+    written: Callable[[str, str], Path],
+    tmp_path: Path,
+) -> None:
+    """Counts are compared with the values that are read from level 3 on, which is the level of their rules."""
+    shutil.copytree(written(name, layouts[0]), tmp_path / "a")
+    change(Damage(tmp_path / "a", layouts[0]))
+    assert DEPTH_OF[rule] == 3
+    assert (rule, severity) in {(problem.rule, problem.level) for problem in validate(tmp_path / "a", 3)}
+
+
 def test_problems_have_their_place(written: Callable[[str, str], Path], tmp_path: Path) -> None:
     """All problems are listed, each with level, family, chunk and object, in words and by themselves."""
     shutil.copytree(written("streamline", "0.9"), tmp_path / "a")

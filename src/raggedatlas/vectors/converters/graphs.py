@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, encode_categories, group_vertices, is_id
+from raggedatlas.vectors.converters.content import (
+    OBJECT_ID,
+    Capabilities,
+    Content,
+    encode_categories,
+    group_vertices,
+    is_id,
+)
 from raggedatlas.vectors.converters.interop import AXES, NODE, build_networkx
 from raggedatlas.vectors.converters.tables import (
     axis_names,

@@ -17,13 +17,20 @@ from raggedatlas.vectors.validation.metadata_checks import DELTA, is_numeric
 
 def check_cross_links(checker: StoreChecker, level: LevelSummary) -> None:
     """Check all links of a level except those within chunks."""
-    root, place = checker.root, Place(level.number)
-    families = ("links", "cross_chunk_links")
-    # Other names are reported as V048 by `check_array_metadata`.
-    names = [(f, name) for f in families for name in checker.children(Place(level.number, f)) if DELTA.fullmatch(name)]
-    for family, name in names:
+    for family, name in _deltas(checker, level.number):
         _check_delta(checker, Place(level.number, f"{family}/{name}"), level, int(name))
-    deltas = {int(name) for _, name in names} - {0}
+
+
+def _deltas(checker: StoreChecker, number: int) -> list[tuple[str, str]]:
+    """Return the families of links of a level, each with the names of its level differences."""
+    families = ("links", "cross_chunk_links")
+    return [(f, name) for f in families for name in checker.children(Place(number, f)) if DELTA.fullmatch(name)]
+
+
+def check_link_levels(checker: StoreChecker, number: int) -> None:
+    """Check that the root allows and declares the links across levels that a level has."""
+    root, place = checker.root, Place(number)
+    deltas = {int(name) for _, name in _deltas(checker, number)} - {0}
     if root is None or not deltas:
         return
     if root.cross_level_storage == "none":

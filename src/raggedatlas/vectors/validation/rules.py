@@ -33,12 +33,9 @@ _METADATA = (
     Rule("V021", "must", "An attribute declares zv_array, its name, dtype, and the shape of a row.", _META),
     Rule("V022", "must", "channel_names has as many names as a row has values.", "Name each channel once."),
     Rule("V036", "practice", "vertex_fragments declares nothing but zv_array and encoding.", "Remove the key."),
-    Rule("V043", "must", "groups declares num_groups, the number of groups.", _META),
     Rule("V044", "must", "A group attribute declares groupings_attribute, and has one row for each group.", _ROWS),
     Rule("V050", "must", "Links across levels exist only if cross_level_storage is not none.", "Set cross_level_storage to implicit or explicit, or remove them."),
     Rule("V055", "must", "links declares level_delta, link_width, dtype and num_links, the number of links.", _META),
-    Rule("V057", "must", "link_fragments belong to links within chunks; they exist neither without those, nor for other levels.", "Remove them."),
-    Rule("V076", "must", "cross_chunk_links declares level_delta, link_width, num_links and sid_ndim, and its size matches them.", _RESTORE),
     Rule("V079", "must", "If links cross levels, format_capabilities has multiscale_links.", "Add the token."),
     Rule("V096", "must", "The root declares zv_version, chunk_shape, bounds and geometry_types, and known vocabulary; axes, chunks, bins and bounds agree.", _META),
     Rule("V097", "must", "A level declares level, vertex_count and arrays_present; above 0 also bin_shape and parent_level, which level 0 does not have.", _META),
@@ -60,16 +57,19 @@ _CONSISTENCY = (
     Rule("V034", "must", "Fragments refer to rows that the chunk has.", _RESTORE),
     Rule("V041", "must", "The size of a fragment index matches its header.", _RESTORE),
     Rule("V042", "must", "groups holds int64 object ids, split by ascending offsets.", _RESTORE),
+    Rule("V043", "must", "groups declares num_groups, the number of groups.", _META),
     Rule("V047", "must", "Groups refer to existing objects.", "Remove the ids from the group."),
     Rule("V051", "must", "Links are complete rows of link_width integers, each a vertex row of the chunk.", _RESTORE),
     Rule("V052", "should", "Links have the smallest type that holds the rows of a chunk.", "Write the store again."),
     Rule("V054", "must", "link_fragments have one fragment for each vertex fragment, which together hold every link exactly once.", "Write link_fragments again."),
+    Rule("V057", "must", "link_fragments belong to links within chunks; they exist neither without those, nor for other levels.", "Remove them."),
     Rule("V058", "must", "Links across levels refer to an existing level.", _REWRITE),
     Rule("V064", "must", "Links across chunks or levels decode as inline streams or as records.", _RESTORE, stated=False),
     Rule("V065", "must", "The object index is its manifests by ascending id without gaps; offsets, if stored, agree.", _RESTORE),
     Rule("V066", "must", "A manifest decodes: modes 0, 1 or 2, not truncated, no trailing bytes.", _RESTORE),
     Rule("V067", "must", "Manifests refer to existing chunks and fragments.", _RESTORE),
     Rule("V068", "must", "The object index declares num_objects and sid_ndim, has that many manifests, and ids are distinct; num_present is a matter of practice.", _RESTORE),
+    Rule("V076", "must", "cross_chunk_links declares level_delta, link_width, num_links and sid_ndim, and its size matches them.", _RESTORE),
     Rule("V080", "must", "Links across chunks refer to existing chunks and rows.", _RESTORE),
     Rule("V081", "should", "The ends of a link across chunks are in different chunks.", "Store it with the links within the chunk."),
     Rule("V082", "must", "A link attribute has one row for each link of the chunk.", _ROWS),
@@ -117,6 +117,7 @@ Rules marked with \\* are not in the description of the format; they follow from
 
 Levels are those of the public specification, each including the previous ones: 1 `structure` (nodes, names, keys), 2 `metadata`
 (root, levels, arrays), 3 `consistency` (every value, a few chunks at a time), 4 `conformance` (requirements of a geometry type), 5 `pyramid` (levels together).
+The rows of V044 and the num_links of V055 are compared with the values, from level 3 on.
 Memory is bounded by the chunks of one step (64), the object index and the chunk counts: a few tens of bytes for each of them.
 """
 

@@ -9,7 +9,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.validation.chunk_checks import check_kind, walk_level
 from raggedatlas.vectors.validation.context import Place, StoreChecker
-from raggedatlas.vectors.validation.cross_link_checks import check_cross_links
+from raggedatlas.vectors.validation.cross_link_checks import check_cross_links, check_link_levels
 from raggedatlas.vectors.validation.metadata_checks import (
     check_array_metadata,
     check_level_metadata,
@@ -91,6 +91,7 @@ def _check_levels(checker: StoreChecker) -> None:
         if checker.node(Place(number, "vertices")) is None:
             _check_no_vertices(checker, number)
         check_array_metadata(checker, number)
+        check_link_levels(checker, number)
         facts = check_level_metadata(checker, number)
         if facts is not None:
             known.append((number, facts))

@@ -23,6 +23,7 @@ from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_ragged, to_
 from raggedatlas.vectors.storage.layout_07 import array_node
 from raggedatlas.vectors.storage.zarr_reader import decompress
 from raggedatlas.vectors.storage.zarr_writer import group_json
+from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
@@ -350,6 +351,7 @@ def test_both_encodings_of_links_across_levels(tmp_path: Path) -> None:
         found = open_vectors(store).cross_links(1)
         assert found is not None
         assert found.chunks[1, 1].tolist() == [-1, 2, 0]
+        assert {problem.rule for problem in validate(store)}.isdisjoint({"V000", "V064"})
     shutil.rmtree(store / "0/cross_chunk_links")
     one = {**facts, "link_width": 1, "record_encoding": "ragged_rows"}
     (store / "0/links/+1/zarr.json").write_bytes(group_json("x", one)[1][0])

@@ -167,10 +167,7 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
         raise SourceError(f"{path} says no positions; expected a table of its nodes, {table}. Name another: nodes=.")
     whole = read_table(table)
     columns = dict(whole.shapes.vertex_attributes)
-    if NODE in columns:
-        names = list(_texts(columns[NODE]))
-    else:
-        names = [str(row) for row in range(whole.shapes.n_vertices)]
+    names = list(_texts(columns[NODE] if NODE in columns else Attribute(np.arange(whole.shapes.n_vertices))))
     rows = {name: row for row, name in enumerate(names) if name}
     if len(rows) != sum(map(bool, names)):
         raise SourceError(f"{table} has a node twice; expected each once, also with _ for spaces.")

@@ -408,7 +408,7 @@ class CrossLinkReader:
         encoding = block.get("record_encoding")
         rows, chunks = [], []
         for key, blob in zip(keys, raw, strict=True):
-            part = None if encoding == "endpoints_v1" else _decode_ragged_rows(blob, width, block, self.where, encoding)
+            part = None if encoding == "endpoints_v1" else decode_ragged_rows(blob, width, block, self.where, encoding)
             if part is None:
                 chunk, own = decode_records(blob, width, keys.shape[1], self.where)
             else:
@@ -430,7 +430,7 @@ def _decode_stream(blob: Bytes | None, where: str) -> Bytes:
     return np.zeros(0, np.uint8) if blob is None or not blob.size else decode_ragged(blob, where).data
 
 
-def _decode_ragged_rows(
+def decode_ragged_rows(
     blob: Bytes, width: int, block: dict[str, Any], where: str, encoding: str | None
 ) -> NDArray[np.int64] | None:
     """Return the rows of an inline stream; None if it is not one and no declaration requires it."""

@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 from raggedatlas.vectors.metadata import level_scale
 from raggedatlas.vectors.shapes import counts_to_offsets
 from raggedatlas.vectors.storage.codecs import Bytes, decode_ragged, decode_records, from_bytes
-from raggedatlas.vectors.storage.cross_links import OffsetSegment, decode_cross_links, has_permutation, parse_segment
+from raggedatlas.vectors.storage.cross_links import (
+    OffsetSegment,
+    decode_cross_links,
+    decode_ragged_rows,
+    has_permutation,
+    parse_segment,
+)
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, read_small_array
 from raggedatlas.vectors.validation.chunk_checks import check_column
 from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
@@ -145,11 +151,10 @@ def _stream_ends(
     blob: Bytes, key: NDArray[np.int64], width: int, block: dict[str, Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return chunks and rows of the link ends of one chunk."""
-    if block.get("record_encoding") == "endpoints_v1":
+    encoding = block.get("record_encoding")
+    rows = None if encoding == "endpoints_v1" else decode_ragged_rows(blob, width, block, "a chunk", encoding)
+    if rows is None:
         return decode_records(blob, width, len(key), "a chunk")
-    # Rows carry no keys: only links whose ends all have the key of the cell are stored this way.
-    stream = decode_ragged(blob, "a chunk").data if blob.size else blob
-    rows = from_bytes(stream, str(block.get("dtype", "int64")), width).astype(np.int64)
     return np.broadcast_to(key, (len(rows), width, len(key))), rows
 
 

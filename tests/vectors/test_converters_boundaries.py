@@ -208,6 +208,25 @@ def test_points_without_named_axes_are_read(tmp_path: Path) -> None:
         assert read_file(tmp_path / "a.zarr").shapes.positions.tolist() == [[0.5, 1]]
 
 
+@pytest.mark.parametrize("ending", [".geojson", ".geoparquet"])
+def test_missing_numbers_stay_missing(tmp_path: Path, ending: str) -> None:
+    """A number that an object does not have is written as none, whatever fills its place, and GeoJSON is valid JSON."""
+    columns = {
+        "a": Attribute(np.array([1.5, -7.0]), present=np.array([True, False])),
+        "b": Attribute(np.array([np.nan, 2.5], np.float32)),
+    }
+    shapes = shapes_of_geometries(np.array([SQUARE, SQUARE]), columns, "x")
+    write_file(shapes, tmp_path / f"a{ending}", strict=True)
+    again = read_file(tmp_path / f"a{ending}").shapes.object_attributes
+    assert np.array_equal(again["a"].values, [1.5, np.nan], equal_nan=True)
+    assert np.array_equal(again["b"].values, [np.nan, 2.5], equal_nan=True)
+    if ending == ".geojson":
+        assert "NaN" not in (tmp_path / "a.geojson").read_text()
+        far = shapes_of_geometries(np.array([SQUARE]), {"a": Attribute(np.array([np.inf]))}, "x")
+        with pytest.raises(SourceError, match="infinite"):
+            write_file(far, tmp_path / "b.geojson")
+
+
 def test_what_is_no_element_is_refused(peers: Path, tmp_path: Path) -> None:
     """Several elements ask for a choice; an unknown one, an unknown coordinate system and transformation are refused."""
     for options, said in (

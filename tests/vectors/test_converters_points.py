@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.converters.convert import read_file, write_file
 from raggedatlas.vectors.converters.tables import table_content
@@ -109,6 +109,13 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         write_file(points, tmp_path / "b.docx", format="docx")
     with pytest.raises(SourceError, match="vertex 0 lies at"):
         write_file(Shapes("point_cloud", np.full((1, 2), np.nan)), tmp_path / "b.csv")
+
+
+def test_a_vertex_of_no_object_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    """Vertices behind the last object belong to none; the message names the vertex alone."""
+    shapes = Shapes("point_cloud", np.array([[0, 0], [np.nan, 0]]), np.array([0, 1]), np.array([7]))
+    with pytest.raises(ValuesError, match="vertex 1 lies at"):
+        write_file(shapes, tmp_path / "a.csv")
 
 
 def test_what_tables_do_not_hold_is_told(tmp_path: Path) -> None:

@@ -202,7 +202,9 @@ def check_content(shapes: Shapes, what: str) -> None:
     bad = ~np.isfinite(shapes.positions).all(1) if shapes.positions.dtype.kind == "f" else np.zeros(0, bool)
     if bad.any():
         row = int(np.argmax(bad))
-        owner = "" if shapes.ids is None else f" of object {shapes.ids[_owner(shapes, row)]}"
+        owner = (
+            "" if shapes.ids is None or row >= shapes.offsets[-1] else f" of object {shapes.ids[_owner(shapes, row)]}"
+        )
         raise ValuesError(
             f"{what}: vertex {row}{owner} lies at {shapes.positions[row].tolist()}; expected finite numbers. "
             "Correct or remove this vertex."

@@ -230,10 +230,17 @@ def _polygons(
 
 
 def write_geojson(content: Content, path: Path) -> None:
-    """Write shapes as GeoJSON, an object a feature; ids stand in the property ``object_id``."""
+    """Write shapes as GeoJSON, an object a feature; ids stand in the property ``object_id``, missing values are null.
+
+    Raises
+    ------
+    SourceError
+        If a value is infinite, which JSON has no number for.
+    """
     shapely = load_library("shapely")
     geometries, columns = features_of(content.shapes)
-    values = {name: column.tolist() for name, column in columns.items()}
+    # JSON has no NaN; it is the only value that differs from itself.
+    values = {name: [v if v == v else None for v in column.tolist()] for name, column in columns.items()}  # noqa: PLR0124
     features = [
         {
             "type": "Feature",
@@ -245,7 +252,11 @@ def write_geojson(content: Content, path: Path) -> None:
     whole: dict[str, Any] = {"type": "FeatureCollection", "features": features}
     if "crs" in content.metadata:
         whole["crs"] = content.metadata["crs"]
-    path.write_text(json.dumps(whole), encoding="utf-8")
+    try:
+        text = json.dumps(whole, allow_nan=False)
+    except ValueError:
+        raise SourceError(f"{path} cannot hold infinite numbers, as JSON has none. Replace or remove them.") from None
+    path.write_text(text, encoding="utf-8")
 
 
 def write_geoparquet(content: Content, path: Path) -> None:
@@ -267,13 +278,11 @@ def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
 
 
 def plain_column(attribute: Attribute) -> NDArray[Any]:
-    """Return an attribute's values, None where an object has none."""
+    """Return an attribute's values; where an object has none, NaN among floats, else None."""
     values = decode_categories(attribute)
-    if values.dtype.kind == "f":
-        return values.astype(object) if attribute.present is not None and not attribute.present.all() else values
     if attribute.present is None or attribute.present.all():
         return values
-    made = values.astype(object)
+    made = values.copy() if values.dtype.kind == "f" else values.astype(object)
     made[~attribute.present] = None
     return made
 

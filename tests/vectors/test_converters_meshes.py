@@ -185,6 +185,27 @@ def test_a_broken_mesh_is_refused(tmp_path: Path, name: str, data: bytes, said: 
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])
+@pytest.mark.parametrize("further", ["", "property int flag\n"])
+def test_a_ply_with_no_rows_of_faces_is_points(tmp_path: Path, form: str, further: str) -> None:
+    """Point clouds of other programs declare a table of faces that has no rows, as text or bytes, with further columns or not."""
+    axes = "".join(f"property float {name}\n" for name in "xyz")
+    faces = f"element face 0\nproperty list uchar int vertex_indices\n{further}"
+    header = f"ply\nformat {form} 1.0\nelement vertex 1\n{axes}{faces}end_header\n"
+    row = b"1 2 3\n" if form == "ascii" else np.array([1, 2, 3], "<f4").tobytes()
+    (tmp_path / "a.ply").write_bytes(header.encode() + row)
+    shapes = read_file(tmp_path / "a.ply").shapes
+    assert (shapes.kind, shapes.positions.tolist()) == ("point_cloud", [[1, 2, 3]])
+
+
+def test_an_empty_mesh_with_colours_is_written_as_obj(tmp_path: Path) -> None:
+    """No vertices have no colours, normals and textures; the file is written."""
+    columns = {name: np.zeros((0, 3)) for name in ("color", "normal")}
+    empty = Shapes("mesh", np.zeros((0, 3)), links=np.zeros((0, 3), int), vertex_attributes=columns)
+    write_file(empty, tmp_path / "a.obj")
+    assert "v " not in (tmp_path / "a.obj").read_text()
+
+
 def test_numbers_of_obj_that_are_no_ids_stay_names(tmp_path: Path) -> None:
     """Numbers beyond 64 bits, and those with zeros before them, are names."""
     for name in (f"object_{2**63}", "object_007"):

@@ -200,6 +200,15 @@ def test_names_of_nodes_are_numbers_only_as_numbers_are_written(tmp_path: Path) 
         assert decode_categories(node).tolist() == names
 
 
+def test_links_without_a_value_have_none_in_graphml(tmp_path: Path) -> None:
+    """A value that a link does not have is left out of it, as of nodes."""
+    kinds = encode_categories(np.array(["a", None], object))
+    made = Shapes("graph", np.eye(3), links=np.array([[0, 1], [1, 2]]), link_attributes={"kind": kinds})
+    assert write_file(made, tmp_path / "a.graphml", strict=True) == []
+    again = read_file(tmp_path / "a.graphml").shapes.link_attributes["kind"]
+    assert decode_categories(again).tolist() == ["a", None]
+
+
 def test_a_broken_graphml_is_refused(tmp_path: Path) -> None:
     """A node without a position, and a file cut off, are refused."""
     graph = drawn()

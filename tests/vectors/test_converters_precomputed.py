@@ -38,6 +38,17 @@ def test_a_shard_that_is_cut_off_is_refused(peers: Path, tmp_path: Path) -> None
             read_file(tmp_path)
 
 
+def test_a_shard_whose_bytes_do_not_unpack_is_refused(peers: Path, tmp_path: Path) -> None:
+    """A compressed skeleton behind the header of gzip that is no deflated stream is refused by the name of its shard."""
+    for name in ("info", "0.shard", "1.shard"):
+        (tmp_path / name).write_bytes((peers / "sharded" / name).read_bytes())
+    data = (tmp_path / "0.shard").read_bytes()
+    at = data.index(b"\x1f\x8b") + 10
+    (tmp_path / "0.shard").write_bytes(data[:at] + b"\xff" * 4 + data[at + 4 :])
+    with pytest.raises(SourceError, match=r"0\.shard is no shard"):
+        read_file(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["neuroglancer_multilod_draco", "neuroglancer_annotations_v1"])
 def test_other_precomputed_formats_are_refused(kind: str, tmp_path: Path) -> None:
     """A folder of another format is refused by its type, and neither format holds points."""

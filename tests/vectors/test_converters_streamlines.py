@@ -209,6 +209,39 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, ending: str) -> None:
             read_file(tmp_path / f"a{ending}")
 
 
+@pytest.mark.parametrize("ending", [".trx", ".trk", ".tck"])
+def test_no_streamlines_are_written_and_read(tmp_path: Path, ending: str) -> None:
+    """A tractogram without lines, but with values and groups, is written and read as one."""
+    groups = Groups(np.array([0, 1]), np.array([5]), {"name": Attribute(np.array(["left"]))})
+    empty = Shapes(
+        "streamline",
+        np.zeros((0, 3), np.float32),
+        np.zeros(1, np.int64),
+        vertex_attributes={"fa": np.zeros(0, np.float32)},
+        object_attributes={"length": np.zeros(0, np.float32)},
+        groups=groups,
+    )
+    write_file(empty, tmp_path / f"a{ending}")
+    again = read_file(tmp_path / f"a{ending}").shapes
+    assert (again.n_objects, again.n_vertices) == (0, 0)
+
+
+def test_a_zip_that_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    """Bytes that do not decompress, and an encrypted part, are refused by the name of the file."""
+    file = tmp_path / "a.trx"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", "{}" * 99)
+    data = file.read_bytes()
+    at = 30 + len("header.json")
+    file.write_bytes(data[:at] + b"\xff" * 4 + data[at + 4 :])
+    with pytest.raises(SourceError, match="no zip file that can be read"):
+        read_file(file)
+    place = data.index(b"PK\1\2")
+    file.write_bytes(data[:6] + b"\1" + data[7 : place + 8] + b"\1" + data[place + 9 :])
+    with pytest.raises(SourceError, match="encrypted"):
+        read_file(file)
+
+
 def test_old_offsets_are_read(tmp_path: Path) -> None:
     """Offsets without the last one, as older files have them, mean the same."""
     write_file(tracts(), tmp_path / "a.trx")

@@ -127,7 +127,8 @@ def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbe
     for name, attribute in shapes.link_attributes.items():
         between |= _plain_columns(name, attribute)
     for row, (a, b) in enumerate(links):
-        graph.add_edge(names[a], names[b], **{key: column[row] for key, column in between.items()})
+        values = {key: column[row] for key, column in between.items() if column[row] is not None}
+        graph.add_edge(names[a], names[b], **values)
     return graph
 
 

@@ -117,8 +117,9 @@ def read_ply(path: Path) -> Content:
 
 
 def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, NDArray[Any] | None, Table]:
-    if tables.get("face"):
-        faces = tables["face"]
+    faces = tables.get("face", {})
+    # Point clouds of other programs have a table of faces without rows.
+    if any(len(column) for column in faces.values()):
         corners = next((faces.pop(name) for name in CORNERS if name in faces), None)
         if corners is None:
             raise SourceError(f"{path} has faces without {' or '.join(CORNERS)}.")
@@ -568,7 +569,8 @@ def write_obj(content: Content, path: Path) -> None:
     attributes = shapes.vertex_attributes
     for name, word in ((COLOR, "v"), (TEXTURE, "vt"), (NORMAL, "vn")):
         if name in attributes:
-            columns.setdefault(word, []).append(attributes[name].values.reshape(shapes.n_vertices, -1))
+            values = attributes[name].values
+            columns.setdefault(word, []).append(values if values.ndim == 2 else values[:, None])
     slots = [("vt" in columns) or ("vn" in columns), "vn" in columns]
     names = _object_names(shapes)
     links, owner = _links_by_object(shapes)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -93,7 +94,7 @@ def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[tuple[int, 
                     if base + end > len(data):
                         raise ValueError("it ends inside a blob")
                     yield key, unpack(data[base + end - size : base + end])
-    except (KeyError, ValueError, TypeError, EOFError, OSError) as error:
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zlib.error) as error:
         raise SourceError(f"{file} is no shard that can be read: {type(error).__name__}: {error}.") from None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def _zip_parts(path: Path) -> Iterator[tuple[str, bytes]]:
             for item in file.infolist():
                 if not item.is_dir():
                     yield item.filename, file.read(item)
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
+    # A zip that is encrypted, or of an unknown compression, is a RuntimeError.
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError) as error:
         raise SourceError(f"{path} is no zip file that can be read: {error}.") from None
 
 
@@ -224,8 +226,9 @@ def group_parts(shapes: Shapes) -> dict[str, NDArray[Any]]:
         members = shapes.groups.members(k)
         # Members that are no streamlines are clipped to some row here and dropped by the comparison with their id.
         place = np.minimum(np.searchsorted(np.asarray(shapes.ids)[order], members), max(len(order) - 1, 0))
-        rows = order[place] if len(order) else place
-        parts[f"groups/{name}.uint32"] = rows[np.asarray(shapes.ids)[rows] == members].astype(np.uint32)
+        rows = order[place] if len(order) else order
+        known = np.asarray(shapes.ids)[rows] == members[: len(rows)]
+        parts[f"groups/{name}.uint32"] = rows[known].astype(np.uint32)
         for key, attribute in shapes.groups.attributes.items():
             there = attribute.present is None or attribute.present[k]
             if there and attribute.values.dtype.kind in "iuf":
@@ -335,7 +338,7 @@ def write_tractogram(content: Content, path: Path) -> None:
 
     def cut(values: NDArray[Any]) -> Any:  # noqa: ANN401  (an ArraySequence)
         made = sequence()
-        made._data = np.asarray(values, np.float32).reshape(shapes.n_vertices, -1)
+        made._data = _rows_of(values)
         made._offsets, made._lengths = shapes.offsets[:-1], np.diff(shapes.offsets)
         return made
 
@@ -352,10 +355,7 @@ def write_tractogram(content: Content, path: Path) -> None:
             "voxel_order": "".join(load_library("nibabel").aff2axcodes(affine)),
         }
         points = {name: cut(shapes.vertex_attributes[name].values) for name in _named(shapes.vertex_attributes)}
-        lines = {
-            name: np.asarray(shapes.object_attributes[name].values, np.float32).reshape(shapes.n_objects, -1)
-            for name in _named(shapes.object_attributes)
-        }
+        lines = {name: _rows_of(shapes.object_attributes[name].values) for name in _named(shapes.object_attributes)}
         ids = np.asarray(shapes.ids)
         if not np.array_equal(ids, np.arange(shapes.n_objects)) and _exact(ids):
             lines[OBJECT_ID] = ids.astype(np.float32).reshape(-1, 1)
@@ -367,6 +367,11 @@ def write_tractogram(content: Content, path: Path) -> None:
         affine_to_rasmm=np.eye(4),
     )
     streamlines.save(tractogram, str(path), header=header)
+
+
+def _rows_of(values: NDArray[Any]) -> NDArray[np.float32]:
+    rows = np.asarray(values, np.float32)
+    return rows if rows.ndim == 2 else rows[:, None]
 
 
 def _named(attributes: Attributes) -> list[str]:

@@ -247,6 +247,39 @@ def test_what_is_no_element_is_refused(peers: Path, tmp_path: Path) -> None:
         read_file(tmp_path / "a.zarr")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "scale"},
+        {"type": "scale", "scale": [2]},
+        {"type": "translation", "translation": ["far", 0]},
+        {"type": "affine", "affine": [[1, 0, 0]]},
+        {"type": "sequence", "transformations": [5]},
+        {"type": "identity", "input": {"axes": [{"name": "y"}]}},
+        "identity",
+    ],
+)
+def test_a_broken_transformation_is_refused(tmp_path: Path, said: object) -> None:
+    """Numbers and axes that are missing, or no numbers, are refused with the folder of the element."""
+    write_file(Shapes("point_cloud", np.zeros((1, 2))), tmp_path / "a.zarr", format="spatialdata")
+    node = tmp_path / "a.zarr" / "points" / "elements" / "zarr.json"
+    attributes = json.loads(node.read_text())
+    attributes["attributes"]["coordinateTransformations"] = [said]
+    node.write_text(json.dumps(attributes))
+    with pytest.raises(SourceError, match="elements"):
+        read_file(tmp_path / "a.zarr")
+
+
+def test_rings_are_read_as_closed_lines(tmp_path: Path) -> None:
+    """A LinearRing, which shapely takes from GeoJSON, is a line that ends where it begins, also among other lines."""
+    ring, line = [[0, 0], [2, 0], [2, 2], [0, 0]], [[5, 5], [6, 6]]
+    drawn = [{"type": "LinearRing", "coordinates": ring}, {"type": "LineString", "coordinates": line}]
+    features = [{"type": "Feature", "properties": {}, "geometry": geometry} for geometry in drawn]
+    (tmp_path / "a.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    shapes = read_file(tmp_path / "a.geojson").shapes
+    assert (shapes.kind, shapes.positions.tolist()) == ("polyline", [*ring, *line])
+
+
 def test_spatialdata_comes_back(tmp_path: Path) -> None:
     """Points, circles and polygons that we wrote are read as they were; lines are refused."""
     points = Shapes(

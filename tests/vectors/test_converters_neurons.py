@@ -72,6 +72,7 @@ def test_a_folder_of_swc_is_many_objects(tmp_path: Path) -> None:
         ("1 1 0 0 0 5 -1\n2 3 0 0 0 1 9\n", "parent 9, which is not there"),
         ("1 1 0 0 0 5 2\n2 3 0 0 0 1 1\n", "sample 1 is its own ancestor"),
         ("4 1 0 0 0 5 -1\n1 1 0 0 0 5 4\n2 3 0 0 0 1 3\n3 3 0 0 0 1 2\n", "line 3: sample 2 is its own ancestor"),
+        ("1 1 0 0 0 5 2\n2 1 0 0 0 5 3\n3 3 0 0 0 1 2\n", "line 2: sample 2 is its own ancestor"),
         ("1 1 0 0 0 5 -1\n1 3 0 0 0 1 1\n", "line 2 has the sample 1 again"),
         ("1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 lies at"),
         ("1.5 1 0 0 0 5 -1\n", "whole numbers"),
@@ -100,6 +101,9 @@ def test_what_swc_does_not_hold_is_told(tmp_path: Path) -> None:
     two = Shapes("skeleton", old.positions, links=np.array([[1, 0], [1, 2]]))
     with pytest.raises(SourceError, match="Vertex 1 has 2 parents"):
         write_file(two, tmp_path / "b.swc")
+    round_ = Shapes("skeleton", old.positions, links=np.array([[0, 1], [1, 2], [2, 1]]))
+    with pytest.raises(SourceError, match="Vertex 1 is its own ancestor"):
+        write_file(round_, tmp_path / "b.swc")
     with pytest.raises(SourceError, match="no mesh"):
         write_file(Shapes("mesh", old.positions, links=np.array([[0, 1, 2]])), tmp_path / "b.swc")
     assert {path.name for path in tmp_path.iterdir()} == {"a.swc"}

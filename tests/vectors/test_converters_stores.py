@@ -145,8 +145,10 @@ def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "c.swc").exists()
     convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(level=1, strict=True))
     assert read_file(tmp_path / "c.swc").shapes.n_vertices == open_vectors(tmp_path / "a.zv").read(level=1).n_vertices
-    with pytest.raises(SourceError, match="mean nothing for a geometry store"):
-        convert(tmp_path / "a.zv", tmp_path / "d.swc", Conversion(options={"axes": ["x"]}))
+    for target in ("d.swc", "d.zv"):
+        with pytest.raises(SourceError, match="mean nothing for a geometry store"):
+            convert(tmp_path / "a.zv", tmp_path / target, Conversion(options={"axes": ["x"]}))
+        assert not (tmp_path / target).exists()
     with pytest.raises(DuplicateError):
         convert(tmp_path / "a.swc", tmp_path / "a.zv")
     with pytest.raises(NotFoundError):

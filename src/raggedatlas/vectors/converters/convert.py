@@ -567,7 +567,8 @@ def convert(
     _check_writing(how, target)
     from_store = how.read == STORE or (how.read is None and is_store(source))
     to_store = how.written == STORE or (how.written is None and is_store(target))
-    # Nothing is to be computed anew: all levels are written with their chunks and bins as they are, without loss.
+    if from_store and how.options:
+        raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
         write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
         return []
@@ -612,8 +613,6 @@ def _content_of_file(source: str | os.PathLike[str], how: Conversion) -> Content
 
 
 def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[Content, list[str]]:
-    if how.options:
-        raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
     store = open_vectors(os.fspath(source))
     content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
     others = store.n_levels - 1

@@ -164,6 +164,9 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     # Refused by `to_ragged_array`, which infers a type from the geometries.
     if not len(geometries):
         return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
+    if family is LINES:  # Rings have no array form in shapely.
+        rings = [shapely.LineString(g) if g.geom_type == "LinearRing" else g for g in geometries]
+        geometries = np.array(rings, object)
     _, positions, offsets = shapely.to_ragged_array(geometries, include_z=deep == {True})
     offsets = tuple(np.asarray(part, np.int64) for part in offsets)
     if family is POLYGONS:
@@ -460,12 +463,20 @@ def _circles(content: Content, radius: NDArray[Any]) -> Content:
 
 def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder: Path) -> Content:
     """Move positions into a coordinate system."""
-    transforms = attributes.get("coordinateTransformations") or []
-    names = [said.get("output", {}).get("name", SYSTEM) for said in transforms]
-    if transforms and system not in names:
-        raise SourceError(f"{folder} is not in the coordinate system {system!r}; it is in {', '.join(names)}.")
     old = content.shapes
-    matrix = _matrix(transforms[names.index(system)], old.n_dims, folder) if transforms else np.eye(old.n_dims + 1)
+    try:
+        transforms = attributes.get("coordinateTransformations") or []
+        names = [said.get("output", {}).get("name", SYSTEM) for said in transforms]
+        if transforms and system not in names:
+            raise SourceError(f"{folder} is not in the coordinate system {system!r}; it is in {', '.join(names)}.")
+        matrix = _matrix(transforms[names.index(system)], old.n_dims, folder) if transforms else np.eye(old.n_dims + 1)
+    except SourceError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{folder} has a transformation that cannot be read: {type(error).__name__}: {error}; expected numbers for "
+            "each axis. Correct coordinateTransformations in its attributes."
+        ) from None
     if np.array_equal(matrix, np.eye(old.n_dims + 1)):
         return content
     positions = old.positions.astype(np.float64) @ matrix[:-1, :-1].T + matrix[:-1, -1]

@@ -401,7 +401,8 @@ def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
             return depths
         depths[has] += depths[above[has]]
         above[has] = above[above[has]]
-    raise SourceError(f"Vertex {int(np.flatnonzero(above >= 0)[0])} is its own ancestor; expected trees.")
+    # That many steps up from anywhere lead into the circle; what only descends from it is no own ancestor.
+    raise SourceError(f"Vertex {above[above >= 0].min()} is its own ancestor; expected trees.")
 
 
 def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], str]:
@@ -453,7 +454,7 @@ def _refuse_circles(
         for _ in range(len(rows).bit_length() + 1):
             has = above >= 0
             above[has] = above[above[has]]
-        row = int(np.flatnonzero(above >= 0)[0])
+        row = int(above[above >= 0].min())
         raise SourceError(
             f"{path}, line {rows[row][0]}: sample {rows[row][1][0]} is its own ancestor; expected trees."
         ) from None

@@ -569,8 +569,8 @@ def write_obj(content: Content, path: Path) -> None:
     attributes = shapes.vertex_attributes
     for name, word in ((COLOR, "v"), (TEXTURE, "vt"), (NORMAL, "vn")):
         if name in attributes:
-            values = attributes[name].values
-            columns.setdefault(word, []).append(values if values.ndim == 2 else values[:, None])
+            column = attributes[name].values
+            columns.setdefault(word, []).append(column if column.ndim == 2 else column[:, None])
     slots = [("vt" in columns) or ("vn" in columns), "vn" in columns]
     names = _object_names(shapes)
     links, owner = _links_by_object(shapes)

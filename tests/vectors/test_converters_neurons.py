@@ -185,8 +185,8 @@ def test_names_of_several_words_come_back_from_an_edge_list(tmp_path: Path) -> N
     again = read_file(tmp_path / "a.edgelist").shapes
     assert np.asarray(again.links).tolist() == [[1, 0]]
     assert decode_categories(again.vertex_attributes["node"]).tolist() == ["left side", "right side"]
-    for name in ("#1", None, "right side"):
-        names = encode_categories(np.array([name, "right side"], object))
+    for pair in (["#1", "a"], [None, "a"], ["a b", "a_b"], ["007", "8"], [str(2**63), "8"]):
+        names = encode_categories(np.array(pair, object))
         made = Shapes("graph", np.eye(2), links=np.array([[0, 1]]), vertex_attributes={"node": names})
         assert "'node' is left out" in plan_losses(made, "edgelist")[0]
         write_file(made, tmp_path / "b.edgelist", overwrite=True)

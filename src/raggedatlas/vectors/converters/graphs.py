@@ -239,7 +239,18 @@ def _texts(attribute: Attribute) -> Iterable[str]:
 def _edge_names(shapes: Shapes) -> list[str] | None:
     """Return the words by which lines name the vertices; None if they have none, or not one each that no comment begins with."""
     names = list(_texts(shapes.vertex_attributes[NODE])) if NODE in shapes.vertex_attributes else []
-    return names if names and len({*names}) == len(names) and all(n and n[0] != "#" for n in names) else None
+    words = len({*names}) == len(names) and all(name and name[0] != "#" for name in names)
+    return names if names and words and _as_read(names) == names else None
+
+
+def _as_read(names: list[str]) -> list[str]:
+    """Return words as they come back from a table, in which a column of numbers alone is one of numbers."""
+    for kind in (np.int64, np.float64):
+        try:
+            return [str(number) for number in np.array(names, dtype=str).astype(kind).tolist()]
+        except (ValueError, OverflowError):
+            continue
+    return names
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

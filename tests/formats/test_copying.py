@@ -548,4 +548,4 @@ def test_members_without_a_name_are_read() -> None:
         np.ones((2, 2), np.float32), obsm={"": np.zeros((2, 3))}, layers={"": np.ones((2, 2))}, uns={"": 1}
     )
     back = read(nameless)
-    assert (list(back.obsm), list(back.layers), dict(back.uns)) == ([""], [""], {"": 1})
+    assert (list(back.obsm), list(back.layers), dict(back.uns)) == ([""], list(nameless.layers), {"": 1})

@@ -142,7 +142,7 @@ def _feature_table(container: Container, group: str, n: int) -> tuple[dict[str, 
     names = [name for name in FIELDS if name in container.names(f"{group}/features")]
     for name in [*names, *(n for n in container.names(f"{group}/features") if n not in {*FIELDS, "id"})]:
         node = container.get(f"{group}/features/{name}")
-        # A column of ours beside Cell Ranger's of the same meaning must not replace it.
+        # A column of the source must not replace Cell Ranger's of the same meaning.
         if FIELDS.get(name, name) not in table and is_array(node) and node.shape == (n,) and node.dtype.kind in "SO":
             table[FIELDS.get(name, name)] = _texts(container, f"{group}/features/{name}", n)
         else:

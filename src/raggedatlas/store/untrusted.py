@@ -132,7 +132,7 @@ def _shard_index(array: StoredArray, data: NDArray[np.uint8], shard_size: int) -
     # `parse_index` expects an index with a checksum at the end and takes its size off the shard's.
     chunks_end = shard_size if array.index_first else shard_size - n
     entries = parse_index(index, chunks_end + index.size, array.path)
-    # A chunk inside the index could not be told from it when zarr-python asks for its bytes.
+    # When zarr-python asks for the bytes of a chunk inside the index, nothing distinguishes it from the index.
     if array.index_first and (entries[entries[:, 1] >= 0, 0] < n).any():
         raise CorruptError(
             f"The index of a shard of {array.path} names a chunk inside the index itself; restore the file from a copy."
@@ -204,7 +204,7 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
     if byte_range is None:
         check_frames(array, data)
     elif array.index_first and (byte_range.start, byte_range.end) == (0, array.index_size):
-        # How long the shard is cannot be told here; zarr-python gets no byte beyond its end.
+        # The length of the shard is unknown here; zarr-python gets no byte beyond its end.
         _shard_index(array, data, 2**62)
     elif array.slots:
         _check_frame(array, data)

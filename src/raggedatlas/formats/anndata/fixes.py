@@ -650,7 +650,7 @@ def _new_array(
 
 @contextmanager
 def _replacement(node: Node) -> Iterator[str]:
-    """Yield a name beside an element; what is written there replaces the element, or is removed after an error."""
+    """Yield a name next to that of an element; what is written there replaces the element, or is removed after an error."""
     group, temporary = parent_of(node), f"{node.name}.{uuid4().hex[:8]}"
     folder = Path(node.uri) / node.path
     try:

@@ -155,7 +155,7 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
         ``# source target weight``.
     nodes : str or None
         The table of nodes, with positions, values and a column ``node`` of names, in which lines have ``_`` for spaces; without that column
-        nodes are named 0, 1, ... by row. None: ``<name>.nodes.csv`` beside it.
+        nodes are named 0, 1, ... by row. None: ``<name>.nodes.csv`` next to it.
 
     Raises
     ------

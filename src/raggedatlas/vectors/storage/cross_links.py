@@ -436,7 +436,7 @@ def decode_ragged_rows(
     """Return the rows of an inline stream; None if it is not one and no declaration requires it."""
     try:
         rows = from_bytes(_decode_stream(blob, where), declared_dtype({"dtype": "int64", **block}, where), width, where)
-    # Stores without `record_encoding` are told apart by what parses; the caller then tries records.
+    # Stores without `record_encoding` are distinguished by what parses; the caller then tries records.
     except CorruptError:
         if encoding == "ragged_rows":
             raise

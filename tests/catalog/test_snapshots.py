@@ -352,6 +352,7 @@ def test_old_snapshots_expire(two: Two, monkeypatch: pytest.MonkeyPatch) -> None
     assert numbers(keep_last=2) == [2]
     assert numbers(keep_last=2, keep_labels=False) == [1, 2]
     assert numbers(keep_last=0, keep_labels=False) == [1, 2, 3]
+    assert [numbers(keep_last=n, keep_labels=False) for n in (3, 4, 5, 7, 100)] == [[1], [], [], [], []]
     assert numbers(older_than=timedelta(days=1)) == []
     with monkeypatch.context() as patch:
         patch.setattr(snapshots, "datetime", Mock(now=lambda _: later, fromisoformat=datetime.fromisoformat))

@@ -469,7 +469,8 @@ def expire_snapshots(
     now = datetime.now(UTC)
 
     def expired(records: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
-        old = records[: len(records) - max(1, keep_last or 0)]
+        # Not below 0, where a slice would count from the end: with more to keep than there are, none is old.
+        old = records[: max(0, len(records) - max(1, keep_last or 0))]
         return [
             record
             for record in old

@@ -343,7 +343,7 @@ def _from_columns(n: int, every: int) -> Iterator[Pair]:
 def _dense(
     rng: np.random.Generator, indptr: NDArray[np.int64], columns: NDArray[np.uint32], values: NDArray[np.float32]
 ) -> Iterator[Pair]:
-    """Dense rows, and floats that are whole."""
+    """Dense rows, and floats that hold integers."""
     yield Pair(
         "ra_scan_whole", "NumPy", lambda: scan_integers(values),
         lambda: (values.min(), values.max(), (np.floor(values) == values).all()),

@@ -15,7 +15,7 @@ READING = {"open", "checkout", "checkout_latest", "query", "explain", "history",
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     """After each kill the atlas equals a model of it, with what was added since, in all its snapshots."""
-    campaign = Campaign(tmp_path, seed=3)
+    campaign = Campaign(tmp_path, seed=1)
     for _ in range(4):
         campaign.step()
     assert campaign.kills.total() + campaign.finished.total() == 4

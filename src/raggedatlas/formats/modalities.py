@@ -202,7 +202,7 @@ def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
     return _with_features(source, Modality(name, matrices, _elements(source, schema, prefix), _nothing, cells), prefix)
 
 
-def _with_features(source: Source, mod: Modality, prefix: str = "") -> Modality:
+def _with_features(source: Source, mod: Modality, prefix: str) -> Modality:
     """Add the tables of features that the matrices of a modality, whose keys start with `prefix`, refer to."""
     elements, main = dict(mod.elements), ""
     for matrix in mod.matrices:

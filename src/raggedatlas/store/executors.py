@@ -151,9 +151,11 @@ def spawned(n: int) -> Iterator[Executor]:
     with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_follow_parent) as pool:
         try:
             yield pool
-        finally:
-            # Cancels what has not begun, for which the pool's own exit would wait.
+        except BaseException:
+            # Cancels what has not begun, for which the pool's own exit would wait. Not after success: the pool then ends
+            # in the background, and in a process of multiprocessing, which does not wait for that, its workers never do.
             pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @dataclass(frozen=True)

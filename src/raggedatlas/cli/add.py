@@ -1,21 +1,24 @@
 """Verbs ``create`` and ``add``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import BUILD, app
+from raggedatlas.cli.app import BUILD, command
 from raggedatlas.cli.options import (
     AtlasOptions,
     GeometryLinkOptions,
     Strings,
     WorkerCount,
-    expand_option_groups,
+    argument,
+    flag,
+    option,
     parse_pairs,
     process_pool,
-    repeatable_option,
+    repeatable,
+    value_option,
 )
 from raggedatlas.cli.printing import print_json, print_result, print_table, print_text, progress
 
@@ -29,79 +32,55 @@ class AddOptions:
 
     files: Annotated[
         list[str],
-        typer.Argument(
-            help="h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results.",
-            show_default=False,
+        argument(
+            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results"
         ),
     ]
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the dataset, result or geometry; else the file's, or the space's.", show_default=False
-        ),
-    ] = None
-    on_duplicate: Annotated[
-        Literal["error", "skip", "replace"], typer.Option(help="What to do with content that already exists.")
-    ] = "error"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report; write nothing.")] = False
-    obs: Annotated[
-        Strings,
-        repeatable_option("COLUMN or OLD=NEW", "Add only these cell columns; with =, add all and rename these"),
-    ] = field(default_factory=list)
-    cast: Annotated[Strings, repeatable_option("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
-        default_factory=list
+    name: str | None = option(None, "Name of the dataset, result or geometry; else the file's, or the space's")
+    on_duplicate: Literal["error", "skip", "replace"] = option(
+        None, "What to do with content that already exists", default="error"
     )
-    layer: Annotated[
-        Strings,
-        repeatable_option("KEY or KEY=NAME", "Add only these matrices (X, raw/X, layers/spliced), and name the layer"),
-    ] = field(default_factory=list)
-    space: Annotated[
-        Strings,
-        repeatable_option(
-            "KEY=SPACE or SPACE", "Feature space of a matrix or modality; for a result or geometry, only its name"
-        ),
-    ] = field(default_factory=list)
-    embedding: Annotated[
-        Strings,
-        repeatable_option(
-            "KEY or KEY=NAME",
-            "Add a member of obsm, such as X_umap, as an embedding to view and search",
-            "--embedding",
-            "-e",
-        ),
-    ] = field(default_factory=list)
-    feature_id: Annotated[
-        Strings, repeatable_option("COLUMN or SPACE=COLUMN", "Column with the feature ids, or index")
-    ] = field(default_factory=list)
-    organism: Annotated[str, typer.Option(help="Organism; auto infers it from Ensembl ids.")] = "auto"
-    nonfinite: Annotated[Literal["refuse", "keep"], typer.Option(help="What to do with NaN and infinities.")] = "refuse"
-    duplicate_entries: Annotated[
-        Literal["sum", "refuse"], typer.Option(help="What to do with duplicate entries of a sparse row.")
-    ] = "sum"
-    on_clash: Annotated[
-        Literal["error", "text", "rename"],
-        typer.Option(help="What to do with a column whose type conflicts with that of the existing cell column."),
-    ] = "error"
-    max_columns: Annotated[int, typer.Option(min=0, help="Refuse more cell columns than this without a choice.")] = 200
-    column_order: Annotated[
-        Literal["detected", "file"], typer.Option(help="Order of sparse columns: detected is smallest.")
-    ] = "detected"
-    as_: Annotated[
-        Literal["space", "vector"],
-        typer.Option(
-            "--as", help="Store a result as an array (space), or as indexed vectors in the cell table (vector)."
-        ),
-    ] = "space"
-    result_output: Annotated[
-        str | None, typer.Option("--output", metavar="NAME", help="Output of a result.", show_default=False)
-    ] = None
-    unknown: Annotated[
-        Literal["error", "skip"], typer.Option(help="What to do with ids of a result or geometry that match no cell.")
-    ] = "error"
-    metric: Annotated[
-        Literal["l2", "cosine", "dot"],
-        typer.Option(help="Distance of the vector index: squared Euclidean (l2), cosine or dot."),
-    ] = "l2"
+    dry_run: bool = flag("--dry-run", "Check and report; write nothing")
+    obs: Strings = repeatable("COLUMN or OLD=NEW", "Add only these cell columns; with =, add all and rename these")
+    cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
+    layer: Strings = repeatable(
+        "KEY or KEY=NAME", "Add only these matrices (X, raw/X, layers/spliced), and name the layer"
+    )
+    space: Strings = repeatable(
+        "KEY=SPACE or SPACE", "Feature space of a matrix or modality; for a result or geometry, only its name"
+    )
+    embedding: Strings = repeatable(
+        "KEY or KEY=NAME",
+        "Add a member of obsm, such as X_umap, as an embedding to view and search",
+        "--embedding",
+        "-e",
+    )
+    feature_id: Strings = repeatable("COLUMN or SPACE=COLUMN", "Column with the feature ids, or index")
+    organism: str = option(None, "Organism; auto infers it from Ensembl ids", default="auto")
+    nonfinite: Literal["refuse", "keep"] = option(None, "What to do with NaN and infinities", default="refuse")
+    duplicate_entries: Literal["sum", "refuse"] = option(
+        None, "What to do with duplicate entries of a sparse row", default="sum"
+    )
+    on_clash: Literal["error", "text", "rename"] = option(
+        None, "What to do with a column whose type conflicts with that of the existing cell column", default="error"
+    )
+    max_columns: int = option(None, "Refuse more cell columns than this without a choice", default=200, min=0)
+    column_order: Literal["detected", "file"] = option(
+        None, "Order of sparse columns: detected is smallest", default="detected"
+    )
+    as_: Literal["space", "vector"] = option(
+        None,
+        "Store a result as an array (space), or as indexed vectors in the cell table (vector)",
+        "--as",
+        default="space",
+    )
+    result_output: str | None = option("NAME", "Output of a result", "--output")
+    unknown: Literal["error", "skip"] = option(
+        None, "What to do with ids of a result or geometry that match no cell", default="error"
+    )
+    metric: Literal["l2", "cosine", "dot"] = option(
+        None, "Distance of the vector index: squared Euclidean (l2), cosine or dot", default="l2"
+    )
 
     def of_result(self) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` for a model's result."""
@@ -153,16 +132,14 @@ def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:
 
 Codec = Annotated[
     Literal["packed", "standard", "archive"] | None,
-    typer.Option(
-        help="Encoding of arrays: packed (the default) reads fastest, standard needs no plug-in, archive is smallest.",
-        show_default=False,
+    value_option(
+        None, "Encoding of arrays: packed (the default) reads fastest, standard needs no plug-in, archive is smallest"
     ),
 ]
 
 
-@app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas create pbmc.atlas")
-@expand_option_groups
-def create(atlas_options: AtlasOptions, codec: Codec = None) -> None:
+@command(BUILD, "create pbmc.atlas")
+def create(atlas_options: AtlasOptions, codec: Codec = None) -> tuple[Any, str]:
     """Create an empty atlas."""
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.catalog.catalog import DEFAULT_CODEC
@@ -170,11 +147,10 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> None:
     atlas = RaggedAtlas.create(
         atlas_options.atlas, codec=codec or DEFAULT_CODEC, storage_options=atlas_options.storage_options
     )
-    print_result({"uri": atlas.uri}, f"Created {atlas.uri}", as_json=atlas_options.as_json)
+    return {"uri": atlas.uri}, f"Created {atlas.uri}"
 
 
-@app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
-@expand_option_groups
+@command(BUILD, "add pbmc.atlas a.h5ad b.h5ad --organism human")
 def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
@@ -226,3 +202,44 @@ def _show_reports(reports: "Sequence[IngestReport]") -> None:
         lines = repr(report).split("\n")[1 + len(report.spaces) :]
         if lines:
             print_text("\n".join(["", report.name, *lines]))
+
+
+@dataclass(frozen=True)
+class AnnotateOptions:
+    """Options of ``annotate``."""
+
+    name: str | None = option("NAME", "Name of the annotation; by default that of the file")
+    on: Literal["uid", "cell_name"] = option(
+        None, "How rows name cells; cell names need a column dataset, or --dataset", default="uid"
+    )
+    dataset: str | None = option("DATASET", "Dataset of all rows, with --on cell_name")
+    column: Strings = repeatable(
+        "COLUMN or OLD=NEW", "Write only these columns, under a new name with =", "--column", "-c"
+    )
+    obsm: Strings = repeatable("KEY", "Add a member of obsm, such as X_umap, as a result")
+    cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
+    on_conflict: Literal["error", "replace", "keep"] = option(
+        None, "What to do if a cell already has another value", default="error"
+    )
+    unknown: Literal["error", "skip"] = option(
+        None, "What to do with rows that name no cell of the atlas", default="error"
+    )
+    dry_run: bool = flag("--dry-run", "Check and report; write nothing")
+
+
+@command(BUILD, "annotate pbmc.atlas clusters.csv --column leiden --cast leiden=str")
+def annotate(
+    atlas_options: AtlasOptions,
+    file: Annotated[str, argument("CSV, TSV or Parquet, or a file of cells such as .h5ad")],
+    *,
+    choices: AnnotateOptions,
+) -> tuple[Any, str]:
+    """Add values of cells, such as clusters or labels, to an atlas as cell columns."""
+    # `COLUMN` alone keeps its name. Without any word the mapping is empty, and None below means all columns.
+    columns = {old: new or old for old, _, new in (word.partition("=") for word in choices.column)}
+    report = atlas_options.open().annotate(
+        file, choices.name, on=choices.on, dataset=choices.dataset, columns=columns or None, obsm=choices.obsm,
+        cast=parse_pairs(choices.cast, "--cast"), on_conflict=choices.on_conflict, unknown=choices.unknown,
+        dry_run=choices.dry_run,
+    )  # fmt: skip
+    return report.to_dict(), repr(report)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from raggedatlas import __version__
-from raggedatlas.cli.options import DEBUG
+from raggedatlas.cli.options import DEBUG, Verb, expand_option_groups
 from raggedatlas.cli.printing import print_error
 from raggedatlas.errors import AtlasError, UnknownValueWarning
 
@@ -165,6 +165,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+
+def command(
+    panel: str | None, example: str, *, name: str | None = None, group: typer.Typer = app
+) -> Callable[[Verb], Callable[..., None]]:
+    """Return a decorator that makes a function a command, whose parameters may be groups of options.
+
+    Parameters
+    ----------
+    panel : str or None
+        Panel of the help.
+    example : str
+        Command line shown below the help, without the name of the program.
+    name : str or None
+        Name of the command; by default that of the function.
+    group : typer.Typer
+        Application to which the command is added.
+    """
+
+    def add(verb: Verb) -> Callable[..., None]:
+        epilog = f"Example: raggedatlas {example}"
+        own = name or verb.__name__.replace("_", "-")
+        return group.command(own, rich_help_panel=panel, epilog=epilog)(expand_option_groups(verb))
+
+    return add
 
 
 def _show_version(asked: bool) -> None:

@@ -4,13 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, app
-from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, expand_option_groups
-from raggedatlas.cli.printing import print_error, print_facts, print_json, print_table, print_text
+from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, command
+from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, argument
+from raggedatlas.cli.printing import minute, print_error, print_facts, print_json, print_table, print_text
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas ls pbmc.atlas")
-@expand_option_groups
+@command(INSPECT, "ls pbmc.atlas")
 def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the datasets."""
     # Reads tables only, so that `ls` starts without queries, formats and pandas.
@@ -36,13 +35,12 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
         "cells": row["n_cells"],
         "features": counts[0] if len(counts) == 1 else counts,
         "layers": row["layers"],
-        "added": str(row["created_at"])[:16].replace("T", " "),
+        "added": minute(row["created_at"]),
         "uid": row["uid"],
     }
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas info pbmc.atlas --at first")
-@expand_option_groups
+@command(INSPECT, "info pbmc.atlas --at first")
 def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
     from raggedatlas.catalog.assets import RESULT_ASSETS
@@ -79,13 +77,10 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     print_facts({key: value for key, value in facts_shown.items() if value != []})
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas features pbmc.atlas CD79A MS4A1")
-@expand_option_groups
+@command(INSPECT, "features pbmc.atlas CD79A MS4A1")
 def features(
     atlas_options: AtlasOptions,
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Symbols, ids or uids; by default list the registry.", show_default=False)
-    ] = None,
+    names: Annotated[list[str] | None, argument("Symbols, ids or uids; by default list the registry")] = None,
     space: Space = "gene_expression",
     at: AtSnapshot = None,
     limit: Annotated[int, typer.Option(min=0, help="Number of features to list.")] = 20,
@@ -130,11 +125,10 @@ def features(
         raise typer.Exit(EXIT_FAILURE)
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas find pbmc.atlas CD79A MS4A1")
-@expand_option_groups
+@command(INSPECT, "find pbmc.atlas CD79A MS4A1")
 def find(
     atlas_options: AtlasOptions,
-    names: Annotated[list[str], typer.Argument(help="Symbols, ids or uids.", show_default=False)],
+    names: Annotated[list[str], argument("Symbols, ids or uids")],
     space: Space = "gene_expression",
     some: Annotated[bool, typer.Option("--any", help="Find datasets with any of the features, not all.")] = False,
     at: AtSnapshot = None,
@@ -145,3 +139,41 @@ def find(
     titles = atlas.list_datasets()["name"].to_dict()
     rows = [{"uid": uid, "name": titles.get(uid), "measured": list(measured)} for uid, measured in found.items()]
     print_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.", as_json=atlas_options.as_json)
+
+
+LISTS: dict[str, tuple[str, str, str]] = {
+    "results": (
+        "List the model results of an atlas.",
+        "name kind space width dtype n_cells model added",
+        "No results yet; run: raggedatlas add {} RESULTS --name NAME",
+    ),
+    "geometries": (
+        "List the geometry of an atlas.",
+        "name space types axes n_cells datasets n_objects n_vertices n_levels added",
+        "No geometry yet; run: raggedatlas add {} STORE --link COLUMN --space SPACE",
+    ),
+    "annotations": (
+        "List the annotations of an atlas.",
+        "name columns n_cells n_values source snapshot added",
+        "No annotations yet; run: raggedatlas annotate {} FILE",
+    ),
+}
+"""Command that lists assets, which is also the method of an atlas -> its help, the columns that it shows, and what it prints if there are none."""
+
+
+def _add_list_command(kind: str) -> None:
+    # A function for each command: closures made in one loop would all see its last entry.
+    text, columns, empty = LISTS[kind]
+
+    def list_assets(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+        rows = getattr(atlas_options.open_at(at), kind)().reset_index().to_dict("records")
+        if not atlas_options.as_json:
+            rows = [{**row, "added": minute(row["created_at"])} for row in rows]
+        print_table(rows, columns.split(), empty=empty.format(atlas_options.atlas), as_json=atlas_options.as_json)
+
+    list_assets.__doc__ = text
+    command(INSPECT, f"{kind} pbmc.atlas", name=kind)(list_assets)
+
+
+for _kind in LISTS:
+    _add_list_command(_kind)

@@ -4,14 +4,13 @@ import warnings
 
 import typer
 
-from raggedatlas.cli import add, assets, browse, convert, genes, maintenance, models, query, validate, viewers
+from raggedatlas.cli import add, browse, convert, genes, maintenance, models, query, validate, viewers
 from raggedatlas.cli.app import app
 from raggedatlas.model.plugins import COMMANDS, plugins
 
 __all__ = [
     "add",
     "app",
-    "assets",
     "browse",
     "convert",
     "genes",

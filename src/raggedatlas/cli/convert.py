@@ -1,24 +1,26 @@
 """Verbs ``convert`` and ``concat``: between file formats, without an atlas."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import BUILD, app
+from raggedatlas.cli.app import BUILD, command
 from raggedatlas.cli.options import (
     AsJson,
     CxgOptions,
     Overwrite,
     Strings,
-    expand_option_groups,
+    argument,
+    flag,
+    option,
     parse_pairs,
     print_losses,
-    repeatable_option,
+    repeatable,
     value_option,
 )
-from raggedatlas.cli.printing import print_json, print_result, print_status, print_text, progress
+from raggedatlas.cli.printing import print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
@@ -37,37 +39,23 @@ ENDINGS = (
 class GeometryOptions:
     """Options that convert geometry."""
 
-    format_in: Annotated[str | None, value_option("FORMAT", "Geometry: what the source is", "--from")] = None
-    format_out: Annotated[
-        str | None,
-        value_option(
-            "FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"
-        ),
-    ] = None
-    options: Annotated[
-        Strings,
-        repeatable_option(
-            "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
-        ),
-    ] = field(default_factory=list)
-    writing: Annotated[
-        Strings,
-        repeatable_option("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option"),
-    ] = field(default_factory=list)
-    level: Annotated[
-        int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
-    ] = None
-    layout: Annotated[Literal["0.9", "0.7"], typer.Option(help="Geometry: layout of a store.")] = "0.9"
-    chunk_shape: Annotated[
-        str | None,
-        value_option("X,Y,...", "Geometry: edges of a chunk, world units", default="by the data"),
-    ] = None
-    levels: Annotated[int, typer.Option(min=0, help="Geometry: how many coarser levels a store gets.")] = 0
-    factor: Annotated[float, typer.Option(help="Geometry: how many times fewer vertices each level has.")] = 8.0
-    sparsity: Annotated[float, typer.Option(help="Geometry: share of the objects that each level keeps.")] = 1.0
-    level_links: Annotated[
-        Literal["none", "implicit", "explicit"], typer.Option(help="Geometry: links between levels.")
-    ] = "none"
+    format_in: str | None = option("FORMAT", "Geometry: what the source is", "--from")
+    format_out: str | None = option(
+        "FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"
+    )
+    options: Strings = repeatable(
+        "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
+    )
+    writing: Strings = repeatable("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option")
+    level: int | None = option(None, "Geometry: which level of a store becomes a file", show="0", min=0)
+    layout: Literal["0.9", "0.7"] = option(None, "Geometry: layout of a store", default="0.9")
+    chunk_shape: str | None = option("X,Y,...", "Geometry: edges of a chunk, world units", show="by the data")
+    levels: int = option(None, "Geometry: how many coarser levels a store gets", default=0, min=0)
+    factor: float = option(None, "Geometry: how many times fewer vertices each level has", default=8.0)
+    sparsity: float = option(None, "Geometry: share of the objects that each level keeps", default=1.0)
+    level_links: Literal["none", "implicit", "explicit"] = option(
+        None, "Geometry: links between levels", default="none"
+    )
 
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         """Return how to convert."""
@@ -131,17 +119,14 @@ def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
     return is_store(source)
 
 
-def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> None:
-    """Convert, and tell what was lost."""
+def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> tuple[Any, str]:
+    """Convert, and report what was lost."""
     from raggedatlas.vectors.converters.convert import convert
 
     losses = convert(source, target, how)
-    if as_json:
-        print_json({"path": target, "losses": losses})
-        return
-    for loss in losses:
+    for loss in [] if as_json else losses:
         print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
-    print_text(f"Wrote {target}")
+    return {"path": target, "losses": losses}, f"Wrote {target}"
 
 
 NONE = "none"
@@ -151,35 +136,17 @@ NONE = "none"
 class SubsetOptions:
     """Options that select a subset of the source."""
 
-    where: Annotated[
-        str | None,
-        value_option(
-            "SQL", "Keep cells that satisfy a condition on columns of obs; cell_name is the index", "--where", "-w"
-        ),
-    ] = None
-    features: Annotated[
-        Strings,
-        repeatable_option("NAME", "Keep features, by name, id or symbol, in this order", "--features", "-f"),
-    ] = field(default_factory=list)
-    layers: Annotated[
-        Strings,
-        repeatable_option("LAYER", "Keep only these of X, raw and the layers", "--layers", "-l"),
-    ] = field(default_factory=list)
-    modality: Annotated[
-        str | None, typer.Option(help="Read only one modality or feature type.", show_default=False)
-    ] = None
-    genome: Annotated[
-        str | None, typer.Option(help="Genome to read from an old 10x file with several.", show_default=False)
-    ] = None
-    cxg_version: Annotated[
-        str | None,
-        value_option(
-            "VERSION",
-            "Read a .cxg as version unnamed, 0.1, 0.2.0 or 0.3.0, regardless of its metadata",
-            "--cxg-version",
-        ),
-    ] = None
-    no_uns: Annotated[bool, typer.Option("--no-uns", help="Do not read the uns of a .cxg.")] = False
+    where: str | None = option(
+        "SQL", "Keep cells that satisfy a condition on columns of obs; cell_name is the index", "--where", "-w"
+    )
+    features: Strings = repeatable("NAME", "Keep features, by name, id or symbol, in this order", "--features", "-f")
+    layers: Strings = repeatable("LAYER", "Keep only these of X, raw and the layers", "--layers", "-l")
+    modality: str | None = option(None, "Read only one modality or feature type")
+    genome: str | None = option(None, "Genome to read from an old 10x file with several")
+    cxg_version: str | None = option(
+        "VERSION", "Read a .cxg as version unnamed, 0.1, 0.2.0 or 0.3.0, regardless of its metadata", "--cxg-version"
+    )
+    no_uns: bool = flag("--no-uns", "Do not read the uns of a .cxg")
 
     def reading(self) -> dict[str, Any]:
         """Return the options of `open_source` that are set."""
@@ -193,17 +160,12 @@ class SubsetOptions:
 class OutputOptions:
     """Options that write the target."""
 
-    compression: Annotated[
-        str | None,
-        value_option(
-            "NAME[:LEVEL]",
-            "gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc",
-            default="gzip in HDF5, zstd in Zarr",
-        ),
-    ] = None
-    zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="Zarr format.", show_default="3, in shards")] = (
-        None
+    compression: str | None = option(
+        "NAME[:LEVEL]",
+        "gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc",
+        show="gzip in HDF5, zstd in Zarr",
     )
+    zarr_format: int | None = option(None, "Zarr format", show="3, in shards", min=2, max=3)
     overwrite: Overwrite = False
 
     def options(self) -> dict[str, Any]:
@@ -217,28 +179,25 @@ class OutputOptions:
         return found
 
 
-@app.command(
-    rich_help_panel=BUILD,
-    epilog="Example: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; "
-    "raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
+@command(
+    BUILD,
+    "convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
 )
-@expand_option_groups
 def convert(
     source: Annotated[
         str,
-        typer.Argument(
-            help="h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, Market-matrix folder; or geometry: a store (.zv), swc, obj, trx, ...",
-            show_default=False,
+        argument(
+            "h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, Market-matrix folder; or geometry: a store (.zv), swc, obj, trx, .."
         ),
     ],
-    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu, .zarr or .cxg; or geometry.", show_default=False)],
+    target: Annotated[str, argument("A .h5ad, .h5mu, .zarr or .cxg; or geometry")],
     *,
     subset: SubsetOptions,
     output_options: OutputOptions,
     cxg: CxgOptions,
     geometry: GeometryOptions,
     as_json: AsJson = False,
-) -> None:
+) -> tuple[Any, str]:
     """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
     if is_geometry(source, target, geometry):
         # `--strict` is an option of geometry too, so it does not count here.
@@ -248,8 +207,7 @@ def convert(
                 "--where, --features, --layers, --compression and similar options do not apply to geometry"
             )
         how = geometry.conversion(strict=cxg.strict, overwrite=output_options.overwrite)
-        convert_geometry(source, target, how, as_json=as_json)
-        return
+        return convert_geometry(source, target, how, as_json=as_json)
     from raggedatlas.formats.copying import copy, is_multimodal
     from raggedatlas.formats.registry import open_source
 
@@ -277,11 +235,7 @@ def convert(
             )
     finally:
         opened.close()
-    print_result(
-        {"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})},
-        f"Wrote {made}",
-        as_json=as_json,
-    )
+    return {"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})}, f"Wrote {made}"
 
 
 def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":
@@ -301,49 +255,29 @@ MergeStrategy = Literal["same", "unique", "first", "only"]
 class ConcatOptions:
     """Arguments of `raggedatlas.concat`."""
 
-    join: Annotated[
-        Literal["inner", "outer"],
-        typer.Option(help="Keep features, layers and columns of all files (inner) or of any (outer)."),
-    ] = "inner"
-    merge: Annotated[
-        MergeStrategy | None, typer.Option(help="What to keep of var, varm and varp.", show_default="nothing")
-    ] = None
-    uns_merge: Annotated[MergeStrategy | None, typer.Option(help="What to keep of uns.", show_default="nothing")] = None
-    label: Annotated[
-        str | None, value_option("COLUMN", "Column of obs with the key of each cell's file", "--label")
-    ] = None
-    keys: Annotated[Strings, repeatable_option("KEY", "Key of a file, in order; by default 0, 1, ...", "--key")] = (
-        field(default_factory=list)
+    join: Literal["inner", "outer"] = option(
+        None, "Keep features, layers and columns of all files (inner) or of any (outer)", default="inner"
     )
-    index_unique: Annotated[
-        str | None, value_option("TEXT", "Append TEXT and the key of the file to each cell name", "--index-unique")
-    ] = None
-    fill_value: Annotated[
-        float | None,
-        value_option(
-            "NUMBER", "Value for entries that a file lacks", default="0 in sparse matrices, NaN in dense ones"
-        ),
-    ] = None
-    modality: Annotated[str | None, typer.Option(help="Take one modality of several.", show_default=False)] = None
+    merge: MergeStrategy | None = option(None, "What to keep of var, varm and varp", show="nothing")
+    uns_merge: MergeStrategy | None = option(None, "What to keep of uns", show="nothing")
+    label: str | None = option("COLUMN", "Column of obs with the key of each cell's file", "--label")
+    keys: Strings = repeatable("KEY", "Key of a file, in order; by default 0, 1, ...", "--key")
+    index_unique: str | None = option("TEXT", "Append TEXT and the key of the file to each cell name", "--index-unique")
+    fill_value: float | None = option(
+        "NUMBER", "Value for entries that a file lacks", show="0 in sparse matrices, NaN in dense ones"
+    )
+    modality: str | None = option(None, "Take one modality of several")
 
 
-@app.command(
-    rich_help_panel=BUILD,
-    epilog="Example: raggedatlas concat a.h5ad b.zarr -o both.h5ad --join outer --label batch --key a --key b",
-)
-@expand_option_groups
+@command(BUILD, "concat a.h5ad b.zarr -o both.h5ad --join outer --label batch --key a --key b")
 def concat(
-    sources: Annotated[
-        list[str], typer.Argument(help="h5ad, AnnData zarr, CXG, 10x h5, Market-matrix folders.", show_default=False)
-    ],
+    sources: Annotated[list[str], argument("h5ad, AnnData zarr, CXG, 10x h5, Market-matrix folders")],
     *,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="A .h5ad, .zarr, .h5mu or .cxg.", show_default=False)
-    ],
+    output: Annotated[str, value_option("FILE", "A .h5ad, .zarr, .h5mu or .cxg", "--output", "-o")],
     concat_options: ConcatOptions,
     output_options: OutputOptions,
     as_json: AsJson = False,
-) -> None:
+) -> tuple[Any, str]:
     """Concatenate files in bounded memory, with the result of anndata.concat."""
     from raggedatlas.formats.concat import concat as write
 
@@ -351,4 +285,4 @@ def concat(
     how = {**vars(concat_options), "keys": concat_options.keys or None}
     with progress(f"write {output}") as callback:
         made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)
-    print_result({"path": made}, f"Wrote {made}", as_json=as_json)
+    return {"path": made}, f"Wrote {made}"

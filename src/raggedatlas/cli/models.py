@@ -3,14 +3,15 @@
 import base64
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import MODELS, app
+from raggedatlas.cli.app import BUILD, MODELS, command
 from raggedatlas.cli.options import (
     AsJson,
     AtlasOptions,
@@ -18,8 +19,11 @@ from raggedatlas.cli.options import (
     Overwrite,
     Selection,
     Strict,
-    expand_option_groups,
+    argument,
+    flag,
+    option,
     parse_pairs,
+    repeatable,
     value_option,
 )
 from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text, progress
@@ -32,13 +36,7 @@ if TYPE_CHECKING:
 
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="DIR",
-        help="Folder for the results.",
-        show_default="results/<time>-<verb>-<letters>",
-    ),
+    value_option("DIR", "Folder for the results", "--output", "-o", default="results/<time>-<verb>-<letters>"),
 ]
 Strings = list[str]
 
@@ -47,41 +45,21 @@ Strings = list[str]
 class ModelOptions:
     """Options of the model."""
 
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="FILE",
-            help="State of a PyTorch module: .pt from torch.save(module.state_dict(), ...), or .safetensors.",
-            show_default=False,
-        ),
-    ] = None
-    option: Annotated[
-        Strings,
-        typer.Option(metavar="KEY=VALUE", help="Argument of the model's class; repeatable.", show_default=False),
-    ] = field(default_factory=list)
-    output_name: Annotated[
-        Strings,
-        typer.Option(
-            "--output-name",
-            metavar="NAME",
-            help="Name of an output, if the model has several; repeatable.",
-            show_default=False,
-        ),
-    ] = field(default_factory=list)
-    values: Annotated[
-        Literal["csr", "dense", "torch", "torch-dense"] | None,
-        typer.Option("--as", help="Array type that the model receives.", show_default="dense; torch-dense for PyTorch"),
-    ] = None
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Device of PyTorch, e.g. cuda.", show_default=False)
-    ] = None
+    weights: str | None = option(
+        "FILE", "State of a PyTorch module: .pt from torch.save(module.state_dict(), ...), or .safetensors", "--weights"
+    )
+    options: Strings = repeatable("KEY=VALUE", "Argument of the model's class", "--option")
+    output_name: Strings = repeatable("NAME", "Name of an output, if the model has several", "--output-name")
+    values: Literal["csr", "dense", "torch", "torch-dense"] | None = option(
+        None, "Array type that the model receives", "--as", show="dense; torch-dense for PyTorch"
+    )
+    device: str | None = option("DEVICE", "Device of PyTorch, e.g. cuda")
 
     def choices(self) -> dict[str, Any]:
         """Return the keyword arguments of `infer`."""
         given = {
             "weights": self.weights,
-            "options": {key: parse_value(text) for key, text in parse_pairs(self.option, "--option").items()},
+            "options": {key: parse_value(text) for key, text in parse_pairs(self.options, "--option").items()},
             "outputs": self.output_name,
             "as_": self.values,
             "device": self.device,
@@ -94,14 +72,14 @@ class ModelOptions:
 class RunOptions:
     """Options of a run: snapshot, batch size, output."""
 
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of cells per batch.")] = 512
+    batch_size: int = option(None, "Number of cells per batch", default=512, min=1)
     output: Output = None
     overwrite: Overwrite = False
     at: AtSnapshot = None
 
     def choices(self) -> dict[str, Any]:
         """Return the keyword arguments of the verbs."""
-        return {"batch_size": self.batch_size, "overwrite": self.overwrite}
+        return {"batch_size": self.batch_size, "folder": self.output, "overwrite": self.overwrite}
 
 
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in the folder of --output.")]
@@ -137,32 +115,31 @@ def result_folder(output: str | None, verb: str) -> str:
     return output
 
 
-def _require_output(run_options: RunOptions, *, resume: bool) -> None:
+def _run(apply: Callable[..., Any], *inputs: Any, folder: str | None, **choices: Any) -> tuple[Any, str]:  # noqa: ANN401
+    """Run a verb under a progress bar, and return its results and their folder."""
     # Without a name `result_folder` makes a new folder, in which there is nothing to resume.
-    if resume and run_options.output is None:
+    if choices.get("resume") and folder is None:
         raise typer.BadParameter("needs --output, the folder of the interrupted run", param_hint="--resume")
+    folder = result_folder(folder, apply.__name__)
+    with progress(f"{apply.__name__} {folder}") as callback:
+        return apply(*inputs, folder, progress=callback, **choices), folder
 
 
-def print_results(found: "ResultDataset", folder: str, *, as_json: bool, **more: Any) -> None:  # noqa: ANN401
-    """Print the outputs and the folder of a run."""
+def describe_results(found: "ResultDataset", folder: str, **more: Any) -> tuple[Any, str]:  # noqa: ANN401
+    """Return the outputs and the folder of a run, as a document and as text."""
     columns = [{"name": each.name, "shape": list(each.shape), "dtype": each.dtype.name} for each in found.columns]
-    if as_json:
-        print_json({"results_dir": folder, "n_rows": len(found), "columns": columns, **more})
-    else:
-        outputs = ", ".join(f"{each['name']} {tuple(each['shape'])} {each['dtype']}" for each in columns)
-        print_text(f"Wrote {len(found):,} results ({outputs}) to {folder}")
+    outputs = ", ".join(f"{each['name']} {tuple(each['shape'])} {each['dtype']}" for each in columns)
+    document = {"results_dir": folder, "n_rows": len(found), "columns": columns, **more}
+    return document, f"Wrote {len(found):,} results ({outputs}) to {folder}"
 
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help="Import path of the model: package.module:name, or file.py:name.", show_default=False
-    ),
+    argument("Import path of the model: package.module:name, or file.py:name", "MODEL"),
 ]
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas infer pbmc.atlas models.py:Encoder --weights e.pt")
-@expand_option_groups
+@command(MODELS, "infer pbmc.atlas models.py:Encoder --weights e.pt")
 def infer(
     atlas_options: AtlasOptions,
     model: ModelArgument,
@@ -176,42 +153,28 @@ def infer(
         str | None,
         value_option("RESULTS", "Copy results of known cells from an earlier run of the model; compute the others"),
     ] = None,
-) -> None:
+) -> tuple[Any, str]:
     """Apply a model to each cell of a snapshot (the newest, or --at), and write its outputs."""
     from raggedatlas.verbs.inference import infer as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
-    _require_output(run_options, resume=resume)
-    folder = result_folder(run_options.output, "infer")
-    with progress(f"infer {folder}") as callback:
-        found = apply(
-            model, query, folder,
-            progress=callback, n_parts=parts, resume=resume, update=update, **model_options.choices(), **run_options.choices(),
-        )  # fmt: skip
-    print_results(found, folder, as_json=atlas_options.as_json)
+    own: dict[str, Any] = {"n_parts": parts, "resume": resume, "update": update}
+    return describe_results(*_run(apply, model, query, **own, **model_options.choices(), **run_options.choices()))
 
 
 @dataclass(frozen=True)
 class ScoringOptions:
     """Options of the evaluation."""
 
-    category: Annotated[
-        Strings, typer.Option(help="Class, in the order of the model's outputs; repeatable.", show_default=False)
-    ] = field(default_factory=list)
-    prediction: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Output to evaluate, if the model has several.", show_default=False),
-    ] = None
+    category: Strings = repeatable(None, "Class, in the order of the model's outputs")
+    prediction: str | None = option("NAME", "Output to evaluate, if the model has several")
 
 
-@app.command(
-    "test", rich_help_panel=MODELS, epilog="Example: raggedatlas test pbmc.atlas models.py:Classifier cell_type"
-)
-@expand_option_groups
+@command(MODELS, "test pbmc.atlas models.py:Classifier cell_type", name="test")
 def measure(
     atlas_options: AtlasOptions,
     model: ModelArgument,
-    target: Annotated[str, typer.Argument(help="Cell column with the target values.", show_default=False)],
+    target: Annotated[str, argument("Cell column with the target values")],
     *,
     model_options: ModelOptions,
     run_options: RunOptions,
@@ -222,14 +185,11 @@ def measure(
     from raggedatlas.verbs.evaluation import test as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
-    folder = result_folder(run_options.output, "test")
-    with progress(f"test {folder}") as callback:
-        found = apply(
-            model, query, folder, target,
-            progress=callback, categories=scoring.category or None, output=scoring.prediction, **model_options.choices(), **run_options.choices(),
-        )  # fmt: skip
+    own: dict[str, Any] = {"target": target, "categories": scoring.category or None, "output": scoring.prediction}
+    found, folder = _run(apply, model, query, **own, **model_options.choices(), **run_options.choices())
     scores = found.scores
-    print_results(found, folder, as_json=atlas_options.as_json, scores=asdict(scores))
+    document, text = describe_results(found, folder, scores=asdict(scores))
+    print_result(document, text, as_json=atlas_options.as_json)
     if atlas_options.as_json:
         return
     counted = {"cells": scores.n_cells, "without an answer": scores.n_unlabelled}
@@ -245,43 +205,28 @@ def measure(
 class EngineInputs:
     """Inputs of the model."""
 
-    input_: Annotated[
-        Strings,
-        typer.Option(
-            "--input",
-            metavar="NAME=WHAT",
-            help="Source of an input of the model: X, or a cell column; repeatable.",
-            show_default=False,
-        ),
-    ] = field(default_factory=list)
+    input_: Strings = repeatable("NAME=WHAT", "Source of an input of the model: X, or a cell column", "--input")
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas engine pbmc.atlas encoder.onnx -f CD3D -f MS4A1")
-@expand_option_groups
+@command(MODELS, "engine pbmc.atlas encoder.onnx -f CD3D -f MS4A1")
 def engine(
     atlas_options: AtlasOptions,
-    model: Annotated[str, typer.Argument(metavar="FILE", help="An .onnx file.", show_default=False)],
+    model: Annotated[str, argument("An .onnx file", "FILE")],
     *,
     selection: Selection,
     engine_inputs: EngineInputs,
     run_options: RunOptions,
     resume: Resume = False,
-) -> None:
+) -> tuple[Any, str]:
     """Apply a model in an ONNX file to the cells of a snapshot."""
     from raggedatlas.verbs.inference import engine as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
-    _require_output(run_options, resume=resume)
-    folder = result_folder(run_options.output, "engine")
-    with progress(f"engine {folder}") as callback:
-        found = apply(
-            model, query, folder,
-            inputs=parse_pairs(engine_inputs.input_, "--input") or None, resume=resume, progress=callback, **run_options.choices(),
-        )  # fmt: skip
-    print_results(found, folder, as_json=atlas_options.as_json)
+    own: dict[str, Any] = {"inputs": parse_pairs(engine_inputs.input_, "--input") or None, "resume": resume}
+    return describe_results(*_run(apply, model, query, **own, **run_options.choices()))
 
 
-Source = Annotated[str, typer.Argument(help="Folder of results, or an atlas.", show_default=False)]
+Source = Annotated[str, argument("Folder of results, or an atlas")]
 
 
 @dataclass(frozen=True)
@@ -289,23 +234,11 @@ class ReductionOptions:
     """Options shared by ``pca`` and ``umap``."""
 
     # Not `seed`: `Selection` has this field, and fields of one name become one option.
-    seed_of_fit: Annotated[int, typer.Option("--fit-seed", min=0, help="Seed of the fit.")] = 0
-    target_sum: Annotated[
-        float | None,
-        typer.Option(help="Normalize the counts of each cell to this sum, and apply log1p.", show_default=False),
-    ] = None
-    column: Annotated[
-        str | None, typer.Option(help="Output to reduce, if the results have several.", show_default=False)
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Apply the model of an earlier run (its .npz) instead of fitting one.",
-            show_default=False,
-        ),
-    ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of rows per batch.")] = 8192
+    seed_of_fit: int = option(None, "Seed of the fit", "--fit-seed", default=0, min=0)
+    target_sum: float | None = option(None, "Normalize the counts of each cell to this sum, and apply log1p")
+    column: str | None = option(None, "Output to reduce, if the results have several")
+    model: str | None = option("FILE", "Apply the model of an earlier run (its .npz) instead of fitting one")
+    batch_size: int = option(None, "Number of rows per batch", default=8192, min=1)
     output: Output = None
     overwrite: Overwrite = False
     at: AtSnapshot = None
@@ -322,7 +255,7 @@ class ReductionOptions:
             "overwrite": self.overwrite,
         }
         # Compared with None, because 0 is a valid seed.
-        return {name: value for name, value in given.items() if value is not None}
+        return {"folder": self.output, **{name: value for name, value in given.items() if value is not None}}
 
     def open(self, source: str, selection: Selection) -> "str | Query":
         """Return the path of results, or the query of an atlas."""
@@ -338,8 +271,7 @@ class ReductionOptions:
         return selection.ask(AtlasOptions(source).open_snapshot(self.at))
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas pca pbmc.atlas --target-sum 10000 -o results/pca")
-@expand_option_groups
+@command(MODELS, "pca pbmc.atlas --target-sum 10000 -o results/pca")
 def pca(
     source: Source,
     *,
@@ -347,33 +279,26 @@ def pca(
     selection: Selection,
     n_components: Annotated[int, typer.Option(min=1, help="Number of components.")] = 50,
     sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 50_000,
-) -> None:
+) -> tuple[Any, str]:
     """Compute principal components of results, or of cells of an atlas."""
     from raggedatlas.verbs.reduction import pca as apply
 
-    opened = reduction.open(source, selection)
-    folder = result_folder(reduction.output, "pca")
-    with progress(f"pca {folder}") as callback:
-        found = apply(
-            opened, folder, n_components=n_components, sample_size=sample_size, progress=callback, **reduction.choices()
-        )
-    print_results(found, folder, as_json=reduction.as_json)
+    own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size}
+    return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
 
 
 @dataclass(frozen=True)
 class UmapLayoutOptions:
     """Options of the layout."""
 
-    n_neighbors: Annotated[int, typer.Option(min=2, help="Number of neighbours.")] = 15
-    min_dist: Annotated[float, typer.Option(min=0, max=1, help="Minimum distance of points.")] = 0.1
-    metric: Annotated[
-        Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"],
-        typer.Option(help="Distance between rows."),
-    ] = "euclidean"
+    n_neighbors: int = option(None, "Number of neighbours", default=15, min=2)
+    min_dist: float = option(None, "Minimum distance of points", default=0.1, min=0, max=1)
+    metric: Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"] = option(
+        None, "Distance between rows", default="euclidean"
+    )
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas umap results/pca -o results/umap")
-@expand_option_groups
+@command(MODELS, "umap results/pca -o results/umap")
 def umap(
     source: Source,
     *,
@@ -382,21 +307,15 @@ def umap(
     n_components: Annotated[int, typer.Option(min=1, help="Number of dimensions.")] = 2,
     sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 10_000,
     layout: UmapLayoutOptions,
-) -> None:
+) -> tuple[Any, str]:
     """Compute a UMAP of results, or of cells of an atlas."""
     from raggedatlas.verbs.reduction import umap as apply
 
-    opened = reduction.open(source, selection)
-    folder = result_folder(reduction.output, "umap")
-    with progress(f"umap {folder}") as callback:
-        found = apply(
-            opened, folder,
-            n_components=n_components, sample_size=sample_size, progress=callback, **asdict(layout), **reduction.choices(),
-        )  # fmt: skip
-    print_results(found, folder, as_json=reduction.as_json)
+    own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size, **asdict(layout)}
+    return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
 
 
-Results = Annotated[str, typer.Argument(metavar="RESULTS", help="Folder of results.", show_default=False)]
+Results = Annotated[str, argument("Folder of results", "RESULTS")]
 Column = Annotated[str, typer.Option(help="Output, if there are several.")]
 Metric = Annotated[
     Literal["l2", "cosine", "dot"],
@@ -405,11 +324,10 @@ Metric = Annotated[
 Uids = list[str]
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas lookup results/z 1f0c5a2b9d3e4f60")
-@expand_option_groups
+@command(MODELS, "lookup results/z 1f0c5a2b9d3e4f60")
 def lookup(
     results: Results,
-    uids: Annotated[Uids, typer.Argument(metavar="UID...", help="Cells.", show_default=False)],
+    uids: Annotated[Uids, argument("Cells", "UID...")],
     *,
     column: Column = "data",
     as_json: AsJson = False,
@@ -429,10 +347,7 @@ def lookup(
         raise typer.Exit(1)
 
 
-@app.command(
-    "save_to_database", rich_help_panel=MODELS, epilog="Example: raggedatlas save_to_database results/z --metric cosine"
-)
-@expand_option_groups
+@command(MODELS, "save_to_database results/z --metric cosine", name="save_to_database")
 def save_to_database(
     results: Results,
     *,
@@ -444,7 +359,7 @@ def save_to_database(
     least_recall: Annotated[float, typer.Option(min=0, max=1, help="Recall that a search is to reach.")] = 0.99,
     queries: Annotated[int, typer.Option(min=1, help="Rows with which the recall is measured.")] = 200,
     as_json: AsJson = False,
-) -> None:
+) -> tuple[Any, str]:
     """Give results an index for nearest neighbours, in place, and print its measured recall."""
     from raggedatlas.verbs.vector_index import save_to_database as save
 
@@ -453,24 +368,17 @@ def save_to_database(
             results, column=column, metric=metric, least_rows=least_rows, least_recall=least_recall, n_queries=queries,
             progress=callback,
         )  # fmt: skip
-    print_result(asdict(report), str(report), as_json=as_json)
+    return asdict(report), str(report)
 
 
 @dataclass(frozen=True)
 class Among:
     """Which cells can be neighbours."""
 
-    atlas: Annotated[str | None, typer.Option(help="Atlas whose metadata are meant.", show_default=False)] = None
-    where: Annotated[
-        list[str],
-        typer.Option(
-            "--where", "-w", metavar="SQL", help="Cells that can be neighbours; repeatable.", show_default=False
-        ),
-    ] = field(default_factory=list)
+    atlas: str | None = option(None, "Atlas whose metadata are meant")
+    where: list[str] = repeatable("SQL", "Cells that can be neighbours", "--where", "-w")
     strict: Strict = False
-    obs: Annotated[
-        list[str], typer.Option(metavar="COLUMN", help="Show a cell column; repeatable.", show_default=False)
-    ] = field(default_factory=list)
+    obs: list[str] = repeatable("COLUMN", "Show a cell column")
     at: AtSnapshot = None
 
     def query(self) -> "Query | None":
@@ -503,24 +411,18 @@ def read_vectors(path: Path) -> "NDArray[Any]":
 class Measured:
     """How near is measured."""
 
-    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each.")] = 10
+    k: int = option(None, "Neighbours of each", "-k", default=10, min=1)
     column: Column = "data"
     metric: Metric = "l2"
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every row even where there is an index.")] = False
+    exact: bool = flag("--exact", "Compare every row even where there is an index")
 
 
-@app.command(
-    rich_help_panel=MODELS,
-    epilog="Example: raggedatlas neighbors results/z 1f0c5a2b9d3e4f60 --atlas pbmc.atlas -w \"tissue = 'lung'\"",
-)
-@expand_option_groups
+@command(MODELS, "neighbors results/z 1f0c5a2b9d3e4f60 --atlas pbmc.atlas -w \"tissue = 'lung'\"")
 def neighbors(
     results: Results,
-    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Cells.", show_default=False)] = None,
+    uids: Annotated[list[str] | None, argument("Cells", "[UID]...")] = None,
     *,
-    vectors: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of cells: a .npy file of vectors.", show_default=False)
-    ] = None,
+    vectors: Annotated[Path | None, value_option("FILE", "Instead of cells: a .npy file of vectors")] = None,
     among: Among,
     measured: Measured,
     as_json: AsJson = False,
@@ -538,3 +440,23 @@ def neighbors(
         found = find(results, asked, among=query, **asdict(measured))
     rows = found.to_pylist()
     print_table(rows, found.column_names, empty="No neighbours.", as_json=as_json)
+
+
+@command(BUILD, "convert_results --results-dir results/20250201-120000-infer-AbCd", name="convert_results")
+def convert_results(
+    results_dir: Annotated[Path, value_option(None, "Folder of one run, with batch_index.npy in it")],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing table; readers see the old one until then.")
+    ] = False,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Promote batches of different dtypes to a common dtype.")
+    ] = False,
+    spot_check: Annotated[int | None, value_option("N", "Compare N random rows instead of all")] = None,
+    as_json: AsJson = False,
+) -> tuple[Any, str]:
+    """Convert the .npy results of a model run to a Lance table in the same folder; the .npy files are never changed."""
+    from raggedatlas.results.convert import convert_results as convert
+
+    with progress(f"convert {results_dir}") as callback:
+        done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)
+    return {**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name}, str(done)

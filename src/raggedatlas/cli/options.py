@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.printing import print_status
+from raggedatlas.cli.printing import print_json, print_status, print_text
 from raggedatlas.errors import UnknownValueWarning
 
 if TYPE_CHECKING:
@@ -33,29 +33,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 """Option for output that scripts read."""
 
 
-def value_option(metavar: str | None, text: str, *names: str, default: str | bool = False) -> Any:  # noqa: ANN401 - an option of typer
-    """Return an option with one value; `default` is shown in the help as its default.
+def value_option(metavar: str | None, text: str, *names: str, default: str | bool = False, **limits: Any) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option with one value; `default` is shown in the help as its default, and `limits` are those of typer.
 
     Examples
     --------
     >>> value_option("NAME", "Of a file", "--name", "-n").metavar
     'NAME'
     """
-    return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default)
+    return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default, **limits)
 
 
-def target_argument(metavar: str, text: str) -> Any:  # noqa: ANN401 - an argument of typer
-    """Return the argument that names what a verb works on.
+def argument(text: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - an argument of typer
+    """Return an argument.
 
     Examples
     --------
-    >>> target_argument("FILE", "A file").help
+    >>> argument("A file", "FILE").help
     'A file.'
     """
     return typer.Argument(metavar=metavar, help=f"{text}.", show_default=False)
 
 
-def repeatable_option(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
+def repeatable_option(metavar: str | None, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
     """Return an option that may be given many times, whose values are `Strings`.
 
     Examples
@@ -64,6 +64,35 @@ def repeatable_option(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN
     'Keep a column; repeatable.'
     """
     return value_option(metavar, f"{text}; repeatable", *names)
+
+
+def option(
+    metavar: str | None,
+    text: str,
+    *names: str,
+    default: Any = None,  # noqa: ANN401
+    show: str | None = None,
+    **limits: float,
+) -> Any:  # noqa: ANN401 - the field of a dataclass
+    """Return a field of an option group that is an option with one value; `show` is shown in the help as its default.
+
+    Examples
+    --------
+    >>> option("NAME", "Of a file", default="a").metadata["option"].help
+    'Of a file.'
+    """
+    shown = default is not None if show is None else show
+    return field(default=default, metadata={"option": value_option(metavar, text, *names, default=shown, **limits)})
+
+
+def flag(name: str, text: str) -> Any:  # noqa: ANN401 - the field of a dataclass
+    """Return a field of an option group that is False unless the option is given."""
+    return option(None, text, name, default=False)
+
+
+def repeatable(metavar: str | None, text: str, *names: str) -> Any:  # noqa: ANN401 - the field of a dataclass
+    """Return a field of an option group that lists the values of an option given many times."""
+    return field(default_factory=list, metadata={"option": repeatable_option(metavar, text, *names)})
 
 
 def _make_unknown_values_errors(asked: bool) -> bool:
@@ -87,29 +116,19 @@ Strict = Annotated[
 class GeometryLinkOptions:
     """Options that link a geometry store with cells."""
 
-    link: Annotated[
-        str | None,
-        value_option(
-            "COLUMN or COLUMN=ATTRIBUTE",
-            "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
-        ),
-    ] = None
-    dataset: Annotated[
-        str | None,
-        value_option("DATASET", "Geometry: dataset of the cells; without --link, name of the new dataset"),
-    ] = None
-    new_cells: Annotated[
-        bool, typer.Option("--new-cells", help="Geometry: objects without a cell become new cells.")
-    ] = False
-    lacking: Annotated[
-        Literal["error", "allow"], typer.Option(help="Geometry: what to do if cells of the dataset have no shape.")
-    ] = "error"
-    counts: Annotated[bool, typer.Option("--counts", help="Transcripts: also add their counts as expression.")] = False
-    genes: Annotated[str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: attribute with the gene.")] = "gene"
-    cells: Annotated[
-        str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: attribute with the cell; by default the object.")
-    ] = ""
-    unassigned: Annotated[str | None, value_option("VALUE", "Transcripts: value that means no cell")] = None
+    link: str | None = option(
+        "COLUMN or COLUMN=ATTRIBUTE",
+        "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
+    )
+    dataset: str | None = option("DATASET", "Geometry: dataset of the cells; without --link, name of the new dataset")
+    new_cells: bool = flag("--new-cells", "Geometry: objects without a cell become new cells")
+    lacking: Literal["error", "allow"] = option(
+        None, "Geometry: what to do if cells of the dataset have no shape", default="error"
+    )
+    counts: bool = flag("--counts", "Transcripts: also add their counts as expression")
+    genes: str = option("ATTRIBUTE", "Transcripts: attribute with the gene", default="gene")
+    cells: str = option("ATTRIBUTE", "Transcripts: attribute with the cell; by default the object", default="")
+    unassigned: str | None = option("VALUE", "Transcripts: value that means no cell")
 
     def choices(self, spaces: list[str], unknown: str, organism: str) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` for geometry."""
@@ -138,20 +157,14 @@ def _parse_label(text: str | None) -> int | str | None:
 class BoxOptions:
     """Options that select cells by a bounding box."""
 
-    within: Annotated[
-        str | None,
-        value_option(
-            "XMIN,YMIN,XMAX,YMAX",
-            "Keep cells whose shape intersects a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
-        ),
-    ] = None
-    within_by: Annotated[
-        Literal["bbox", "centroid", "exact"], typer.Option(help="Part of a shape that must intersect the box.")
-    ] = "bbox"
-    centroids: Annotated[
-        str | None,
-        value_option("GEOMETRY", "Add centroids as obsm['spatial']"),
-    ] = None
+    within: str | None = option(
+        "XMIN,YMIN,XMAX,YMAX",
+        "Keep cells whose shape intersects a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
+    )
+    within_by: Literal["bbox", "centroid", "exact"] = option(
+        None, "Part of a shape that must intersect the box", default="bbox"
+    )
+    centroids: str | None = option("GEOMETRY", "Add centroids as obsm['spatial']")
 
     def narrow(self, query: "Query", spaces: list[str]) -> "Query":
         """Return the query restricted to the box, in the first of the named spaces that is a geometry."""
@@ -180,7 +193,11 @@ def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
 DEBUG = "raggedatlas.debug"
 
 
-def expand_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
+Verb = Callable[..., tuple[Any, str] | None]
+"""Function of a command: prints, or returns what ``--json`` prints and the text that is printed otherwise."""
+
+
+def expand_option_groups(verb: Verb) -> Callable[..., None]:
     """Return a command whose parameters are those of a verb, with dataclasses replaced by their fields.
 
     Parameters
@@ -214,7 +231,10 @@ def expand_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
         own = {name: value for name, value in given.items() if name in given_parameters}
         for name, group in groups.items():
             own[name] = group(**{part.name: given[part.name] for part in dataclasses.fields(group)})
-        verb(**own)
+        answer = verb(**own)
+        if answer is not None:
+            document, text = answer
+            print_json(document) if given["as_json"] else print_text(text)
 
     command.__signature__ = inspect.Signature([*unfolded.values()])  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in unfolded.items()}
@@ -228,7 +248,9 @@ def _field_parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
         default = part.default
     elif part.default_factory is not dataclasses.MISSING:
         default = part.default_factory()
-    return inspect.Parameter(part.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=part.type)
+    # Fields made by `option` and its like; others have the option in their annotation.
+    annotation = Annotated[part.type, part.metadata["option"]] if part.metadata else part.type
+    return inspect.Parameter(part.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def parse_pairs(given: list[str], option: str) -> dict[str, str]:
@@ -269,12 +291,8 @@ def _enable_debug(ctx: typer.Context, asked: bool) -> bool:
 class AtlasOptions:
     """Options of every verb on an atlas: address, credentials, output format."""
 
-    atlas: Annotated[
-        str, typer.Argument(help="Folder or address (s3://, gs://, az://) of the atlas.", show_default=False)
-    ]
-    storage_option: Annotated[Strings, repeatable_option("KEY=VALUE", "Credential or endpoint of an object store")] = (
-        field(default_factory=list)
-    )
+    atlas: Annotated[str, argument("Folder or address (s3://, gs://, az://) of the atlas")]
+    storage_option: Strings = repeatable("KEY=VALUE", "Credential or endpoint of an object store")
     as_json: AsJson = False
     debug: Annotated[bool, typer.Option("--debug", callback=_enable_debug, help="Show the traceback of an error.")] = (
         False
@@ -357,48 +375,30 @@ def process_pool(workers: int) -> "Iterator[Executor | None]":
 class Selection:
     """Options that select cells, features and layers."""
 
-    where: Annotated[Strings, repeatable_option("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = (
-        field(default_factory=list)
-    )
+    where: Strings = repeatable("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")
     strict: Strict = False
-    features: Annotated[
-        Strings, repeatable_option("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
-    ] = field(default_factory=list)
-    space: Annotated[Strings, repeatable_option("SPACE", "Read a feature space")] = field(default_factory=list)
-    layers: Annotated[Strings, repeatable_option("LAYER", "Read a layer; the first becomes X", "--layers", "-l")] = (
-        field(default_factory=list)
+    features: Strings = repeatable("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
+    space: Strings = repeatable("SPACE", "Read a feature space")
+    layers: Strings = repeatable("LAYER", "Read a layer; the first becomes X", "--layers", "-l")
+    join: str = option("HOW", "union, intersection, or how many datasets must have measured a feature", default="union")
+    missing: Literal["zero", "nan", "drop"] = option(
+        None, "Value of a feature that a dataset did not measure", default="zero"
     )
-    join: Annotated[
-        str, typer.Option(metavar="HOW", help="union, intersection, or how many datasets must have measured a feature.")
-    ] = "union"
-    missing: Annotated[
-        Literal["zero", "nan", "drop"], typer.Option(help="Value of a feature that a dataset did not measure.")
-    ] = "zero"
-    identity: Annotated[
-        str,
-        typer.Option(metavar="MAPPING", help="Which features are the same: default, as-given, or as in a snapshot."),
-    ] = "default"
-    on_merge: Annotated[
-        Literal["counts", "sum", "refuse", "apart"],
-        typer.Option(help="Several columns of a dataset for one feature: add up counts, any layer, refuse, keep."),
-    ] = "counts"
-    orthologs: Annotated[
-        str | None, value_option("ORGANISM", "Let one-to-one orthologs count as genes of one organism")
-    ] = None
-    obs: Annotated[Strings, repeatable_option("COLUMN", "Keep cell columns")] = field(default_factory=list)
-    with_results: Annotated[Strings, repeatable_option("NAME", "Take a model's result along, as obsm")] = field(
-        default_factory=list
+    identity: str = option(
+        "MAPPING", "Which features are the same: default, as-given, or as in a snapshot", default="default"
     )
-    order_by: Annotated[Strings, repeatable_option("COLUMN", "Sort cells")] = field(default_factory=list)
-    descending: Annotated[bool, typer.Option("--descending", help="Sort in descending order.")] = False
-    sample: Annotated[
-        int | None, typer.Option(min=0, help="Keep a random sample of this many cells.", show_default=False)
-    ] = None
-    sample_by: Annotated[str | None, value_option("COLUMN", "Sample this many cells for each value of a column")] = None
-    seed: Annotated[int, typer.Option(help="Seed of the random sample.")] = 0
-    limit: Annotated[
-        int | None, typer.Option(min=0, help="Keep at most this many cells, the first ones.", show_default=False)
-    ] = None
+    on_merge: Literal["counts", "sum", "refuse", "apart"] = option(
+        None, "Several columns of a dataset for one feature: add up counts, any layer, refuse, keep", default="counts"
+    )
+    orthologs: str | None = option("ORGANISM", "Let one-to-one orthologs count as genes of one organism")
+    obs: Strings = repeatable("COLUMN", "Keep cell columns")
+    with_results: Strings = repeatable("NAME", "Take a model's result along, as obsm")
+    order_by: Strings = repeatable("COLUMN", "Sort cells")
+    descending: bool = flag("--descending", "Sort in descending order")
+    sample: int | None = option(None, "Keep a random sample of this many cells", min=0)
+    sample_by: str | None = option("COLUMN", "Sample this many cells for each value of a column")
+    seed: int = option(None, "Seed of the random sample", default=0)
+    limit: int | None = option(None, "Keep at most this many cells, the first ones", min=0)
 
     def ask(self, view: "AtlasView") -> "Query":
         """Build the query of a snapshot."""
@@ -465,55 +465,28 @@ class WideIntegers(StrEnum):
 class CxgOptions:
     """Options that write a CXG."""
 
-    profile: Annotated[
-        CxgProfile | None,
-        typer.Option(
-            help="Version of a .cxg: 0.3.0 for the current Explorer, 0.2.0 for cellxgene 0.15 to 0.16.8.",
-            show_default="0.3.0",
-        ),
-    ] = None
-    strict: Strict = False
-    title: Annotated[str | None, typer.Option(help="Title of a .cxg.", show_default=False)] = None
-    about: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address with more information, in a .cxg.", show_default=False)
-    ] = None
-    compute_embedding: Annotated[
-        Method | None,
-        typer.Option(help="Compute an embedding for a .cxg; umap needs the extra umap.", show_default=False),
-    ] = None
-    dense: Annotated[
-        bool | None,
-        typer.Option(
-            "--dense/--sparse", help="Layout of the matrix in a .cxg.", show_default="by its share of non-zeros"
-        ),
-    ] = None
-    sparse_below: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="Share of non-zeros below which a .cxg is sparse.",
-            show_default="25",
-            min=0,
-            max=100,
-        ),
-    ] = None
-    x: Annotated[str | None, value_option("MATRIX", "Matrix of a .cxg: X, or layers/NAME", "--x", default="X")] = None
-    embedding: Annotated[
-        Strings,
-        repeatable_option(
-            "NAME", "Member of obsm to write to a .cxg, such as X_umap; others are left out", "--embedding", "-e"
-        ),
-    ] = field(default_factory=list)
-    var_index: Annotated[
-        str | None, value_option("COLUMN", "Column of var with the feature names of a .cxg", "--var-index")
-    ] = None
-    sort_categories: Annotated[bool, typer.Option("--sort-categories", help="Sort categories by name in a .cxg.")] = (
-        False
+    profile: CxgProfile | None = option(
+        None, "Version of a .cxg: 0.3.0 for the current Explorer, 0.2.0 for cellxgene 0.15 to 0.16.8", show="0.3.0"
     )
-    wide_integers: Annotated[
-        WideIntegers | None,
-        typer.Option(help="What to do with integers beyond 32 bits, which a .cxg cannot hold.", show_default="refuse"),
-    ] = None
+    strict: Strict = False
+    title: str | None = option(None, "Title of a .cxg")
+    about: str | None = option("URL", "Address with more information, in a .cxg")
+    compute_embedding: Method | None = option(None, "Compute an embedding for a .cxg; umap needs the extra umap")
+    dense: bool | None = option(
+        None, "Layout of the matrix in a .cxg", "--dense/--sparse", show="by its share of non-zeros"
+    )
+    sparse_below: float | None = option(
+        "PERCENT", "Share of non-zeros below which a .cxg is sparse", show="25", min=0, max=100
+    )
+    x: str | None = option("MATRIX", "Matrix of a .cxg: X, or layers/NAME", "--x", show="X")
+    embedding: Strings = repeatable(
+        "NAME", "Member of obsm to write to a .cxg, such as X_umap; others are left out", "--embedding", "-e"
+    )
+    var_index: str | None = option("COLUMN", "Column of var with the feature names of a .cxg", "--var-index")
+    sort_categories: bool = flag("--sort-categories", "Sort categories by name in a .cxg")
+    wide_integers: WideIntegers | None = option(
+        None, "What to do with integers beyond 32 bits, which a .cxg cannot hold", show="refuse"
+    )
 
     def options(self, target: str, on_losses: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
         """Return the options of `open_sink` for a target.

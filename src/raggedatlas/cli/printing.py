@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
 _UNBOUND = 100_000
@@ -102,26 +101,15 @@ def console() -> "Console":
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
 
 
-def print_assets(found: "pd.DataFrame", columns: Sequence[str], *, as_json: bool, empty: str) -> None:
-    """Print the results, geometry or annotations of an atlas, as JSON or as a table with selected columns.
+def minute(timestamp: object) -> str:
+    """Return an ISO timestamp up to the minute.
 
-    Parameters
-    ----------
-    found : pandas.DataFrame
-        Rows; ``created_at`` is shown as ``added``.
-    columns : sequence of str
-        Columns of the table.
-    as_json : bool
-        Print JSON instead of a table.
-    empty : str
-        Text to print if there are no rows.
+    Examples
+    --------
+    >>> minute("2026-07-01T12:34:56.789")
+    '2026-07-01 12:34'
     """
-    rows: list[dict[Any, Any]] = found.reset_index().to_dict("records")
-    if as_json:
-        print_json(rows)
-        return
-    short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
-    print_table([{name: row[name] for name in columns} for row in short], columns, empty=empty)
+    return str(timestamp)[:16].replace("T", " ")
 
 
 def print_result(value: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401  (any JSON value)

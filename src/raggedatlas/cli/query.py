@@ -1,13 +1,11 @@
 """Verbs ``query`` and ``export``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import typer
-
-from raggedatlas.cli.app import QUERY, app
+from raggedatlas.cli.app import QUERY, command
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
@@ -15,12 +13,18 @@ from raggedatlas.cli.options import (
     CxgOptions,
     Overwrite,
     Selection,
+    Strict,
+    Strings,
     WorkerCount,
-    expand_option_groups,
+    argument,
+    flag,
+    option,
     print_losses,
     process_pool,
+    repeatable,
+    value_option,
 )
-from raggedatlas.cli.printing import plain, print_json, print_result, print_status, print_table, print_text, progress
+from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
 from raggedatlas.errors import DuplicateError, SourceError
 
 if TYPE_CHECKING:
@@ -33,35 +37,21 @@ if TYPE_CHECKING:
 class QueryOutput:
     """Options for the output of a query."""
 
-    count: Annotated[bool, typer.Option("--count", help="Print only the number of cells.")] = False
-    by: Annotated[
-        list[str], typer.Option(metavar="COLUMN", help="Count cells per value; repeatable.", show_default=False)
-    ] = field(default_factory=list)
-    explain: Annotated[bool, typer.Option("--explain", help="Print the read plan without reading values.")] = False
-    head: Annotated[int, typer.Option(min=0, help="Number of cells to show.")] = 10
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write the result to a file, as export does.",
-            show_default=False,
-        ),
-    ] = None
+    count: bool = flag("--count", "Print only the number of cells")
+    by: list[str] = repeatable("COLUMN", "Count cells per value")
+    explain: bool = flag("--explain", "Print the read plan without reading values")
+    head: int = option(None, "Number of cells to show", default=10, min=0)
+    output: str | None = option("FILE", "Also write the result to a file, as export does", "--output", "-o")
     overwrite: Overwrite = False
     at: AtSnapshot = None
 
 
-@app.command(
-    rich_help_panel=QUERY, epilog="Example: raggedatlas query pbmc.atlas \"cell_type = 'B'\" -f CD79A -f MS4A1"
-)
-@expand_option_groups
+@command(QUERY, "query pbmc.atlas \"cell_type = 'B'\" -f CD79A -f MS4A1")
 def query(
     atlas_options: AtlasOptions,
     condition: Annotated[
         str | None,
-        typer.Argument(metavar="[SQL]", help="Condition on cells, as SQL; by default all cells.", show_default=False),
+        argument("Condition on cells, as SQL; by default all cells", "[SQL]"),
     ] = None,
     *,
     selection: Selection,
@@ -149,15 +139,12 @@ def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-@app.command(rich_help_panel=QUERY, epilog="Example: raggedatlas export pbmc.atlas b.h5ad --where \"cell_type = 'B'\"")
-@expand_option_groups
+@command(QUERY, "export pbmc.atlas b.h5ad --where \"cell_type = 'B'\"")
 def export(
     atlas_options: AtlasOptions,
     output: Annotated[
         str,
-        typer.Argument(
-            help="A .h5ad, .zarr, .h5mu or .cxg; .parquet or .csv for the cells' metadata.", show_default=False
-        ),
+        argument("A .h5ad, .zarr, .h5mu or .cxg; .parquet or .csv for the cells' metadata"),
     ],
     *,
     selection: Selection,
@@ -166,17 +153,17 @@ def export(
     overwrite: Overwrite = False,
     at: AtSnapshot = None,
     workers: WorkerCount = 1,
-) -> None:
+) -> tuple[Any, str]:
     """Write cells of a snapshot (the newest, or --at) to a file."""
     view = atlas_options.open_snapshot(at)
     selected = box.narrow(selection.ask(view), selection.space)
     with process_pool(workers) as executor:
         _write(selected, output, {"overwrite": overwrite, "executor": executor, **cxg.options(output, print_losses)})
-    print_result(
-        {"path": output, "snapshot": view.version, "n_cells": selected.count()},
-        f"Wrote {selected.count():,} cells of snapshot {view.version} to {output}",
-        as_json=atlas_options.as_json,
-    )
+    return {
+        "path": output,
+        "snapshot": view.version,
+        "n_cells": selected.count(),
+    }, f"Wrote {selected.count():,} cells of snapshot {view.version} to {output}"
 
 
 def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
@@ -218,3 +205,37 @@ def _write_csv(table: "pa.Table", path: str) -> None:
 
 
 TABLES: dict[str, Callable[["pa.Table", str], None]] = {".parquet": _write_parquet, ".csv": _write_csv}
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search."""
+
+    column: Annotated[str, value_option(None, "Result, embedding or column to search")]
+    k: int = option(None, "Number of cells", "-k", default=10, min=1)
+    metric: Literal["l2", "cosine", "dot"] = option(
+        None, "Distance of vectors: squared Euclidean, or one minus the cosine or the dot product", default="l2"
+    )
+    where: Strings = repeatable("SQL", "Search only cells that satisfy a condition", "--where", "-w")
+    strict: Strict = False
+    obs: Strings = repeatable("COLUMN", "Show a cell column")
+
+
+@command(QUERY, "search pbmc.atlas 1f0c5a2b9d3e4f60 --column scvi_64 -w \"tissue = 'lung'\"")
+def search(
+    atlas_options: AtlasOptions,
+    what: Annotated[str, argument("A cell, or words of a text column", "UID or TEXT")],
+    *,
+    search_options: SearchOptions,
+    at: AtSnapshot = None,
+) -> None:
+    """Print the nearest neighbours of a cell in a result or an embedding, or the best text matches."""
+    query = atlas_options.open_snapshot(at).query()
+    for condition in search_options.where:
+        query = query.where(condition)
+    query = query.obs(search_options.obs) if search_options.obs else query
+    found = query.search(
+        what, column=search_options.column, k=search_options.k, metric=search_options.metric
+    ).to_arrow()
+    rows = found.to_pylist()
+    print_table(rows, found.column_names, empty="No cells.", as_json=atlas_options.as_json)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, app, methods_to_commands
+from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, command, methods_to_commands
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
     WorkerCount,
-    expand_option_groups,
+    argument,
     process_pool,
-    target_argument,
+    value_option,
 )
 from raggedatlas.cli.printing import console, print_json, print_text
 
@@ -43,9 +43,9 @@ class ValidateTarget(AtlasOptions):
 
     atlas: Annotated[
         str,
-        target_argument(
-            "ATLAS|FILE",
+        argument(
             "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store (here or in an object store)",
+            "ATLAS|FILE",
         ),
     ]
 
@@ -56,33 +56,28 @@ class InspectTarget(AtlasOptions):
 
     atlas: Annotated[
         str,
-        target_argument(
-            "FILE",
+        argument(
             "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store)",
+            "FILE",
         ),
     ]
 
 
-@app.command(
-    rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas validate pbmc.h5ad --level full --fix mended.h5ad"
-)
-@expand_option_groups
+@command(MAINTENANCE, "validate pbmc.h5ad --level full --fix mended.h5ad")
 def validate(
     atlas_options: ValidateTarget,
     level: Annotated[
         AnyLevel | None,
-        typer.Option(
-            help="Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
-            "Of a file: metadata looks at its structure, full reads every value. "
-            "Of results: quick compares sizes, deep every byte. "
-            "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it.",
-            show_default="quick, metadata, deep or pyramid; full with --fix",
+        value_option(
+            None,
+            "Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. Of a file: metadata looks at its structure, full reads every value. Of results: quick compares sizes, deep every byte. Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it",
+            default="quick, metadata, deep or pyramid; full with --fix",
         ),
     ] = None,
     at: AtSnapshot = None,
     fix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a repaired copy of the file.", show_default=False),
+        value_option("FILE", "Write a repaired copy of the file"),
     ] = None,
     workers: WorkerCount = 1,
 ) -> None:
@@ -261,13 +256,10 @@ def _fix_file(atlas_options: AtlasOptions, target: Path, level: FileLevel) -> No
         raise typer.Exit(EXIT_FAILURE)
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
-@expand_option_groups
+@command(INSPECT, "inspect pbmc.h5ad --depth 1")
 def inspect(
     atlas_options: InspectTarget,
-    depth: Annotated[
-        int | None, typer.Option(min=1, metavar="LEVELS", help="Maximum depth.", show_default=False)
-    ] = None,
+    depth: Annotated[int | None, value_option("LEVELS", "Maximum depth", min=1)] = None,
 ) -> None:
     """Print the contents of a file: elements, encodings, shapes, types, chunks, compression, sizes."""
     from rich.text import Text

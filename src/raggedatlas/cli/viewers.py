@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import QUERY, app
+from raggedatlas.cli.app import QUERY, command
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
@@ -17,10 +17,11 @@ from raggedatlas.cli.options import (
     Selection,
     Strict,
     Strings,
-    expand_option_groups,
+    argument,
+    option,
     print_losses,
+    repeatable,
     repeatable_option,
-    target_argument,
     value_option,
 )
 from raggedatlas.cli.printing import print_result, print_status, progress
@@ -34,29 +35,20 @@ if TYPE_CHECKING:
 class ServeSource(AtlasOptions):
     """Source of ``serve``."""
 
-    atlas: Annotated[
-        str, target_argument("ATLAS|FILE", "An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes")
-    ]
+    atlas: Annotated[str, argument("An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes", "ATLAS|FILE")]
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Options of the CXG that is served."""
 
-    embedding: Annotated[
-        Strings,
-        repeatable_option("NAME", "Include only this member of obsm, such as X_umap", "--embedding", "-e"),
-    ] = field(default_factory=list)
-    compute_embedding: Annotated[
-        Method | None,
-        typer.Option(help="Compute an embedding if there is none; umap needs the extra umap.", show_default=False),
-    ] = None
-    x: Annotated[str, typer.Option("--x", metavar="MATRIX", help="Matrix of a file: X, or layers/NAME.")] = "X"
-    title: Annotated[str | None, typer.Option(help="Title of the page.", show_default=False)] = None
-    output: Annotated[
-        str | None,
-        value_option("FOLDER", "Keep the CXG in this folder (a .cxg)", "--output", "-o", default="a temporary folder"),
-    ] = None
+    embedding: Strings = repeatable("NAME", "Include only this member of obsm, such as X_umap", "--embedding", "-e")
+    compute_embedding: Method | None = option(None, "Compute an embedding if there is none; umap needs the extra umap")
+    x: str = option("MATRIX", "Matrix of a file: X, or layers/NAME", "--x", default="X")
+    title: str | None = option(None, "Title of the page")
+    output: str | None = option(
+        "FOLDER", "Keep the CXG in this folder (a .cxg)", "--output", "-o", show="a temporary folder"
+    )
     overwrite: Overwrite = False
 
     def choices(self) -> dict[str, Any]:
@@ -76,11 +68,7 @@ class ServeOptions:
         return None if self.compute_embedding is None else embedder(self.compute_embedding.value)
 
 
-@app.command(
-    rich_help_panel=QUERY,
-    epilog="Example: raggedatlas serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca",
-)
-@expand_option_groups
+@command(QUERY, "serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca")
 def serve(
     atlas_options: ServeSource,
     *,
@@ -161,15 +149,11 @@ def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> 
 
 Where = Annotated[
     list[str],
-    typer.Option(
-        "--where", "-w", metavar="SQL", help="Keep cells that satisfy a condition; repeatable.", show_default=False
-    ),
+    repeatable_option("SQL", "Keep cells that satisfy a condition", "--where", "-w"),
 ]
 Embedding = Annotated[
     str,
-    typer.Argument(
-        help="Name of an embedding of the atlas or file, or a folder of results (of umap, say).", show_default=False
-    ),
+    argument("Name of an embedding of the atlas or file, or a folder of results (of umap, say)"),
 ]
 
 
@@ -179,23 +163,13 @@ class ViewOptions:
 
     where: Where = field(default_factory=list)
     strict: Strict = False
-    color: Annotated[
-        str | None,
-        typer.Option("--color", "-c", metavar="NAME", help="Column or gene to colour by first.", show_default=False),
-    ] = None
-    columns: Annotated[
-        list[str],
-        typer.Option("--column", metavar="COLUMN", help="Include only these columns; repeatable.", show_default=False),
-    ] = field(default_factory=list)
-    layer: Annotated[
-        str | None, typer.Option(metavar="LAYER", help="Layer of the gene values.", show_default="the usual one")
-    ] = None
-    title: Annotated[str | None, typer.Option(help="Title of the page.", show_default="the atlas' name")] = None
-    theme: Annotated[
-        Literal["light", "dark"] | None, typer.Option(help="Looks.", show_default="as the reader's system")
-    ] = None
-    max_points: Annotated[int, typer.Option(min=1, help="Sample if there are more cells than this.")] = 2_000_000
-    seed: Annotated[int, typer.Option(help="Seed of the random sample.")] = 0
+    color: str | None = option("NAME", "Column or gene to colour by first", "--color", "-c")
+    columns: list[str] = repeatable("COLUMN", "Include only these columns", "--column")
+    layer: str | None = option("LAYER", "Layer of the gene values", show="the usual one")
+    title: str | None = option(None, "Title of the page", show="the atlas' name")
+    theme: Literal["light", "dark"] | None = option(None, "Looks", show="as the reader's system")
+    max_points: int = option(None, "Sample if there are more cells than this", default=2000000, min=1)
+    seed: int = option(None, "Seed of the random sample", default=0)
 
     def choices(self) -> dict[str, Any]:
         """Return the keyword arguments of `view` and `visualize`."""
@@ -214,9 +188,7 @@ class ViewOptions:
 class ViewSource(AtlasOptions):
     """Source of ``view`` and ``visualize``."""
 
-    atlas: Annotated[
-        str, target_argument("ATLAS|FILE", "An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes")
-    ]
+    atlas: Annotated[str, argument("An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes", "ATLAS|FILE")]
 
 
 def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | str":
@@ -230,8 +202,7 @@ def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str |
     return query
 
 
-@app.command(rich_help_panel=QUERY, epilog="Example: raggedatlas view pbmc.h5ad X_umap --color cell_type")
-@expand_option_groups
+@command(QUERY, "view pbmc.h5ad X_umap --color cell_type")
 def view(
     atlas_options: ViewSource,
     embedding: Embedding,
@@ -260,34 +231,21 @@ class VisualizeOptions:
 
     output: Annotated[
         str,
-        typer.Option(
+        value_option(
+            "FILE",
+            "A .html page, a .png picture, a .parquet for Embedding Atlas, or a .vitessce folder",
             "--output",
             "-o",
-            metavar="FILE",
-            help="A .html page, a .png picture, a .parquet for Embedding Atlas, or a .vitessce folder.",
-            show_default=False,
         ),
     ]
-    genes: Annotated[
-        list[str],
-        typer.Option("--gene", "-f", metavar="NAME", help="Include a gene; repeatable.", show_default=False),
-    ] = field(default_factory=list)
+    genes: list[str] = repeatable("NAME", "Include a gene", "--gene", "-f")
     overwrite: Overwrite = False
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Address at which a .vitessce folder will be served.",
-            show_default="http://localhost:8000",
-        ),
-    ] = None
+    address: str | None = option(
+        "URL", "Address at which a .vitessce folder will be served", show="http://localhost:8000"
+    )
 
 
-@app.command(
-    rich_help_panel=QUERY,
-    epilog="Example: raggedatlas visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D",
-)
-@expand_option_groups
+@command(QUERY, "visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D")
 def visualize(
     atlas_options: ViewSource,
     # The argument of `view`, but optional: a single word is a folder of results.
@@ -296,7 +254,7 @@ def visualize(
     options: ViewOptions,
     output_options: VisualizeOptions,
     at: AtSnapshot = None,
-) -> None:
+) -> tuple[Any, str]:
     """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
     from raggedatlas.verbs.visualize import visualize as write
 
@@ -311,4 +269,4 @@ def visualize(
             overwrite=output_options.overwrite,
             **{**options.choices(), "address": output_options.address},
         )
-    print_result({"path": str(path)}, f"Wrote {path}", as_json=atlas_options.as_json)
+    return {"path": str(path)}, f"Wrote {path}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import read
     from raggedatlas.formats.registry import open_sink, open_source
-    from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
+    from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.loader import CellDataset, Loader
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
@@ -75,12 +75,12 @@ _HOMES = {
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.writer",
     "load_results_dataset": "raggedatlas.results.dataset",
-    "make_transcripts": "raggedatlas.ingest.transcripts",
+    "make_transcripts": "raggedatlas.ingest.geometry",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
     "read": "raggedatlas.formats.modalities",
     "register_space": "raggedatlas.model.spaces",
-    "transcripts_to_counts": "raggedatlas.ingest.transcripts",
+    "transcripts_to_counts": "raggedatlas.ingest.geometry",
 }
 
 __all__ = [

@@ -224,7 +224,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         int
             How many features were new.
         """
-        from raggedatlas.ingest.features import register
+        from raggedatlas.ingest.columns import register
 
         return register(self._opened, features, space, redirects or {})
 

@@ -18,7 +18,7 @@ from anndata import AnnData
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.ingest.transcripts import transcripts_to_counts
+from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.store.executors import spawned

@@ -533,15 +533,15 @@ def test_a_file_of_an_older_atlas_is_known_again(tmp_path: Path, monkeypatch: py
     """The same file is not added twice to an atlas whose features have the uids of an earlier scheme."""
     import hashlib
 
-    from raggedatlas.ingest import identity
+    from raggedatlas.ingest import columns
 
-    def earlier(space: str, features: list[identity.Accession]) -> list[str]:
+    def earlier(space: str, features: list[columns.Accession]) -> list[str]:
         return [hashlib.sha256(f"human\0{space}\0{f.name}\0".encode()).hexdigest()[:16] for f in features]
 
     source = cells([CD79A, "GFP", MS4A1])
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
     with monkeypatch.context() as then:
-        then.setattr(identity, "feature_uids", earlier)
+        then.setattr(columns, "feature_uids", earlier)
         atlas.add(source, "d", progress=False)
     with pytest.raises(ra.AtlasError, match="the same cells, features and values as the dataset 'd'"):
         atlas.add(source, "again", progress=False)

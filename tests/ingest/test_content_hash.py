@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.ingest.content_hash import HASH_LANES, StreamingHash
+from raggedatlas.ingest.values import HASH_LANES, StreamingHash
 
 pytestmark = pytest.mark.fast
 

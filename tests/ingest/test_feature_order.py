@@ -18,7 +18,7 @@ from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
 from raggedatlas.errors import ArgumentError, DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import feature_order, group_writer
+from raggedatlas.ingest import group_writer, values
 from raggedatlas.ingest.group_writer import reorder_columns
 from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
@@ -57,7 +57,7 @@ def read(atlas: RaggedAtlas, name: str, path: str) -> np.ndarray:
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_ranks_are_places_by_falling_count(counts: list[int]) -> None:
     """Every column gets one place; counts fall along the places; equal ones stay in the file's order."""
-    places = feature_order.rank_columns(np.array(counts, np.int64))
+    places = values.rank_columns(np.array(counts, np.int64))
     ranked = np.argsort(places)
     assert sorted(places) == list(range(len(counts)))
     assert ranked.tolist() == sorted(range(len(counts)), key=lambda j: (-counts[j], j))
@@ -145,23 +145,19 @@ def test_older_snapshots_and_restored_datasets_come_back_in_the_files_order(atla
 def test_a_large_matrix_is_sampled_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of rows spread from the first to the last, the same each time, and no more entries than asked; small: all rows."""
     info = MatrixInfo("X", "csr", np.dtype("f4"), (100_000, 50), "var", n_entries=10**9)
-    runs, limit = feature_order.plan_sample(info)
+    runs, limit = values.plan_sample(info)
     assert runs[0][0] == 0
     assert runs[-1][1] == 100_000
-    assert len(runs) == feature_order.SLABS
-    assert sum(stop - start for start, stop in runs) * 10_000 <= feature_order.SAMPLE_ENTRIES
-    assert limit * feature_order.SLABS <= 2 * feature_order.SAMPLE_ENTRIES
+    assert len(runs) == values.SLABS
+    assert sum(stop - start for start, stop in runs) * 10_000 <= values.SAMPLE_ENTRIES
+    assert limit * values.SLABS <= 2 * values.SAMPLE_ENTRIES
     made(GENES).write_h5ad(tmp_path / "a.h5ad")
     source = open_source(tmp_path / "a.h5ad")
     main = source.describe().matrices[0]
-    assert feature_order.sample_counts(source, main).tolist() == [1, 8, 0, 4, 4]
-    monkeypatch.setattr(feature_order, "SAMPLE_ENTRIES", 5)
-    monkeypatch.setattr(feature_order, "SLABS", 2)
-    assert (
-        feature_order.sample_counts(source, main).tolist()
-        == feature_order.sample_counts(source, main).tolist()
-        == [1, 2, 0, 1, 1]
-    )
+    assert values.sample_counts(source, main).tolist() == [1, 8, 0, 4, 4]
+    monkeypatch.setattr(values, "SAMPLE_ENTRIES", 5)
+    monkeypatch.setattr(values, "SLABS", 2)
+    assert values.sample_counts(source, main).tolist() == values.sample_counts(source, main).tolist() == [1, 2, 0, 1, 1]
     source.close()
 
 

@@ -30,11 +30,10 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest import commit, geometries
+from raggedatlas.ingest import commit, geometry
 from raggedatlas.ingest.detection import is_geometry
-from raggedatlas.ingest.geometries import GEOMETRY_STEPS
-from raggedatlas.ingest.geometry_plan import comparable_keys
-from raggedatlas.ingest.geometry_source import object_bounds, owner_codes
+from raggedatlas.ingest.geometry import GEOMETRY_STEPS
+from raggedatlas.ingest.geometry_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.model.frames import find_column
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import write_group_attributes
@@ -291,7 +290,7 @@ def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Ca
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(geometries, "discard", lambda *_: None)
+        patch.setattr(geometry, "discard", lambda *_: None)
         with contextlib.suppress(Killed):
             add(progress)
     catalog = atlas._catalog
@@ -438,7 +437,7 @@ def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:
     points = Shapes(
         "point_cloud", np.zeros((2, 2)), vertex_attributes={"gene": np.array([0, 5]), "cell_id": np.array([1, 1])}
     )
-    from raggedatlas.ingest.transcripts import transcripts_to_counts
+    from raggedatlas.ingest.geometry import transcripts_to_counts
 
     with pytest.raises(SourceError, match="numbers without names"):
         transcripts_to_counts(points, cells="cell_id")

@@ -15,7 +15,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import read_identity
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError
-from raggedatlas.ingest.identity import identify
+from raggedatlas.ingest.columns import identify
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.testing.hypothesis_profile import examples

@@ -9,7 +9,7 @@ from raggedatlas.cli.add import AddOptions as CommandOptions
 from raggedatlas.cli.options import GeometryLinkOptions
 from raggedatlas.ingest.geometry_plan import GeometryOptions
 from raggedatlas.ingest.options import AddChoices, AddOptions, IngestOptions
-from raggedatlas.ingest.result_plan import ResultOptions
+from raggedatlas.ingest.results import ResultOptions
 
 pytestmark = pytest.mark.fast
 

@@ -11,7 +11,7 @@ from raggedatlas import RaggedAtlas
 from raggedatlas.catalog import assets
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.errors import ConflictError, DuplicateError, SourceError
-from raggedatlas.ingest.transcripts import make_transcripts
+from raggedatlas.ingest.geometry import make_transcripts
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import make_modelled, small_anndata, write_results
 from raggedatlas.testing.spatial import spots

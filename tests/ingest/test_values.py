@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError, ValuesError
-from raggedatlas.ingest import content_hash
+from raggedatlas.ingest import values
 from raggedatlas.ingest.values import scan_integers
 from raggedatlas.testing.anndata_strategies import (
     DTYPES,
@@ -44,7 +44,7 @@ def stored(atlas: RaggedAtlas, name: str = "d") -> dict[str, str]:
 def test_what_is_added_comes_back(given, rows) -> None:  # noqa: ANN001
     """X, layers, raw, obs and var come back in value, dtype, form and order, however the blocks fall."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(content_hash, "block_rows", lambda info: rows)
+        patch.setattr(values, "block_rows", lambda info: rows)
         patch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info: rows)
         atlas = RaggedAtlas.create(f"{folder}/atlas")
         report = atlas.add(given, "d", progress=False)

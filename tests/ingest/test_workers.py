@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import commit, workers
+from raggedatlas.ingest import commit
 from raggedatlas.store.executors import Workers
 from raggedatlas.testing.processes import POOLS, started
 from raggedatlas.verbs import infer
@@ -256,7 +256,7 @@ def test_another_place_under_the_same_address(
     processes: Executor, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a worker wrote is looked for before it is committed."""
-    monkeypatch.setattr(workers, "read_lease", lambda *_: None)
+    monkeypatch.setattr(commit, "read_lease", lambda *_: None)
     with pytest.raises(WorkersError, match="A worker wrote 'f0' to a place that is not"):
         atlas.add(files(tmp_path / "files", 1), progress=False, executor=processes)
     assert not len(atlas.list_datasets())

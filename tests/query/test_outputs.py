@@ -20,7 +20,7 @@ from raggedatlas.catalog.catalog import CELLS, create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
-from raggedatlas.ingest.features import register
+from raggedatlas.ingest.columns import register
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells

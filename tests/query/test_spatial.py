@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError
-from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
+from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
 from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
 from raggedatlas.testing.hypothesis_profile import examples

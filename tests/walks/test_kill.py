@@ -31,8 +31,8 @@ import os
 import signal
 import sys
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.ingest import content_hash
-content_hash.BLOCK_BYTES = 1
+from raggedatlas.ingest import values
+values.BLOCK_BYTES = 1
 uri, file, step, left = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 def die(told, done, total):
     global left

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.ingest.transcripts import transcripts_to_counts
+from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.pyramid import make_pyramid

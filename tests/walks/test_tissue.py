@@ -11,7 +11,7 @@ import shapely
 import zarr
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
-from raggedatlas.ingest.transcripts import transcripts_to_counts
+from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.shapes import Shapes

@@ -98,8 +98,7 @@ def add(
         raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
     if is_geometry(source):
-        from raggedatlas.ingest.geometries import add_geometry
-        from raggedatlas.ingest.transcripts import add_transcripts
+        from raggedatlas.ingest.geometry import add_geometry, add_transcripts
 
         adds = add_transcripts if choices.get("counts") else add_geometry
         return adds(catalog, source, choices, progress)

@@ -1,4 +1,4 @@
-"""Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
+"""Write the matrices of one group, block by block, in bounded memory; and what is kept with the dataset as it is."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError, StoreError
-from raggedatlas.ingest.content_hash import ContentHash, as_bits, block_rows
+from raggedatlas.formats.archive import pack
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
-from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
+from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan, OtherElements
+from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import MatrixInfo, Source
-from raggedatlas.model.records import COLUMNS
+from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.codecs import is_exact
@@ -31,6 +31,7 @@ from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPo
 
 DEPTH = 2
 """Blocks that may wait between two steps of the pipeline."""
+
 
 SPAN_ENTRIES = 2**18
 """Entries that a thread renumbers at once, at least."""
@@ -534,6 +535,109 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             layer.writer = arrays.writer(f"{arrays.layers_path}/{layer.name}", layer.dtype, row)
         if layer.writer is not None:
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
+    _close_arrays(written, writers)
+
+
+PRESENT = "present/"
+"""Before the key of a modality's cells: which cell each of its rows is."""
+
+
+@dataclass
+class WrittenElements:
+    """What writing found out.
+
+    Parameters
+    ----------
+    facts : dict
+        Key of each array -> where it is, its form, dtype and shape.
+    specs, checksums : dict
+        Path below the group -> array description, checksum.
+    """
+
+    facts: dict[str, ExtraFacts] = field(default_factory=dict)
+    specs: dict[str, ArraySpec] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
+    """Read what is kept whole, as one file; empty where there is nothing.
+
+    Raises
+    ------
+    SchemaError
+        If something cannot be kept as it is; the message names it.
+    """
+    found = {key: source.element(key) for key in extras.elements}
+    for name in extras.modalities:
+        cells = source.present(f"mod/{name}/obs")
+        if cells is not None:
+            found[f"{PRESENT}mod/{name}/obs"] = cells
+    return pack(found) if found else b""
+
+
+def write_other_elements(
+    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes
+) -> WrittenElements:
+    """Write what is kept below a group, matrices in blocks of rows.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Source
+        The source.
+    group : str
+        Path of the dataset's first group.
+    extras : OtherElements
+        What `plan_other_elements` decided.
+    packed : bytes
+        What `serialize_other_elements` made.
+    """
+    written = WrittenElements()
+    if not packed and not extras.arrays:
+        return written
+    create_group(catalog.arrays, f"{group}/{EXTRAS}")
+    profile = catalog.codec()
+    if packed:
+        _close_arrays(written, {ELEMENTS: _filled(catalog, f"{group}/{ELEMENTS}", np.frombuffer(packed, np.uint8))})
+    for i, info in enumerate(extras.arrays):
+        path = f"{EXTRAS}/{i}"
+        create_group(catalog.arrays, f"{group}/{path}")
+        dtype = np.dtype(np.uint8) if info.dtype.kind == "b" else info.dtype
+        rows = info.shape[1:] if info.form == "dense" else ()
+        writers = {f"{path}/data": ArrayWriter(catalog.arrays, f"{group}/{path}/data", dtype, rows, profile=profile)}
+        if info.form != "dense":
+            writers[f"{path}/indices"] = ArrayWriter(
+                catalog.arrays, f"{group}/{path}/indices", np.uint32, profile=profile
+            )
+        bounds = [np.zeros(1, np.int64)]
+        for _, block in iterate_blocks(source, info):
+            writers[f"{path}/data"].append(block.layers["values"].astype(dtype, copy=False))
+            if isinstance(block, CsrBlock):
+                writers[f"{path}/indices"].append(block.indices.astype(np.uint32))
+                # Pointers of each block start at 0 again.
+                bounds.append(block.indptr[1:] + bounds[-1][-1])
+        if info.form != "dense":
+            indptr = np.concatenate(bounds)
+            writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr)
+        _close_arrays(written, writers)
+        written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
+    return written
+
+
+def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
+    """Return the form in which a matrix is read back: the fields of `MatrixFacts`."""
+    return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
+
+
+def _filled(catalog: Catalog, path: str, values: NDArray[Any]) -> ArrayWriter:
+    writer = ArrayWriter(catalog.arrays, path, values.dtype, profile=catalog.codec())
+    writer.append(values)
+    return writer
+
+
+def _close_arrays(written: WrittenGroup | WrittenElements, writers: Mapping[str, ArrayWriter]) -> None:
+    """Close arrays by their path below the group, and record their descriptions and checksums."""
     for path, writer in writers.items():
         written.specs[path] = writer.close()
         written.checksums[path] = writer.checksum

@@ -196,3 +196,53 @@ def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Pr
                 meter.set_postfix_str(step)
 
         yield show
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOptions(AddOptions):
+    """Options of adding a model's result; `AddChoices` describes each."""
+
+    space: str | None = None
+    as_: Literal["space", "vector"] = "space"
+    output: str | None = None
+    unknown: Literal["error", "skip"] = "error"
+    metric: Metric = "l2"
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryOptions(AddOptions):
+    """Options of adding geometry; `AddChoices` describes each."""
+
+    space: str | None = None
+    link: str | Mapping[str, str] | None = None
+    dataset: str | None = None
+    new_cells: bool = False
+    unknown: Literal["error", "skip"] = "error"
+    lacking: Literal["error", "allow"] = "error"
+    cells: str = ""
+    genes: str = "gene"
+    unassigned: Any = None
+    counts: bool = False
+    organism: str = "auto"
+    layout: Literal["0.9", "0.7"] = "0.9"
+
+
+def check_options(options: GeometryOptions) -> None:
+    """Refuse choices that are not understood, or contradict each other."""
+    known = {
+        "on_duplicate": ("error", "skip", "replace"), "unknown": ("error", "skip"), "lacking": ("error", "allow"),
+        "layout": ("0.9", "0.7"),
+    }  # fmt: skip
+    for choice, words in known.items():
+        if getattr(options, choice) not in words:
+            raise SourceError(f"{choice}={getattr(options, choice)!r} is not understood; it is one of {list(words)}.")
+    if options.new_cells and options.unknown == "skip":
+        raise SourceError(
+            "new_cells=True makes cells of objects without one, and unknown='skip' leaves them out; choose one."
+        )
+    if options.counts and options.link is not None:
+        raise SourceError(
+            "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. To have both, add "
+            "the transcripts with counts=True first and link the other shapes with link='cell_name'; transcripts_to_counts(...) gives "
+            "the matrix alone."
+        )

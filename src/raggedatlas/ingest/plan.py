@@ -1,34 +1,134 @@
 """What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
 from raggedatlas.catalog.cells import CellColumn
-from raggedatlas.catalog.layouts import feature_set
+from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
-from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.identity import Features, identify
+from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.other_elements import OtherElements, plan_other_elements
+from raggedatlas.ingest.values import entry_hash, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_length, column_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace, PointerKind, pointer_columns
 
+SIDES = ("obsm", "varm", "obsp", "varp", "uns", "raw/varm")
+"""Groups whose members `extras=` chooses among; the tables of cells and features are always kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherElements:
+    """Elements of a source that are kept outside its groups.
+
+    Parameters
+    ----------
+    arrays : tuple of MatrixInfo
+        Matrices that are streamed into arrays.
+    elements : tuple of str
+        Keys of what is kept whole.
+    modalities : tuple of str
+        Names of the modalities.
+    """
+
+    arrays: tuple[MatrixInfo, ...] = ()
+    elements: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all that is kept."""
+        return (*(info.key for info in self.arrays), *self.elements)
+
+    def reports(self) -> list[ColumnReport]:
+        """Return a line for each."""
+        return [ColumnReport(key, "kept", "the dataset") for key in self.keys]
+
+
+def plan_other_elements(
+    source: Source, taken: Collection[str], tables: Collection[str], wanted: Literal["all"] | Sequence[str]
+) -> OtherElements:
+    """Decide what is kept.
+
+    Parameters
+    ----------
+    source : Source
+        The source.
+    taken : collection of str
+        Keys of the matrices that become layers.
+    tables : collection of str
+        Keys of the tables of features that the groups keep.
+    wanted : "all" or sequence of str
+        Keys, groups such as ``"uns"``, or modalities.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing by a wanted name.
+    """
+    schema = source.describe()
+    sides = [info for info in (*schema.matrices, *schema.others) if info.key not in taken]
+    sides = [info for info in sides if _side(info.key) or info in schema.others]
+    offered = [*(info.key for info in sides), *schema.elements]
+    chosen = set(offered) if wanted == "all" else _chosen(offered, wanted)
+    # Empty matrices go into the zip: `ArrayWriter` refuses rows without elements.
+    streamed = [
+        info for info in sides if info.key in chosen and info.key not in schema.elements and 0 not in info.shape
+    ]
+    keys = dict.fromkeys([*schema.elements, *(info.key for info in sides if info not in streamed)])
+    whole = [key for key in keys if key in chosen]
+    modalities = tuple(
+        dict.fromkeys(key.split("/")[1] for key in (*taken, *offered, *tables) if key.startswith("mod/"))
+    )
+    prefixes = ["", *(f"mod/{name}/" for name in modalities)]
+    named = dict.fromkeys([*(f"{prefix}var" for prefix in prefixes), *(i.features for i in sides if not _side(i.key))])
+    # Tables of features that no group keeps, such as that of a modality whose matrices were left out.
+    lacking = [key for key in named if key and key not in tables and key not in keys and _has_table(source, key)]
+    return OtherElements(tuple(streamed), (*whole, *lacking), modalities)
+
+
+def _side(key: str) -> bool:
+    parts = key.split("/")
+    parts = parts[2:] if parts[0] == "mod" else parts
+    return parts[0] in SIDES or "/".join(parts[:2]) in SIDES
+
+
+def _chosen(offered: Sequence[str], wanted: Sequence[str]) -> set[str]:
+    for name in wanted:
+        if not any(key == name or key.startswith(f"{name}/") for key in offered):
+            raise NotFoundError(f"extras={list(wanted)!r}: the source has no {name!r}; it has {list(offered)}.")
+    return {
+        key for key in offered if not _side(key) or any(key == name or key.startswith(f"{name}/") for name in wanted)
+    }
+
+
+def _has_table(source: Source, key: str) -> bool:
+    try:
+        source.element(key)
+    except NotFoundError:
+        return False
+    return True
+
+
 COUNTS = "counts"
+
+
 _UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")
 
 
@@ -196,7 +296,7 @@ class CellsOnly:
 def select_source(source: Source, options: IngestOptions) -> Source:
     """Return a source as it is added: the cells alone where it has no matrix, or none of them is chosen."""
     keys = [info.key for info in source.describe().matrices]
-    chosen = [key for key in keys if not _is_side(key)] if options.layers == "auto" else options.layers
+    chosen = [key for key in keys if not _side(key)] if options.layers == "auto" else options.layers
     return source if chosen or options.spaces or options.embeddings else CellsOnly(source)
 
 
@@ -339,10 +439,6 @@ def _lacking(schema: SourceSchema) -> list[str]:
 def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list[LayerPlan], list[ColumnReport]]:
     keys = [m.key for m in schema.matrices]
     picked = options.layers
-    if isinstance(picked, str) and picked != "auto":
-        raise SourceError(
-            f"layers={picked!r} is not understood; pass 'auto', a list of matrices, or {{matrix: layer name}}."
-        )
     names: dict[str, str] = dict(picked) if isinstance(picked, Mapping) else {}
     owners = {k.split("/")[1] for k in keys if k.startswith("mod/")} | {m.features for m in schema.matrices}
     astray = sorted(set(options.spaces) - set(keys) - owners)
@@ -359,11 +455,11 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         raise NotFoundError(f"{_where(schema)} has no matrices {absent}; it has {keys}.")
     plans, reports = [], [ColumnReport(k, "left out", "", what) for k, what in schema.left_out.items()]
     for info in schema.matrices:
-        automatic = isinstance(picked, str) and not _is_side(info.key)
+        automatic = isinstance(picked, str) and not _side(info.key)
         if automatic or info.key in wanted:
             plans.append(_layer(info, names.get(info.key)))
         else:
-            hint = "not among extras=..." if _is_side(info.key) else "not among layers=..."
+            hint = "not among extras=..." if _side(info.key) else "not among layers=..."
             reports.append(ColumnReport(info.key, "left out", "", hint))
     _check_names([p for p in plans if p.name])
     for info in (plan.info for plan in plans if plan.info.dtype.kind == "c"):
@@ -372,10 +468,6 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
             "imaginary parts as two matrices, or leave it out with layers=[...]."
         )
     return plans, reports
-
-
-def _is_side(key: str) -> bool:
-    return key.rsplit("/", 2)[-2:][0] in ("obsm", "obsp", "varm") if "/" in key else False
 
 
 def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
@@ -394,10 +486,8 @@ def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
     parts = info.key.split("/")
     if parts[-1] == "X" and "layers" not in parts:
         return LayerPlan(info, "", "raw" if "raw" in parts[:-1] else "X")
-    if _is_side(info.key):
-        return LayerPlan(info, "", "X")
     # A key such as `X:Antibody Capture`: 10x files have a matrix for each feature type.
-    if parts[0].startswith("X"):
+    if _side(info.key) or parts[0].startswith("X"):
         return LayerPlan(info, "", "X")
     return LayerPlan(info, column_name(parts[-1]), column_name(parts[-1]))
 
@@ -463,7 +553,9 @@ def _plan_groups(
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE
         # Layers of a sparse group share `csr/indices`, so their entries must be the same.
-        for together in _same_entries(source, members) if sparse else _same_shape(members):
+        for together in _grouped(
+            members, (lambda info: entry_hash(source, info)) if sparse else (lambda info: info.shape)
+        ):
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = _free(space.name if not groups else f"{space.name}__{slug}", used)
             used.add(pointer)
@@ -499,23 +591,15 @@ def _identify(
     return identify(var, space.name, options.feature_id_of(space.name), options.organism, [f.name for f in extra])
 
 
-def _same_shape(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
-    found: dict[tuple[int, ...], list[LayerPlan]] = {}
-    for layer in layers:
-        found.setdefault(layer.info.shape, []).append(layer)
-    return list(found.values())
-
-
-def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
-    # `entry_hash` reads all values, which a single layer does not need.
+def _grouped(layers: Sequence[LayerPlan], key: Callable[[MatrixInfo], Hashable]) -> list[list[LayerPlan]]:
+    """Put layers of one key together, in the order of the first of each."""
+    # A single layer needs no key: that of sparse layers is a hash for which all values are read.
     if len(layers) == 1:
         return [list(layers)]
-    from raggedatlas.ingest.content_hash import entry_hash
-
-    found: dict[bytes, list[LayerPlan]] = {}
+    groups: dict[Hashable, list[LayerPlan]] = {}
     for layer in layers:
-        found.setdefault(entry_hash(source, layer.info), []).append(layer)
-    return list(found.values())
+        groups.setdefault(key(layer.info), []).append(layer)
+    return list(groups.values())
 
 
 def _free(wanted: str, taken: AbstractSet[str], joint: str = "_") -> str:
@@ -583,11 +667,10 @@ def plan_embeddings(
         If a space of that name holds something else.
     """
     asked = options.embeddings
-    if isinstance(asked, str):
-        asked = [asked]
-    named = dict(asked) if isinstance(asked, Mapping) else {key: _name(key) for key in asked}
+    if not isinstance(asked, Mapping):
+        asked = {key: column_name(key.rpartition("/")[2].removeprefix("X_")) for key in asked}
     known, chosen = dict(spaces), dict(options.spaces)
-    for key, name in named.items():
+    for key, name in asked.items():
         # Stored only by the commit, so a refused source leaves no space in the atlas.
         space = known.setdefault(
             name,
@@ -603,10 +686,6 @@ def plan_embeddings(
     return replace(options, spaces=chosen), known
 
 
-def _name(key: str) -> str:
-    return column_name(key.rpartition("/")[2].removeprefix("X_"))
-
-
 def _find(schema: SourceSchema, key: str) -> str:
     offered = [info.key for info in schema.matrices if "obsm" in info.key.split("/")[:-1]]
     found = [name for name in offered if name == key or name.rpartition("obsm/")[2] == key.removeprefix("obsm/")]
@@ -614,3 +693,89 @@ def _find(schema: SourceSchema, key: str) -> str:
         several = f"; it is one of {found}, name it in full" if found else ""
         raise NotFoundError(f"embeddings: the source has no matrix obsm/{key}{several}; it has {offered}.")
     return found[0]
+
+
+ColumnOrders = Mapping[str, Sequence[str]]
+"""Hash of a set of features -> their uids in the order in which others store them."""
+
+
+def order_columns(
+    catalog: Catalog,
+    source: Source,
+    plan: IngestPlan,
+    staged: Sequence[IngestPlan],
+    options: IngestOptions,
+    orders: ColumnOrders,
+) -> IngestPlan:
+    """Decide the stored column order of every sparse group with features.
+
+    Neighbouring columns that most cells detect make short gaps, so the stored numbers are small. A layout of the same
+    features keeps its order, so that datasets with the same features share one layout, whatever their files' orders.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Source
+        A bounded, evenly spread sample of its values is read.
+    plan : IngestPlan
+        As `plan_ingest` makes it: columns in the file's order.
+    staged : sequence of IngestPlan
+        Ordered plans that are to be committed together with this one.
+    options : IngestOptions
+        The caller's choices; ``column_order="file"`` changes nothing.
+    orders : mapping of str to sequence of str
+        Column orders of sources that others write.
+
+    Raises
+    ------
+    SourceError
+        If the sample cannot be read.
+    """
+    if options.column_order == "file":
+        return plan
+    records = read_records(catalog)
+    known = {g.feature_set: g for p in staged for g in p.groups if g.features is not None}
+    groups: list[GroupPlan] = []
+    for group in plan.groups:
+        if group.features is None or group.space.kind is not PointerKind.SPARSE:
+            groups.append(group)
+            continue
+        # The order of a committed dataset comes first: its layout cannot change any more.
+        there = _stored_order(catalog, group, records)
+        if not there and group.feature_set in known:
+            there = known[group.feature_set].stored_uids
+        there = there or orders.get(group.feature_set, ())
+        if there:
+            groups.append(_in_order(group, there))
+        else:
+            groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
+        # Further groups of this source with the same features follow this one.
+        known[group.feature_set] = groups[-1]
+    return replace(plan, groups=tuple(groups))
+
+
+def _in_order(group: GroupPlan, there: Sequence[str]) -> GroupPlan:
+    place = {uid: i for i, uid in enumerate(there)}
+    uids = () if group.features is None else group.features.uids
+    return group.reordered(np.array([place[uid] for uid in uids], np.int64), "shared")
+
+
+def _stored_order(catalog: Catalog, group: GroupPlan, records: Sequence[DatasetRecord]) -> Sequence[str]:
+    same = records_with_features(catalog, records, group.space.name, group.width, group.feature_set)
+    layouts = read_layouts(catalog, [r.layout_uid for r in same[:1]])
+    return tuple(layouts[same[0].layout_uid].features.tolist()) if layouts else ()
+
+
+def _counts(source: Source, group: GroupPlan, groups: Sequence[GroupPlan]) -> NDArray[np.int64]:
+    """Add up over all groups with these features: a matrix without zeros, as scaling makes it, says nothing by itself."""
+    uids = () if group.features is None else group.features.uids
+    place = {uid: i for i, uid in enumerate(uids)}
+    counts = np.zeros(len(uids), np.int64)
+    for other in groups:
+        if other.features is group.features:
+            counts += sample_counts(source, other.layers[0].info)
+        elif other.features is not None and other.feature_set == group.feature_set:
+            columns = np.array([place[uid] for uid in other.features.uids], np.int64)
+            counts[columns] += sample_counts(source, other.layers[0].info)
+    return counts

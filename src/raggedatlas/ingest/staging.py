@@ -17,18 +17,28 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError
-from raggedatlas.ingest.content_hash import ContentHash, iterate_blocks
-from raggedatlas.ingest.feature_order import ColumnOrders, order_columns
-from raggedatlas.ingest.group_writer import PendingWrite, WrittenGroup, to_dense, write_group
-from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.other_elements import (
+from raggedatlas.ingest.columns import merge_colors
+from raggedatlas.ingest.group_writer import (
+    PendingWrite,
     WrittenElements,
-    merge_colors,
+    WrittenGroup,
     serialize_other_elements,
+    to_dense,
+    write_group,
     write_other_elements,
 )
-from raggedatlas.ingest.plan import GroupPlan, IngestPlan, free_name, plan_ingest, rename_notes, select_source
-from raggedatlas.ingest.values import canonicalize, to_csr
+from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.plan import (
+    ColumnOrders,
+    GroupPlan,
+    IngestPlan,
+    free_name,
+    order_columns,
+    plan_ingest,
+    rename_notes,
+    select_source,
+)
+from raggedatlas.ingest.values import ContentHash, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import NO_MATRIX, Source

@@ -1,20 +1,30 @@
-"""The value policy: integers become the smallest exact unsigned type, floats stay what they are, strange values are refused."""
+"""The values of matrices: the value policy, canonical form, and passes over a source that write nothing."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.frames import FACTS_KEY
+from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
-from raggedatlas.store.sparse import sorting_order
+from raggedatlas.store.runtime import submit
+from raggedatlas.store.sparse import count_columns, sorting_order
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
+
+
 SIGNED = (np.int8, np.int16, np.int32, np.int64)
+
+
 _TWO_64 = 2.0**64
 
 
@@ -359,3 +369,200 @@ def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.ui
     indices, kept = np.empty(indptr[-1], np.uint32), np.empty(indptr[-1], values.dtype)
     library().ra_take_dense(dense, n, m, dense.itemsize, is_float, indptr, indices, kept)
     return indptr, indices, kept
+
+
+BLOCK_BYTES = 32 * 2**20
+"""About how many bytes of values and indices one step holds; the bound on an `add`'s working memory is a small multiple.
+
+Small enough that memory is used again instead of being asked from the system for every block.
+"""
+
+
+def block_rows(info: MatrixInfo) -> int:
+    """Choose how many rows one step takes, from how wide or full the rows are."""
+    if info.form == "dense":
+        per_row = max(1, int(np.prod(info.shape[1:]))) * info.dtype.itemsize
+    else:
+        # A tenth is assumed to be stored where the source does not say; 8 bytes allow for 64-bit indices.
+        entries = info.n_entries if info.n_entries is not None else info.shape[0] * info.shape[1] // 10
+        per_row = max(1, entries // max(1, info.shape[0])) * (info.dtype.itemsize + 8)
+    return int(min(65_536, max(16, BLOCK_BYTES // max(1, per_row))))
+
+
+def iterate_blocks(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
+    """Iterate over one matrix: first row and block of each step."""
+    row = 0
+    for (block,) in source.blocks((info.key,), block_rows(info)):
+        yield row, block
+        row += block.n_rows
+
+
+HASH_LANES = 16
+"""Hashes that are computed side by side, each of every sixteenth number."""
+
+
+class StreamingHash:
+    """A running hash of numbers that come in blocks.
+
+    It tells different contents apart, not forged ones: a cryptographic hash would take most of the time of an `add`.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing taken in."""
+        self._state = np.arange(HASH_LANES + 1, dtype=np.uint64) * np.uint64(0x243F6A8885A308D3)
+        # The last element counts the numbers so far, from which `ra_mix` knows the next lane.
+        self._state[HASH_LANES] = 0
+
+    def update(self, values: NDArray[Any]) -> None:
+        """Update the hash with the bits of numbers of at most eight bytes each."""
+        bits = as_bits(values)
+        library().ra_mix(bits, bits.size, bits.itemsize, self._state)
+
+    def digest(self) -> bytes:
+        """Return the hash of everything so far, 16 bytes."""
+        return hashlib.sha256(self._state.tobytes()).digest()[:16]
+
+
+def as_bits(values: NDArray[Any]) -> NDArray[Any]:
+    """Look at numbers as unsigned integers of their size, which is what compiled loops take; no copy where contiguous.
+
+    Examples
+    --------
+    >>> as_bits(np.array([0.0, -1.0], np.float16))
+    array([    0, 48128], dtype=uint16)
+    """
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return flat.view(f"u{flat.dtype.itemsize}")
+
+
+def entry_hash(source: Source, info: MatrixInfo) -> bytes:
+    """Hash which entries a matrix has, whatever their values; two layers with equal hashes can share their indices."""
+    lengths, columns = StreamingHash(), StreamingHash()
+    for row, block in iterate_blocks(source, info):
+        sparse, _ = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)
+        # Lengths, because pointers start again at 0 in each block and would depend on the size of blocks.
+        lengths.update(np.diff(sparse.indptr))
+        columns.update(sparse.indices)
+    return lengths.digest() + columns.digest()
+
+
+class ContentHash:
+    """Hash of what a dataset is: features, cells, and its main matrix; the same for the same file.
+
+    Parameters
+    ----------
+    cells : pyarrow.Table
+        The source's cells.
+    features : tuple of str
+        Feature uids of the main matrix.
+    """
+
+    def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
+        """Start with what is known before the values, on another thread."""
+        self._lengths, self._columns, self._values = StreamingHash(), StreamingHash(), StreamingHash()
+        self._names = submit(partial(_hash_names, cells), features)
+
+    def update(self, block: Block) -> None:
+        """Add the next rows, in canonical form, with the layer ``"values"``."""
+        if isinstance(block, CsrBlock):
+            self._lengths.update(np.diff(block.indptr))
+            self._columns.update(block.indices)
+        self._values.update(block.layers["values"])
+
+    def hexdigest(self) -> str:
+        """Return the hash of everything so far, 32 hex digits."""
+        # Without the copy a second call would hash the streams twice.
+        digest = self._names.result().copy()
+        for stream in (self._lengths, self._columns, self._values):
+            digest.update(stream.digest())
+        return str(digest.hexdigest()[:32])
+
+
+def _hash_names(cells: pa.Table, features: Sequence[str]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
+    digest = hashlib.sha256()
+    digest.update("\0".join([*features, ""]).encode())
+    for own, column in zip(cells.schema, cells.columns, strict=True):
+        digest.update(own.name.encode() + b"\0" + (own.metadata or {}).get(FACTS_KEY, b"") + b"\0")
+        # The chunks of a column depend on its reader and must not change the hash.
+        values = column.combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:
+            writer.write_batch(pa.record_batch([values.cast(pa.string())], names=["v"]))
+        digest.update(sink.getvalue())
+    return digest
+
+
+SAMPLE_ENTRIES = 4 * 2**20
+"""About how many entries are looked at (four times as many numbers of a dense matrix); a smaller matrix is read whole."""
+
+
+SLABS = 16
+"""Runs of neighbouring rows that a sample is made of, spread evenly over the file."""
+
+
+def rank_columns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return every column its place by falling count; equal counts keep their order.
+
+    Parameters
+    ----------
+    counts : (n_columns,) int64
+        How many cells detect each column.
+
+    Returns
+    -------
+    (n_columns,) int64
+        New place of each column.
+
+    Examples
+    --------
+    >>> rank_columns(np.array([0, 5, 5, 9]))
+    array([3, 1, 2, 0])
+    """
+    places = np.empty(len(counts), np.int64)
+    # `argsort` gives the column at each place; the assignment inverts that.
+    places[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    return places
+
+
+def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
+    """Count in how many cells of a sample each column of a matrix is stored.
+
+    The sample depends on the matrix's shape and number of entries alone, so the same file gives the same counts.
+
+    Returns
+    -------
+    (n_columns,) int64
+    """
+    counts = np.zeros(info.shape[1], np.int64)
+    slabs, limit = plan_sample(info)
+    for rows in slabs:
+        seen = 0
+        for (block,) in source.blocks((info.key,), block_rows(info), rows):
+            indices = to_csr(block).indices
+            counts += count_columns(indices, len(counts))
+            seen += indices.size
+            # Ends this run of rows only; the others are spread over the file and are needed too.
+            if seen >= limit:
+                break
+    return counts
+
+
+def plan_sample(info: MatrixInfo) -> tuple[list[tuple[int, int]], int]:
+    """Choose the rows to look at, and after how many entries of one run to stop looking (rows may be of uneven length).
+
+    Returns
+    -------
+    tuple
+        Runs of rows ``(start, stop)``, and the limit.
+    """
+    height = info.shape[0]
+    if info.form == "dense":
+        total, wanted = height * info.shape[1], 4 * SAMPLE_ENTRIES
+    else:
+        total, wanted = info.n_entries if info.n_entries is not None else height * info.shape[1] // 10, SAMPLE_ENTRIES
+    if total <= wanted:
+        return [(0, height)], 4 * SAMPLE_ENTRIES
+    rows = max(1, height * wanted // total // SLABS)
+    # Where there are fewer rows than slabs, starts coincide and their cells would count several times.
+    starts = np.unique(np.linspace(0, height - rows, SLABS).astype(np.int64)).tolist()
+    return [(start, start + rows) for start in starts], 2 * SAMPLE_ENTRIES // SLABS

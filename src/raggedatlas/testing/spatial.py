@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.ingest.transcripts import make_transcripts
+from raggedatlas.ingest.geometry import make_transcripts
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Axis, Geometry
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes

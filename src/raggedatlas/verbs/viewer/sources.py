@@ -20,8 +20,7 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import find_features
-from raggedatlas.ingest.identity import SYMBOL_COLUMNS
-from raggedatlas.ingest.other_elements import merge_colors
+from raggedatlas.ingest.columns import SYMBOL_COLUMNS, merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
 from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema

@@ -8,7 +8,7 @@ import pytest
 from raggedatlas.errors import AtlasError, CorruptError, ValuesError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE, U8, Fragments, library
 from raggedatlas.vectors import geometry
-from raggedatlas.vectors.grids import chunk_coordinates, encode_positions
+from raggedatlas.vectors.chunking import chunk_coordinates, encode_positions
 from raggedatlas.vectors.pyramid import vertex_tolerances
 from raggedatlas.vectors.shapes import counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (

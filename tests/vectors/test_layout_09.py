@@ -34,7 +34,7 @@ from raggedatlas.vectors.storage.cross_links import (
     parse_segment,
     segment_name,
 )
-from raggedatlas.vectors.storage.zarr_writer import group_json, shard_shape, small_array, vlen_array
+from raggedatlas.vectors.storage.zarr_writer import group_json, plain_array, shard_shape, vlen_array
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write
 
@@ -225,7 +225,7 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
         "0/object_index/manifests",
         vlen_array("0/object_index/manifests", concat_blobs([blobs[i] for i in turned]), {}),
     )
-    put(store, "0/object_index/object_ids", small_array("0/object_index/object_ids", objects.ids[turned], {}))
+    put(store, "0/object_index/object_ids", plain_array("0/object_index/object_ids", objects.ids[turned], {}, "zstd"))
     found = open_vectors(store)
     assert found.object_ids().tolist() == [3, 4, 2**40]
     assert rows_of(found.objects([2**40]).positions) == rows_of(walk(40)[:5])

@@ -31,8 +31,7 @@ from raggedatlas.model.ids import COLUMN, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.metadata import parse_root
+from raggedatlas.vectors.geometry import Geometry, parse_root
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_attributes
 from raggedatlas.vectors.writer import write

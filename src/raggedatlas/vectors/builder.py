@@ -19,8 +19,9 @@ from raggedatlas.vectors.geometry import (
     CrossLinks,
     Geometry,
     Level,
+    bins_per_chunk,
+    check_edges,
 )
-from raggedatlas.vectors.grids import bins_per_chunk, check_edges
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, fill_value
 
 _VERTICES_PER_CHUNK = 16_384

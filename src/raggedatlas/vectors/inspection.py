@@ -9,8 +9,7 @@ from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.metadata import Root, parse_root
+from raggedatlas.vectors.geometry import Geometry, Root, parse_root
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 # What damaged metadata may raise while it is parsed; the element then shows the message.

@@ -13,9 +13,17 @@ from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceEr
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
-from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level, Objects
-from raggedatlas.vectors.metadata import Root, parse_root, with_levels
-from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Groups, Shapes, concat_ranges, counts_to_offsets
+from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level, Objects, Root, parse_root
+from raggedatlas.vectors.shapes import (
+    KINDS,
+    SEQUENTIAL,
+    Attribute,
+    Groups,
+    Shapes,
+    concat_ranges,
+    counts_to_offsets,
+    take_attributes,
+)
 from raggedatlas.vectors.storage.assembly import (
     FragmentRequest,
     FragmentSelection,
@@ -28,8 +36,14 @@ from raggedatlas.vectors.storage.assembly import (
 )
 from raggedatlas.vectors.storage.codecs import expand_manifests, fragment_rows, take_manifests
 from raggedatlas.vectors.storage.cross_links import CrossLinkReader, level_deltas
-from raggedatlas.vectors.storage.level_reader import LevelReader, attribute_filter
-from raggedatlas.vectors.storage.object_index import ObjectIndex, read_groups, read_table_attribute, read_tables
+from raggedatlas.vectors.storage.level_reader import (
+    LevelReader,
+    ObjectIndex,
+    attribute_filter,
+    read_groups,
+    read_table_attribute,
+    read_tables,
+)
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, node_attributes
 
 # Value of `OWNER_ATTRIBUTE` for a fragment of several objects, which only the object index names.
@@ -265,7 +279,7 @@ class LevelQuery:
             shapes = assemble_shapes(level, self._all_of(level.fragments.n_fragments), self.rules)
             return clip_shapes(shapes, _in_box(shapes.positions, *box))
         kept = np.flatnonzero(_in_box(level.positions, *box))
-        attributes = {name: attribute.take(kept) for name, attribute in level.vertex_attributes.items()}
+        attributes = take_attributes(level.vertex_attributes, kept)
         return Shapes("point_cloud", np.take(level.positions, kept, axis=0), vertex_attributes=attributes)
 
     def _owners(self, level: Level, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -599,7 +613,7 @@ class VectorStore:
                     object_attributes=read_tables(reader, "object_attributes"),
                 )
             )
-        return with_levels(self._root, result)
+        return replace(self.geometry, levels=tuple(result))
 
     def _crossing(self, number: int, delta: int) -> CrossLinkReader:
         """Return the links from one level to another."""

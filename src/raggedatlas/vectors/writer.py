@@ -17,14 +17,20 @@ from raggedatlas.store.location import Location, store_errors, write_pieces
 from raggedatlas.store.read import forget_indexes
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.vectors.builder import check_choice
-from raggedatlas.vectors.chunking import smallest_unsigned_dtype
-from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects
-from raggedatlas.vectors.grids import KeyIndex
-from raggedatlas.vectors.metadata import root_json
-from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows, concat_attributes, counts_to_offsets
-from raggedatlas.vectors.storage import layout_07, layout_09
-from raggedatlas.vectors.storage.codecs import LIST, find_missing_blocks, fragment_rows
-from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, CellGridOptions, File, group_json
+from raggedatlas.vectors.chunking import KeyIndex, smallest_unsigned_dtype
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects, root_json
+from raggedatlas.vectors.shapes import (
+    POSITION_TYPES,
+    Attributes,
+    check_rows,
+    concat_attributes,
+    counts_to_offsets,
+    take_attributes,
+)
+from raggedatlas.vectors.storage.codecs import LIST, chunks_as_fragments, find_missing_blocks, fragment_rows, lacks_rows
+from raggedatlas.vectors.storage.cross_links import select_links
+from raggedatlas.vectors.storage.layouts import level_files, with_parent_groups
+from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, File, group_json
 
 _PUT_BATCH = 64
 _PUT_BATCH_BYTES = 64 << 20
@@ -278,16 +284,13 @@ def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) 
     _check_bounds(fragments.bounds, len(sizes), fragments.n_fragments, what)
     if (fragments.starts < 0).any() or (fragments.counts < 0).any():
         raise SourceError(f"{what}: a start or a count is negative.")
-    limit = np.repeat(sizes, np.diff(fragments.bounds))
-    ends = fragments.starts + fragments.counts
-    if (ends[fragments.is_range] > limit[fragments.is_range]).any():
-        raise SourceError(f"{what}: a range exceeds the rows of its chunk.")
-    listed = np.flatnonzero(~fragments.is_range)
-    if (ends[listed] > len(fragments.rows)).any():
+    listed = ~fragments.is_range
+    if (fragments.starts[listed] > len(fragments.rows) - fragments.counts[listed]).any():
         raise SourceError(f"{what}: a list exceeds the given rows.")
-    rows, counts = fragment_rows(fragments, listed)
-    if ((rows < 0) | (rows >= np.repeat(limit[listed], counts))).any():
-        raise SourceError(f"{what}: a list refers to a row that its chunk does not have.")
+    lacking = np.flatnonzero(lacks_rows(fragments, sizes))
+    if lacking.size:
+        kind = "list" if listed[lacking[0]] else "range"
+        raise SourceError(f"{what}: a {kind} exceeds the rows of its chunk.")
 
 
 def _is_ascending(keys: NDArray[np.int64]) -> bool:
@@ -313,18 +316,12 @@ def merge_local_links(level: Level) -> Level:
     if crosses_chunks.all():
         return level
     others = tuple(links for links in level.cross_links if links.delta)
-    left = () if not crosses_chunks.any() else (_select_links(crossing, np.flatnonzero(crosses_chunks)),)
+    left = () if not crosses_chunks.any() else (select_links(crossing, np.flatnonzero(crosses_chunks)),)
     return replace(
         level,
-        links=_append_local_links(level, _select_links(crossing, np.flatnonzero(~crosses_chunks))),
+        links=_append_local_links(level, select_links(crossing, np.flatnonzero(~crosses_chunks))),
         cross_links=(*left, *others),
     )
-
-
-def _select_links(links: CrossLinks, which: NDArray[np.int64]) -> CrossLinks:
-    """Return a subset of the links."""
-    attributes = {name: attribute.take(which) for name, attribute in links.attributes.items()}
-    return replace(links, chunks=links.chunks[which], rows=links.rows[which], attributes=attributes)
 
 
 def _append_local_links(level: Level, more: CrossLinks) -> Links:
@@ -345,8 +342,7 @@ def _append_local_links(level: Level, more: CrossLinks) -> Links:
     values: Attributes = concat_attributes(attributes, counts)
     fragments = level.fragments
     if fragments is None:
-        ones = np.arange(len(level.chunks) + 1)
-        fragments = Fragments(ones, np.ones(len(ones) - 1, bool), 0 * ones[1:], np.diff(level.bounds), ones[:0])
+        fragments = chunks_as_fragments(np.diff(level.bounds))
     owner = _vertex_fragments(level, fragments)[level.bounds[chunk] + ends[:, 0]]
     # By chunk first, since `bounds` bisects the chunks, then by fragment.
     order = np.lexsort((owner, chunk))
@@ -358,7 +354,7 @@ def _append_local_links(level: Level, more: CrossLinks) -> Links:
     starts = begin[:-1] - np.repeat(begin[fragments.bounds[:-1]], np.diff(fragments.bounds))
     parts = Fragments(fragments.bounds, np.ones(len(sizes), bool), starts, sizes, np.zeros(0, np.int64))
     kind = smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0)))
-    return Links(bounds, ends[order].astype(kind), parts, {name: value.take(order) for name, value in values.items()})
+    return Links(bounds, ends[order].astype(kind), parts, take_attributes(values, order))
 
 
 def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
@@ -453,12 +449,8 @@ def _files(geometry: Geometry, layout: str, name: str, *, shards: bool, compress
     if layout == "0.9":
         geometry = replace(geometry, levels=tuple(merge_local_links(level) for level in geometry.levels))
     yield group_json("", root_json(geometry, layout, name))
-    none = np.zeros(0, np.int64)
     for k in range(len(geometry.levels)):
-        if layout == "0.9":
-            yield from layout_09.level_files(geometry, k, CellGridOptions(none, none, shards, compression))
-        else:
-            yield from layout_07.level_files(geometry, k, compression)
+        yield from with_parent_groups(level_files(geometry, k, layout, shards=shards, compression=compression))
 
 
 def _widen_links(geometry: Geometry) -> Geometry:

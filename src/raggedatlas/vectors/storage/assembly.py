@@ -28,7 +28,6 @@ from raggedatlas.vectors.storage.level_reader import (
     AttributeStorage,
     LevelReader,
     attribute_storage,
-    declared_dtype,
 )
 from raggedatlas.vectors.storage.zarr_reader import KeyLookup
 
@@ -187,7 +186,7 @@ def _add_links(
         links=links[order],
         # Links between vertices without an object follow those of the last object; no offsets can describe them.
         link_offsets=None if counts[-1] else counts_to_offsets(counts[:-1]),
-        link_attributes={name: attribute.take(order) for name, attribute in attributes.items()},
+        link_attributes=take_attributes(attributes, order),
     )
 
 
@@ -368,11 +367,9 @@ def read_chunk_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> ChunkInd
     CorruptError
         If the header of an index does not match its bytes.
     """
-    family = reader.family("vertex_fragments")
-    if family is None:
+    blobs = reader.index_blobs("vertex_fragments", keys)
+    if blobs is None:
         return ChunkIndexes(None, np.ones(len(keys), np.int64))
-    # Where the array exists, a chunk without a blob has no fragments; it is not one fragment.
-    blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)]
     none = np.zeros(0, np.int64)
     for blob in blobs:
         locate_fragments(blob, none, 0, np.zeros((0, 3), np.int64), f"{reader.where}/vertex_fragments")
@@ -434,15 +431,11 @@ def read_fragments(
     CorruptError
         If a chunk does not have a fragment, or the data read is inconsistent.
     """
-    where = f"{reader.where}/vertices"
-    family = reader.vertices
-    raw = [] if family is None else [_bytes_or_empty(blob) for blob in family.read(parts.keys)]
     n_dims = len(reader.root.axes)
-    dtype = np.dtype(np.float32) if family is None else declared_dtype(family.attributes, where)
+    raw, dtype, rows = [], np.dtype(np.float32), np.zeros(0, np.int64)
+    if reader.vertices is not None:
+        raw, dtype, rows = reader.read_rows(reader.vertices, parts.keys, n_dims, "vertices")
     size = dtype.itemsize * n_dims
-    if any(blob.size % size for blob in raw):
-        raise CorruptError(f"{where} has a chunk whose size is not a multiple of the row size, {size} bytes.")
-    rows = np.array([blob.size // size for blob in raw], np.int64)
     located = _locate_spans(reader, parts, indexes, rows)
     counts = np.empty(len(parts.fragments), np.int64)
     counts[located.order] = located.spans[:, 2]
@@ -474,10 +467,6 @@ def _read_fragment_attributes(
             form, cells = found
             result[name] = form.attribute(_copy_rows(cells, each, located.order, form.size, len(spans)))
     return result
-
-
-def _bytes_or_empty(blob: Bytes | None) -> Bytes:
-    return np.zeros(0, np.uint8) if blob is None else blob
 
 
 def _locate_spans(
@@ -517,7 +506,7 @@ def _read_attribute(
     family = reader.family(path)
     if family is None:
         return None
-    cells = [_bytes_or_empty(blob) for blob in family.read(keys)]
+    cells = family.read(keys)
     return attribute_storage(family.attributes, cells, rows, f"{reader.where}/{path}"), cells
 
 
@@ -537,6 +526,6 @@ def drop_repeated_rows(picked: FragmentRows, objects: NDArray[np.int64], rules: 
         return picked
     kept = mask_repeated_rows(picked.positions, np.arange(len(picked.positions)), picked.bounds, objects)
     rows = np.flatnonzero(kept)
-    attributes = {name: attribute.take(rows) for name, attribute in picked.vertex_attributes.items()}
+    attributes = take_attributes(picked.vertex_attributes, rows)
     bounds = counts_to_offsets(np.diff(counts_to_offsets(kept)[picked.bounds]))
     return FragmentRows(np.take(picked.positions, rows, axis=0), bounds, attributes, picked.fragment_attributes)

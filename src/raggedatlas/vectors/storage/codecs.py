@@ -17,8 +17,12 @@ from raggedatlas.vectors.geometry import Fragments, Level, Objects
 from raggedatlas.vectors.shapes import concat_ranges, counts_to_offsets
 
 Bytes = NDArray[np.uint8]
+EMPTY: Bytes = np.zeros(0, np.uint8)
 MAGIC, VERSION, HEADER_BYTES = 0x5A564647, 1, 16
 """Magic number and version of a fragment index, and the size of its header."""
+STRINGS = "raggedatlas_strings"
+"""Metadata key that marks codes made from strings, as opposed to codes given as such."""
+
 _FAULTS = {
     native.CUT_SHORT: "it is truncated",
     native.TRAILING: "bytes follow its end",
@@ -99,6 +103,12 @@ def slice_bytes(data: Bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]
         return data[int(starts[0]) : int(starts[0] + sizes[0])]
     pieces = [data[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
     return np.concatenate(pieces) if pieces else data[:0]
+
+
+def take_blobs(blobs: Blobs, rows: NDArray[np.int64]) -> Blobs:
+    """Return some byte strings, in the given order."""
+    starts, sizes = blobs.bounds[rows], np.diff(blobs.bounds)[rows]
+    return Blobs(slice_bytes(blobs.data, starts, sizes), counts_to_offsets(sizes))
 
 
 # vlen-bytes
@@ -314,6 +324,14 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         If magic, version or flags are wrong, a count does not match the bitmap or the size, offsets decrease, or a number is
         negative.
     """
+    found = try_decode_fragments(blobs)
+    if isinstance(found, Fragments):
+        return found
+    raise corrupt_index_error(found[0], blobs[found[1]], what)
+
+
+def try_decode_fragments(blobs: Blobs) -> Fragments | tuple[int, int]:
+    """Return the fragments of many chunks, or the fault code of the first damaged blob and its number."""
     data, first, n, where = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs), c_int64()
     # Counted first: arrays are allocated by what the blobs contain, not by what a damaged header declares.
     counts = np.empty((2, n), np.int64)
@@ -325,9 +343,7 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         fault = library().ra_read_fragments(
             data, data.size, first, n, is_range.view(np.uint8), *spans, len(is_range), rows, len(rows), byref(where)
         )
-    if fault:
-        raise corrupt_index_error(fault, blobs[where.value], what)
-    return Fragments(bounds, is_range, spans[0], spans[1], rows)
+    return (fault, where.value) if fault else Fragments(bounds, is_range, spans[0], spans[1], rows)
 
 
 def corrupt_index_error(fault: int, blob: Bytes, what: str) -> CorruptError:
@@ -445,6 +461,47 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
     if library().ra_expand_fragments(byref(known), np.ascontiguousarray(which), len(which), rows, len(rows)):
         raise CorruptError("A list of fragments refers to a missing one. Restore the store from a copy.")
     return rows, counts
+
+
+def chunks_as_fragments(sizes: NDArray[np.int64]) -> Fragments:
+    """Return one fragment for each chunk, with all of its rows; `sizes` are their numbers."""
+    n = len(sizes)
+    return Fragments(np.arange(n + 1), np.ones(n, bool), np.zeros(n, np.int64), sizes, np.zeros(0, np.int64))
+
+
+def lacks_rows(fragments: Fragments, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which fragments refer to a row that their chunk does not have: (F,) bool.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        Fragments of all chunks; lists do not exceed its rows.
+    sizes : (C,) int64
+        Number of rows of each chunk.
+    """
+    limit = np.repeat(sizes, np.diff(fragments.bounds))
+    starts, counts = fragments.starts, fragments.counts
+    # By subtraction, because start + count may exceed int64.
+    lacks = (starts < 0) | (counts < 0) | (counts > limit) | (starts > limit - counts)
+    listed = np.flatnonzero(~fragments.is_range)
+    if listed.size:
+        rows, lengths = fragment_rows(fragments, listed)
+        outside = (rows < 0) | (rows >= np.repeat(limit[listed], lengths))
+        lacks[listed] = np.diff(counts_to_offsets(outside)[counts_to_offsets(lengths)]) > 0
+    return lacks
+
+
+def are_tiles(fragments: Fragments, bounds: NDArray[np.int64]) -> bool:
+    """Return whether the fragments of every chunk, whose rows are given by `bounds`, are its rows in order."""
+    if not fragments.is_range.all() or len(fragments.bounds) != len(bounds):
+        return False
+    ends = counts_to_offsets(fragments.counts)
+    # Starts are chunk-local, while `ends` counts through all chunks.
+    base = np.repeat(ends[fragments.bounds[:-1]], np.diff(fragments.bounds))
+    return bool(
+        np.array_equal(np.diff(ends[fragments.bounds]), np.diff(bounds))
+        and (fragments.starts == ends[:-1] - base).all()
+    )
 
 
 def detect_runs(fragments: Fragments) -> Fragments:

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.vectors.geometry import CrossLinks
-from raggedatlas.vectors.grids import encode_keys, run_starts, stable_order
-from raggedatlas.vectors.metadata import level_scale
-from raggedatlas.vectors.shapes import Attribute, concat_attributes, counts_to_offsets
-from raggedatlas.vectors.storage.codecs import Bytes, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.chunking import encode_keys, run_starts, stable_order
+from raggedatlas.vectors.geometry import CrossLinks, level_scale
+from raggedatlas.vectors.shapes import concat_attributes, counts_to_offsets, take_attributes
+from raggedatlas.vectors.storage.codecs import EMPTY, Bytes, decode_ragged, decode_records, from_bytes
 from raggedatlas.vectors.storage.level_reader import (
     AttributeFilter,
     LevelReader,
@@ -22,7 +21,7 @@ from raggedatlas.vectors.storage.level_reader import (
     declared_dtype,
     decode_attribute,
 )
-from raggedatlas.vectors.storage.zarr_reader import CellArray, node_attributes, read_small_array
+from raggedatlas.vectors.storage.zarr_reader import CellArray, node_attributes, read_array_bytes
 
 
 @dataclass(frozen=True)
@@ -240,6 +239,11 @@ def decode_cross_links(
     return chunks, rows
 
 
+def delta_name(delta: int) -> str:
+    """Format a level difference: 0, +1, -1."""
+    return f"{delta:+d}" if delta else "0"
+
+
 _DELTA = re.compile(r"0|[+-]\d+")
 
 
@@ -264,7 +268,7 @@ class CrossLinkReader:
 
     def __init__(self, level: LevelReader, target: LevelReader | None, delta: int) -> None:
         self.level, self.target, self.delta = level, target or level, delta
-        self.name = f"{delta:+d}" if delta else "0"
+        self.name = delta_name(delta)
         self.where = f"{level.where}/links/{self.name}"
 
     @cached_property
@@ -349,27 +353,16 @@ class CrossLinkReader:
         )
         columns = len(offsets) + 1 + ordered
         dtype = declared_dtype(array.attributes, self.where)
-        streams = [_decode_stream(blob, self.where) for blob in array.read(cells)]
+        streams = [decode_stream(blob, self.where) for blob in array.read(cells)]
         rows = [from_bytes(stream, dtype, columns, self.where).astype(np.int64) for stream in streams]
         counts = np.array([len(part) for part in rows], np.int64)
-        combined = np.concatenate(rows) if rows else np.zeros((0, columns), np.int64)
+        combined = np.concatenate([np.zeros((0, columns), np.int64), *rows])
         segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
         chunk, found = decode_cross_links(segment, self._scales, self.where)
-        result = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
+        attributes = self.level.attributes("link_attributes", cells, counts, wanted, f"/{self.name}/{name}")
+        result = CrossLinks(self.delta, chunk, found, directed, store, attributes)
         # A link whose lowest chunk was not requested has an end that is not loaded, and would be dropped anyway.
         return _from_lowest_chunk(result, np.repeat(cells, counts, axis=0)) if store == "duplicate" else result
-
-    def _attributes_09(
-        self, segment: str, cells: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter
-    ) -> dict[str, Attribute]:
-        """Read the attributes of some cells."""
-        result = {}
-        for title in filter(wanted, self.level.attribute_names("link_attributes")):
-            family = self.level.family(f"link_attributes/{title}/{self.name}/{segment}")
-            if family is not None:
-                raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(cells)]
-                result[title] = decode_attribute(family.attributes, raw, counts, f"{self.where}: {title}")
-        return result
 
     def _read_07(self, wanted: AttributeFilter) -> list[CrossLinks]:
         """Read both places where layout 0.7 stores such links."""
@@ -379,16 +372,16 @@ class CrossLinkReader:
         if node is None:
             return result
         block = node_attributes(node)
-        raw = read_small_array(self.level.files, f"{path}/data")
+        raw = read_array_bytes(self.level.files, f"{path}/data")
         width, n_dims = int(block["link_width"]), int(block.get("sid_ndim") or self.level.keys.keys.shape[1])
-        chunks, rows = decode_records(np.zeros(0, np.uint8) if raw is None else raw, width, n_dims, path)
+        chunks, rows = decode_records(EMPTY if raw is None else raw, width, n_dims, path)
         if len(rows) != int(block.get("num_links", len(rows))):
             raise CorruptError(f"{self.where} declares {block['num_links']} links, but {len(rows)} are stored.")
         attributes = {}
         for title in filter(wanted, self.level.attribute_names("cross_chunk_link_attributes")):
             at = f"{self.level.number}/cross_chunk_link_attributes/{title}/{self.name}"
             own = self.level.files.node(at)
-            data = read_small_array(self.level.files, f"{at}/data")
+            data = read_array_bytes(self.level.files, f"{at}/data")
             if own is not None and data is not None:
                 facts = node_attributes(own)
                 # The stored shape begins with the number of links (§7.9); `decode_attribute` expects that of a row.
@@ -404,44 +397,34 @@ class CrossLinkReader:
             return []
         block, keys = family.attributes, family.keys
         width = int(block.get("link_width", 2))
-        raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
-        encoding = block.get("record_encoding")
-        rows, chunks = [], []
-        for key, blob in zip(keys, raw, strict=True):
-            part = None if encoding == "endpoints_v1" else decode_ragged_rows(blob, width, block, self.where, encoding)
-            if part is None:
-                chunk, own = decode_records(blob, width, keys.shape[1], self.where)
-            else:
-                own, chunk = part, np.broadcast_to(key, (len(part), width, keys.shape[1]))
-            rows.append(own)
-            chunks.append(chunk)
-        counts = np.array([len(part) for part in rows], np.int64)
-        attributes = {}
-        for title in filter(wanted, self.level.attribute_names("link_attributes")):
-            column = self.level.family(f"link_attributes/{title}/{self.name}")
-            if column is not None:
-                data = [np.zeros(0, np.uint8) if blob is None else blob for blob in column.read(keys)]
-                attributes[title] = decode_attribute(column.attributes, data, counts, f"{self.where}: {title}")
-        return [CrossLinks(self.delta, np.concatenate(chunks), np.concatenate(rows), attributes=attributes)]
+        pairs = zip(keys, family.read(keys), strict=True)
+        ends = [decode_level_links(blob, key, width, block, self.where) for key, blob in pairs]
+        counts = np.array([len(rows) for _, rows in ends], np.int64)
+        attributes = self.level.attributes("link_attributes", keys, counts, wanted, f"/{self.name}")
+        chunks, rows = (np.concatenate(parts) for parts in zip(*ends, strict=True))
+        return [CrossLinks(self.delta, chunks, rows, attributes=attributes)]
 
 
-def _decode_stream(blob: Bytes | None, where: str) -> Bytes:
+def decode_stream(blob: Bytes, where: str) -> Bytes:
     """Return the rows of an inline stream, all groups concatenated."""
-    return np.zeros(0, np.uint8) if blob is None or not blob.size else decode_ragged(blob, where).data
+    return decode_ragged(blob, where).data if blob.size else EMPTY
 
 
-def decode_ragged_rows(
-    blob: Bytes, width: int, block: dict[str, Any], where: str, encoding: str | None
-) -> NDArray[np.int64] | None:
-    """Return the rows of an inline stream; None if it is not one and no declaration requires it."""
-    try:
-        rows = from_bytes(_decode_stream(blob, where), declared_dtype({"dtype": "int64", **block}, where), width, where)
-    # Stores without `record_encoding` are distinguished by what parses; the caller then tries records.
-    except CorruptError:
-        if encoding == "ragged_rows":
-            raise
-        return None
-    return rows.astype(np.int64)
+def decode_level_links(
+    blob: Bytes, key: NDArray[np.int64], width: int, block: dict[str, Any], where: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return chunks and rows of the link ends that layout 0.7 stores with a chunk, in either of its encodings."""
+    encoding = block.get("record_encoding")
+    if encoding != "endpoints_v1":
+        try:
+            dtype = declared_dtype({"dtype": "int64", **block}, where)
+            rows = from_bytes(decode_stream(blob, where), dtype, width, where).astype(np.int64)
+            return np.broadcast_to(key, (len(rows), width, len(key))), rows
+        # Stores without `record_encoding` are distinguished by what parses.
+        except CorruptError:
+            if encoding == "ragged_rows":
+                raise
+    return decode_records(blob, width, len(key), where)
 
 
 def _from_lowest_chunk(links: CrossLinks, sources: NDArray[np.int64]) -> CrossLinks:
@@ -449,5 +432,10 @@ def _from_lowest_chunk(links: CrossLinks, sources: NDArray[np.int64]) -> CrossLi
     n, width, n_parts = links.chunks.shape
     codes, _ = encode_keys(np.concatenate([links.chunks.reshape(-1, n_parts), sources]))
     kept = np.flatnonzero(codes[: n * width].reshape(n, width).min(axis=1) == codes[n * width :])
-    attributes = {name: attribute.take(kept) for name, attribute in links.attributes.items()}
-    return replace(links, chunks=links.chunks[kept], rows=links.rows[kept], attributes=attributes)
+    return select_links(links, kept)
+
+
+def select_links(links: CrossLinks, which: NDArray[np.int64]) -> CrossLinks:
+    """Return some of the links, in the given order."""
+    attributes = take_attributes(links.attributes, which)
+    return replace(links, chunks=links.chunks[which], rows=links.rows[which], attributes=attributes)

@@ -1,25 +1,52 @@
-"""Reader of one level of an open store: its arrays, chunk by chunk, in either layout."""
+"""Reader of one level of an open store, in either layout: chunked arrays, object index, groups and tables of objects."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.vectors.geometry import Fragments, Geometry, Level, Links
-from raggedatlas.vectors.metadata import extra_level_metadata, level_chunk_shape, parse_level
-from raggedatlas.vectors.shapes import Attribute, counts_to_offsets
-from raggedatlas.vectors.storage.codecs import Bytes, concat_blobs, decode_fragments, from_bytes
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError
+from raggedatlas.vectors.geometry import (
+    Fragments,
+    Geometry,
+    Level,
+    Links,
+    Objects,
+    extra_level_metadata,
+    level_chunk_shape,
+    parse_level,
+)
+from raggedatlas.vectors.shapes import Attribute, Groups, counts_to_offsets
+from raggedatlas.vectors.storage.codecs import (
+    EMPTY,
+    STRINGS,
+    Blobs,
+    Bytes,
+    chunks_as_fragments,
+    concat_blobs,
+    decode_cell,
+    decode_fragments,
+    decode_groups,
+    decode_manifests,
+    from_bytes,
+    lacks_rows,
+    split_manifests,
+    take_blobs,
+    take_manifests,
+)
 from raggedatlas.vectors.storage.zarr_reader import (
     CellArray,
     ChunkArray,
     ChunkGroup,
     KeyLookup,
     StoreFiles,
+    VlenArray,
     node_attributes,
+    read_array,
+    read_array_bytes,
 )
 
 
@@ -171,10 +198,6 @@ class LevelReader:
             self._families[path] = result
         return self._families[path]
 
-    def names(self, family: str) -> list[str]:
-        """Return the names of the attributes of a family."""
-        return self.files.children(f"{self.number}/{family}")
-
     @cached_property
     def n_vertices(self) -> int:
         """Number of vertices declared by the level."""
@@ -236,22 +259,38 @@ class LevelReader:
         """
         keys = self.keys.keys[rows]
         positions, bounds, faces = self._positions(keys)
-        fragments = self._fragments(keys, np.diff(bounds)) if "fragments" in parts else None
-        links = self._links(keys, faces, wanted) if "links" in parts else None
-        n_fragments = None if fragments is None else fragments.bounds
+        fragments = self._index("vertex_fragments", keys, np.diff(bounds)) if "fragments" in parts else None
+        own = np.zeros(0, np.int64) if fragments is None else np.diff(fragments.bounds)
         return Level(
             chunks=keys,
             bounds=bounds,
             positions=positions,
             fragments=fragments,
-            links=links,
-            vertex_attributes=self._attributes("vertex_attributes", keys, bounds, wanted),
-            fragment_attributes={}
-            if n_fragments is None
-            else self._attributes("fragment_attributes", keys, n_fragments, wanted),
+            links=self._links(keys, faces, wanted) if "links" in parts else None,
+            vertex_attributes=self.attributes("vertex_attributes", keys, np.diff(bounds), wanted),
+            fragment_attributes={} if fragments is None else self.attributes("fragment_attributes", keys, own, wanted),
             encoding="draco" if self.is_draco else "raw",
             metadata=extra_level_metadata(self.facts),
         )
+
+    def read_rows(
+        self, family: ChunkArray, keys: NDArray[np.int64], columns: int, name: str
+    ) -> tuple[list[Bytes], np.dtype[Any], NDArray[np.int64]]:
+        """Return the bytes of some chunks of an array with rows of `columns` values, their dtype, and the number of rows of each.
+
+        Raises
+        ------
+        CorruptError
+            If the dtype is not numeric, or a chunk has an incomplete row.
+        """
+        dtype, raw = declared_dtype(family.attributes, f"{self.where}/{name}"), family.read(keys)
+        sizes, size = blob_sizes(raw), dtype.itemsize * columns
+        bad = np.flatnonzero(sizes % size)
+        if bad.size:
+            raise CorruptError(
+                f"{self.where}/{name}, chunk {keys[bad[0]].tolist()}: {sizes[bad[0]]} bytes are not a multiple of {size}."
+            )
+        return raw, dtype, sizes // size
 
     def _positions(
         self, keys: NDArray[np.int64]
@@ -260,45 +299,28 @@ class LevelReader:
         n_dims = len(self.root.axes)
         if self.vertices is None:
             return np.zeros((0, n_dims), np.float32), np.zeros(len(keys) + 1, np.int64), None
-        raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in self.vertices.read(keys)]
+        if not self.is_draco:
+            raw, dtype, counts = self.read_rows(self.vertices, keys, n_dims, "vertices")
+            return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts), None
+        decoded = [decode_cell(blob, f"{self.where}/vertices") for blob in self.vertices.read(keys)]
+        bounds = counts_to_offsets(np.array([len(points) for points, _ in decoded], np.int64))
+        found = np.concatenate([np.zeros((0, n_dims), np.float32), *(points for points, _ in decoded)])
         dtype = declared_dtype(self.vertices.attributes, f"{self.where}/vertices")
-        if self.is_draco:
-            from raggedatlas.vectors.storage.codecs import decode_cell
+        return found.astype(dtype), bounds, [faces for _, faces in decoded]
 
-            decoded = [decode_cell(blob, f"{self.where}/vertices") for blob in raw]
-            bounds = counts_to_offsets(np.array([len(points) for points, _ in decoded], np.int64))
-            found = np.concatenate([points for points, _ in decoded]) if decoded else np.zeros((0, n_dims), np.float32)
-            return found.astype(dtype), bounds, [faces for _, faces in decoded]
-        size = dtype.itemsize * n_dims
-        counts = np.array([blob.size for blob in raw], np.int64)
-        if (counts % size).any():
-            bad = keys[int(np.flatnonzero(counts % size)[0])]
-            raise CorruptError(
-                f"{self.where}/vertices, chunk {bad.tolist()}: {counts[counts % size > 0][0]} bytes are not a multiple of {size}."
-            )
-        return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts // size), None
+    def index_blobs(self, name: str, keys: NDArray[np.int64]) -> list[Bytes] | None:
+        """Return the fragment index of each chunk; None if the level stores none."""
+        family = self.family(name)
+        # Where the array exists, a chunk without a blob has no fragments; it is not one fragment.
+        return None if family is None else [blob if blob.size else EMPTY_INDEX for blob in family.read(keys)]
 
-    def _fragments(self, keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> Fragments:
-        """Return the vertex fragments of chunks; if none are stored, each chunk is one."""
-        family = self.family("vertex_fragments")
-        return self._index(family, keys, sizes, "vertex_fragments")
-
-    def _index(
-        self, family: ChunkArray | None, keys: NDArray[np.int64], sizes: NDArray[np.int64], name: str
-    ) -> Fragments:
-        """Decode a fragment index; refuse rows that the chunks do not have."""
-        if family is None:
-            ones = np.ones(len(keys), bool)
-            return Fragments(
-                np.arange(len(keys) + 1), ones, np.zeros(len(keys), np.int64), sizes, np.zeros(0, np.int64)
-            )
-        blobs = concat_blobs([EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)])
-        found = decode_fragments(blobs, f"{self.where}/{name}")
-        limit = np.repeat(sizes, np.diff(found.bounds))
-        listed = np.repeat(limit[~found.is_range], found.counts[~found.is_range])
-        # By subtraction, because start + count may exceed int64. Starts of lists are no rows, hence the mask.
-        beyond = (found.counts > limit) | (found.starts > limit - found.counts)
-        if (beyond & found.is_range).any() or (found.rows >= listed).any():
+    def _index(self, name: str, keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> Fragments:
+        """Return fragments of chunks, after refusing rows that the chunks do not have; if none are stored, each chunk is one."""
+        blobs = self.index_blobs(name, keys)
+        if blobs is None:
+            return chunks_as_fragments(sizes)
+        found = decode_fragments(concat_blobs(blobs), f"{self.where}/{name}")
+        if lacks_rows(found, sizes).any():
             raise CorruptError(
                 f"{self.where}/{name} refers to a row that its chunk does not have. Restore it from a copy."
             )
@@ -308,41 +330,34 @@ class LevelReader:
         self, keys: NDArray[np.int64], faces: list[NDArray[np.int64]] | None, wanted: AttributeFilter
     ) -> Links | None:
         """Return the links within chunks."""
-        family = self.family(self.links_path)
+        family, parts = self.family(self.links_path), None
         # A `links` array, if there is one, has priority over the faces in Draco cells.
         if faces is not None and family is None:
-            bounds = counts_to_offsets(np.array([len(part) for part in faces], np.int64))
-            rows = np.concatenate(faces) if faces else np.zeros((0, 3), np.int64)
-            return Links(bounds, rows, attributes=self._attributes("link_attributes", keys, bounds, wanted))
-        if family is None or self.link_width is None:
+            counts = np.array([len(part) for part in faces], np.int64)
+            rows = np.concatenate([np.zeros((0, 3), np.int64), *faces])
+        elif family is None or self.link_width is None:
             return None
-        dtype = declared_dtype(family.attributes, f"{self.where}/links")
-        raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
-        size = dtype.itemsize * self.link_width
-        counts = np.array([blob.size for blob in raw], np.int64)
-        if (counts % size).any():
-            raise CorruptError(
-                f"{self.where}/links has a chunk whose size is not a multiple of the link size, {size} bytes."
-            )
-        bounds = counts_to_offsets(counts // size)
-        own = self.family("link_fragments")
-        parts = None if own is None else self._index(own, keys, np.diff(bounds), "link_fragments")
-        rows = from_bytes(concat_bytes(raw), dtype, self.link_width)
-        return Links(bounds, rows, parts, self._attributes("link_attributes", keys, bounds, wanted))
+        else:
+            raw, dtype, counts = self.read_rows(family, keys, self.link_width, "links")
+            rows = from_bytes(concat_bytes(raw), dtype, self.link_width)
+            parts = None if self.family("link_fragments") is None else self._index("link_fragments", keys, counts)
+        tail = self.links_path.removeprefix("links")
+        attributes = self.attributes("link_attributes", keys, counts, wanted, tail)
+        return Links(counts_to_offsets(counts), rows, parts, attributes)
 
-    def _attributes(
-        self, group: str, keys: NDArray[np.int64], bounds: NDArray[np.int64], wanted: AttributeFilter
+    def attributes(
+        self, group: str, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter, tail: str = ""
     ) -> dict[str, Attribute]:
-        """Return the requested attributes of chunks; only their arrays are read."""
+        """Return the requested attributes of chunks with `counts` rows each; only their arrays are read.
+
+        The array of an attribute is ``group/name`` with `tail` appended, which names the arrays of links.
+        """
         result = {}
-        tail = self.links_path.removeprefix("links") if group == "link_attributes" else ""
         for name in filter(wanted, self.attribute_names(group)):
             family = self.family(f"{group}/{name}{tail}")
-            if family is None:
-                continue
-            where = f"{self.where}/{group}/{name}"
-            raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
-            result[name] = decode_attribute(family.attributes, raw, np.diff(bounds), where)
+            if family is not None:
+                where = f"{self.where}/{group}/{name}{tail}"
+                result[name] = decode_attribute(family.attributes, family.read(keys), counts, where)
         return result
 
     def read_partition_attribute(
@@ -357,7 +372,7 @@ class LevelReader:
     def attribute_names(self, group: str) -> list[str]:
         """Return the names of the attributes of a family; cached."""
         if group not in self._listed:
-            self._listed[group] = self.names(group)
+            self._listed[group] = self.files.children(f"{self.number}/{group}")
         return self._listed[group]
 
     @cached_property
@@ -438,7 +453,7 @@ def attribute_storage(
         If a chunk does not have one row per vertex, fragment or link.
     """
     dtype = declared_dtype(block, where, texts=True)
-    counts = np.array([blob.size for blob in raw], np.int64)
+    counts = blob_sizes(raw)
     shape = block.get("row_shape", block.get("shape"))
     channels = tuple(str(name) for name in block.get("channel_names") or ())
     columns: int | None = None
@@ -469,8 +484,267 @@ def extra_metadata(block: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key not in _BLOCK_KEYS}
 
 
+def blob_sizes(parts: Sequence[Bytes]) -> NDArray[np.int64]:
+    """Return the number of bytes of each part."""
+    return np.array([part.size for part in parts], np.int64)
+
+
 def concat_bytes(parts: Sequence[Bytes]) -> Bytes:
     """Concatenate bytes; a single part is not copied."""
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return parts[0] if len(parts) == 1 else np.concatenate([EMPTY, *parts])
+
+
+class ObjectIndex:
+    """The objects of a level and their fragments.
+
+    Parameters
+    ----------
+    level : LevelReader
+        The level.
+    """
+
+    def __init__(self, level: LevelReader) -> None:
+        self.level = level
+        self.path = f"{level.number}/object_index"
+        node = level.files.node(self.path)
+        self.block: dict[str, Any] = {} if node is None else node_attributes(node)
+        self.is_there = node is not None
+        layout = str(self.block.get("layout", ""))
+        if layout not in {"", "vlen_manifests_v1", "vlen_manifests_v2"}:
+            raise SourceError(f"{level.where}/object_index has layout {layout!r}; versions 1 and 2 are supported.")
+
+    @cached_property
+    def n_dims(self) -> int:
+        """Number of coordinates of a chunk in a manifest."""
+        # The keys of a level without chunks have no columns.
+        width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
+        n_dims = self.block.get("sid_ndim") or width
+        if n_dims != width:
+            raise CorruptError(
+                f"{self.level.where}/object_index declares sid_ndim {n_dims!r}; expected {width}, as in chunk keys."
+            )
+        return width
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids of all objects, ascending: (B,) int64."""
+        stored = self._stored_ids
+        return np.arange(self.n_objects) if stored is None else np.sort(stored)
+
+    @cached_property
+    def _stored_ids(self) -> NDArray[np.int64] | None:
+        """Ids in manifest order, if they are not row numbers."""
+        found = read_array(self.level.files, f"{self.path}/object_ids", sparse=True) if self.is_there else None
+        if found is None:
+            return None
+        ids = found.astype(np.int64)
+        if len(ids) != self.n_objects or len(np.unique(ids)) != len(ids):
+            raise CorruptError(
+                f"{self.level.where}/object_index/object_ids does not hold {self.n_objects} distinct ids."
+            )
+        return ids
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64] | None:
+        """Manifest of each object by ascending id, if they are stored in another order."""
+        stored = self._stored_ids
+        # Ids need not be stored in ascending order, while `ids`, `every` and `rows_of` are by ascending id.
+        if stored is None or (np.diff(stored) > 0).all():
+            return None
+        return np.argsort(stored)
+
+    @cached_property
+    def n_objects(self) -> int:
+        """Number of objects."""
+        declared = self.block.get("num_objects", 0 if self.items is None else self.items.n_items)
+        # A boolean is an instance of int, but no number of objects.
+        if type(declared) is not int or declared < 0 or (self.items is not None and declared != self.items.n_items):
+            stored = "" if self.items is None else f" and holds {self.items.n_items} manifests"
+            raise CorruptError(
+                f"{self.level.where}/object_index declares {declared!r} objects{stored}. Restore the store from a copy."
+            )
+        return declared
+
+    @cached_property
+    def items(self) -> VlenArray | None:
+        """The manifests as an array of byte strings, if they are stored as one."""
+        path = f"{self.path}/manifests"
+        node = self.level.files.node(path) if self.is_there else None
+        return None if node is None else VlenArray(self.level.files, path, node)
+
+    @cached_property
+    def _flat(self) -> Blobs:
+        """The manifests of ``object_index/data``, split by the sidecar or by scanning."""
+        data = read_array_bytes(self.level.files, f"{self.path}/data")
+        if data is None:
+            if self.n_objects:
+                raise CorruptError(
+                    f"{self.level.where}/object_index declares {self.n_objects} objects, but has no manifests."
+                )
+            return Blobs(EMPTY, np.zeros(1, np.int64))
+        starts = read_array_bytes(self.level.files, f"{self.path}/offsets")
+        if starts is None:
+            return split_manifests(data, self.n_dims, self.n_objects)
+        bounds = np.append(from_bytes(starts, np.int64), data.size)
+        if len(bounds) != self.n_objects + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise CorruptError(
+                f"{self.level.where}/object_index/offsets does not split the data into {self.n_objects} manifests."
+            )
+        return Blobs(data, bounds)
+
+    @cached_property
+    def every(self) -> Objects:
+        """The complete index."""
+        blobs = self._flat if self.items is None else self.items.read()
+        if self._order is not None:
+            blobs = take_blobs(blobs, self._order)
+        return decode_manifests(blobs, self.n_dims, self.ids)
+
+    def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index rows of objects.
+
+        Raises
+        ------
+        NotFoundError
+            If an id does not exist.
+        """
+        if self._stored_ids is None:
+            rows, good = ids, (ids >= 0) & (ids < self.n_objects)
+        else:
+            # An id above all others is placed after the last row; the comparison refuses it.
+            rows = np.minimum(np.searchsorted(self.ids, ids), max(len(self.ids) - 1, 0))
+            good = self.ids[rows] == ids if len(self.ids) else np.zeros(len(ids), bool)
+        if not good.all():
+            raise NotFoundError(
+                f"Object {ids[~good][0]} does not exist in {self.level.where}; it has {self.n_objects:,} objects."
+            )
+        return rows
+
+    def take(self, ids: NDArray[np.int64]) -> Objects:
+        """Return the index of some objects, in the given order; only their manifests are read."""
+        rows = self.rows_of(ids)
+        at = rows if self._order is None else self._order[rows]
+        blobs = take_blobs(self._flat, at) if self.items is None else self.items.read(at)
+        return decode_manifests(blobs, self.n_dims, ids)
+
+    @cached_property
+    def by_chunk(self) -> tuple[NDArray[np.int64], Objects]:
+        """All blocks in chunk order.
+
+        Row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
+        id of its object.
+        """
+        every = self.every
+        chunk = self.level.keys.find(every.chunks)
+        # Chunks ascend in the result, because `LevelQuery._owners` searches it by bisection.
+        order = np.argsort(chunk, kind="stable")
+        ids = np.repeat(every.ids, np.diff(every.bounds))
+        alone = replace(every, ids=ids, bounds=np.arange(len(ids) + 1))
+        return chunk[order], take_manifests(alone, order)
+
+
+def read_groups(level: LevelReader) -> Groups | None:
+    """Return the groups of a level, or None if it has none."""
+    path = f"{level.number}/groups"
+    node = level.files.node(path)
+    if node is None:
+        return None
+    block = node_attributes(node)
+    if level.layout == "0.9":
+        offsets, ids = _expand_ranged_groups(VlenArray(level.files, path, node).read(), block, level)
+    else:
+        data = read_array_bytes(level.files, f"{path}/data")
+        starts = read_array_bytes(level.files, f"{path}/offsets")
+        found = EMPTY if data is None else data
+        begin = None if starts is None else from_bytes(starts, np.int64)
+        offsets, ids = decode_groups(found, begin, int(block.get("num_groups", 0)))
+    return Groups(offsets, ids, read_tables(level, "group_attributes"))
+
+
+def _expand_ranged_groups(
+    blobs: Blobs, block: Mapping[str, Any], level: LevelReader
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return groups of layout 0.9, with ranges of ids expanded."""
+    where = level.where
+    # Group by group: sizes that are no multiples of 8 may add up to one.
+    if not (blobs.bounds % 8).any() and not block.get("group_ranges"):
+        return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
+    parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
+    n_objects = _max_objects(level)
+    for group, (start, stop) in (block.get("group_ranges") or {}).items():
+        # The length is limited before `arange` allocates memory for a damaged range.
+        if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
+            raise CorruptError(
+                f"{where}/groups has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
+                f"most {n_objects:,} objects. Restore the store from a copy."
+            )
+        parts[int(group)] = np.arange(int(start), int(stop))
+    return counts_to_offsets(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
+
+
+def _max_objects(level: LevelReader) -> int:
+    """Return the maximum number of objects of a level: that of its index, or one per vertex without an index."""
+    index = ObjectIndex(level)
+    return index.n_objects if index.is_there else level.n_vertices
+
+
+def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:
+    """Return the attributes of objects or groups."""
+    result = {}
+    for name in level.attribute_names(family):
+        attribute = read_table_attribute(level, family, name)
+        if attribute is not None:
+            result[name] = attribute
+    return result
+
+
+def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribute | None:
+    """Return one attribute of objects or groups."""
+    path = f"{level.number}/{family}/{name}"
+    node = level.files.node(path)
+    if node is None:
+        return None
+    block = node_attributes(node)
+    channels = tuple(str(channel) for channel in block.get("channel_names") or ())
+    if node["node_type"] == "array":
+        values = read_array(level.files, path, sparse=True)
+        if values is None:
+            return None
+        present = None
+        if block.get("fill_sentinel_meaning") == "absent":
+            present = _present_rows(values, node.get("fill_value"))
+        return Attribute(values, channels, present, extra_metadata(block))
+    raw = read_array_bytes(level.files, f"{path}/data")
+    if raw is None:
+        return None
+    dtype = str(block.get("dtype"))
+    shape = block.get("shape") or [-1]
+    columns = int(np.prod(shape[1:])) if len(shape) > 1 else None
+    values = from_bytes(raw, np.dtype(dtype).newbyteorder("<"), columns, f"{level.where}/{family}/{name}")
+    mask = read_array_bytes(level.files, f"{path}/present_mask") if block.get("has_present_mask") else None
+    attribute = Attribute(values, channels, None if mask is None else mask.astype(bool), extra_metadata(block))
+    return _decode_categories(attribute) if block.get(STRINGS) else attribute
+
+
+def _decode_categories(attribute: Attribute) -> Attribute:
+    """Return codes as the strings that they encode."""
+    kept = {key: value for key, value in attribute.metadata.items() if key not in _CODED}
+    # The appended empty string is what the code -1 of absent rows selects.
+    categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
+    codes = attribute.values
+    if attribute.present is not None:
+        codes = np.where(attribute.present if codes.ndim == 1 else attribute.present[:, None], codes, -1)
+    return Attribute(categories[codes], attribute.channels, attribute.present, kept)
+
+
+_CODED = {"encoding", "categories", "ordered", STRINGS}
+
+
+def _present_rows(values: NDArray[Any], fill: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - any JSON value
+    """Return which rows are not entirely the fill value; None if there are no such rows."""
+    if values.dtype.kind == "f":
+        absent = np.isnan(values) if fill in {"NaN", None} else values == float(fill)
+    else:
+        absent = values == np.asarray(fill).astype(values.dtype)
+    rows = ~absent.reshape(len(values), -1).all(axis=1) if len(values) else np.zeros(0, bool)
+    return None if rows.all() else rows

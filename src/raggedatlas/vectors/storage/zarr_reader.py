@@ -20,9 +20,17 @@ from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.read import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.runtime import LRUCache, map_requests
-from raggedatlas.vectors.grids import KeyIndex
+from raggedatlas.vectors.chunking import KeyIndex
 from raggedatlas.vectors.shapes import counts_to_offsets
-from raggedatlas.vectors.storage.codecs import Blobs, Bytes, concat_blobs, decode_single_item, decode_vlen, to_bytes
+from raggedatlas.vectors.storage.codecs import (
+    EMPTY,
+    Blobs,
+    Bytes,
+    concat_blobs,
+    decode_single_item,
+    decode_vlen,
+    to_bytes,
+)
 
 
 class StoreFiles:
@@ -122,7 +130,9 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
     for name in reversed(names):
         try:
             if name == "crc32c":
-                data = _verify_crc32c(data, where)
+                if not has_checksum(data):
+                    raise CorruptError(f"{where} has a chunk that does not match its crc32c. Restore it from a copy.")
+                data = data[:-4]
             elif name == "zstd":
                 # A damaged or hostile frame may declare any size; it is limited before memory is allocated for it.
                 check_chunk_bytes(where, zstd_declared_bytes(data))
@@ -151,51 +161,78 @@ def _decompress_gzip(data: Bytes, where: str) -> Bytes:
 _GZIP_PIECE = 1 << 20
 
 
-def _verify_crc32c(data: Bytes, where: str) -> Bytes:
-    """Return the bytes before a trailing crc32c, after verifying it."""
-    if not has_checksum(data):
-        raise CorruptError(f"{where} has a chunk that does not match its crc32c. Restore it from a copy.")
-    return data[:-4]
-
-
 SUPPORTED_CODECS = {"zstd", "blosc", "gzip", "crc32c"}
 """Codecs that `decompress` supports."""
 
 
-def read_small_array(files: StoreFiles, path: str) -> Bytes | None:
-    """Return the values of a small array as little-endian bytes, or None if it does not exist.
+def read_array(files: StoreFiles, path: str, *, sparse: bool = False) -> NDArray[Any] | None:
+    """Return a plain array of numbers or strings, or None if it does not exist.
+
+    Parameters
+    ----------
+    files : StoreFiles
+        The store.
+    path : str
+        The array.
+    sparse : bool
+        Whether a missing chunk stands for the fill value, as Zarr allows; otherwise it is refused.
 
     Raises
     ------
     CorruptError
-        If the size of a stored chunk does not match the array.
+        If it is a group, or the size of a stored chunk does not match the array.
     """
     node = files.node(path)
     if node is None:
         return None
+    where = f"{files.root}/{path}"
     if node.get("node_type") != "array":
-        raise CorruptError(f"{files.root}/{path} is a group; expected an array.")
+        raise CorruptError(f"{where} is a group; expected an array.")
     shape = [int(size) for size in node["shape"]]
-    if not np.prod(shape):
-        return np.zeros(0, np.uint8)
+    if node.get("data_type") == "string" and len(shape) == 1:
+        texts = VlenArray(files, path, node).read()
+        return np.array([texts[i].tobytes().decode() for i in range(len(texts))], dtype=str).reshape(shape)
     names = codec_names(node["codecs"])
+    key = _single_chunk_key(node, names, shape)
+    raw = None
+    if key is not None:
+        dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
+        if not product(shape):
+            return np.zeros(shape, dtype)
+        raw = files.read(f"{path}/{key}")
+        if raw is None and not sparse:
+            raise CorruptError(f"{where} declares {shape} values, but its chunk is missing.")
+    if raw is None:
+        values = np.asarray(files.foreign(path)[...])
+        return values if values.dtype.kind not in "UTO" else values.astype(str)
+    data = decompress(raw, names[1:], where)
+    chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
+    expected = product(chunk) * dtype.itemsize
+    if data.size != expected:
+        raise CorruptError(f"{where} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
+    return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]
+
+
+def _single_chunk_key(node: Mapping[str, Any], names: list[str], shape: list[int]) -> str | None:
+    """Return the key of the only chunk of an array of little-endian numbers; None if it is stored otherwise."""
     chunk = node["chunk_grid"]["configuration"]["chunk_shape"]
     endian = (node["codecs"][0].get("configuration") or {}).get("endian", "little")
     encoding = node.get("chunk_key_encoding") or {}
-    plain = names[0] == "bytes" and endian == "little" and set(names[1:]) <= SUPPORTED_CODECS and list(chunk) == shape
     # Keys of the encoding "default" begin with "c" and a slash, those of "v2" have no beginning and dots.
     name = encoding.get("name", "default")
-    if not plain or name not in {"default", "v2"}:
-        return to_bytes(np.asarray(files.foreign(path)[...]))
+    plain = names[0] == "bytes" and endian == "little" and set(names[1:]) <= SUPPORTED_CODECS
+    plain = plain and isinstance(node["data_type"], str) and name in {"default", "v2"}
+    # The chunk may be longer than the array, whose rows then come first.
+    if not plain or not shape or list(chunk[1:]) != shape[1:] or shape[0] > chunk[0]:
+        return None
     separator = (encoding.get("configuration") or {}).get("separator", "." if name == "v2" else "/")
-    raw = files.read(f"{path}/" + separator.join([*(["c"] if name == "default" else []), *("0" for _ in shape)]))
-    if raw is None:
-        raise CorruptError(f"{files.root}/{path} declares {shape} values, but its chunk is missing.")
-    data = decompress(raw, names[1:], f"{files.root}/{path}")
-    expected = int(np.prod(shape)) * np.dtype(str(node["data_type"])).itemsize
-    if data.size != expected:
-        raise CorruptError(f"{files.root}/{path} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
-    return data
+    return str(separator.join([*(["c"] if name == "default" else []), *("0" for _ in shape)]))
+
+
+def read_array_bytes(files: StoreFiles, path: str) -> Bytes | None:
+    """Return the values of a plain array as little-endian bytes, or None if it does not exist."""
+    values = read_array(files, path)
+    return None if values is None else to_bytes(values)
 
 
 # For few keys, `KeyIndex.find` does not pay: it encodes the complete table in each call.
@@ -214,8 +251,8 @@ class ChunkArray(Protocol):
         """Chunks with data, ascending: (n, K)."""
         ...
 
-    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the bytes of some chunks; None for missing ones."""
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes]:
+        """Return the bytes of some chunks; empty for missing ones."""
         ...
 
 
@@ -426,24 +463,22 @@ class CellArray:
             raise CorruptError(f"{self._chunks.where} lists a chunk outside its grid.")
         return keys
 
-    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the byte strings of some cells; None for missing ones."""
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes]:
+        """Return the byte strings of some cells; empty for missing ones."""
         cells = keys - self.origin
         beyond = cells.view(np.uint64) >= self._shape  # as unsigned, negative numbers are out of range too
         if beyond.any():
-            outside = beyond.any(axis=1)
-            found: list[Bytes | None] = [None] * len(keys)
-            inside = np.flatnonzero(~outside)
+            found = [EMPTY] * len(keys)
+            inside = np.flatnonzero(~beyond.any(axis=1))
             for i, data in zip(inside.tolist(), self.read(keys[inside]), strict=True):
                 found[i] = data
             return found
         if self._chunks.pipeline.is_foreign:
             array = self._chunks.files.foreign(self._chunks.path)
             values = [array[tuple(slice(i, i + 1) for i in cell)].reshape(-1)[0] for cell in cells.tolist()]
-            raw = [np.frombuffer(bytes(value), np.uint8) for value in values]
-            return [data if data.size else None for data in raw]
+            return [np.frombuffer(bytes(value), np.uint8) for value in values]
         where = self._chunks.where
-        return [None if chunk is None else decode_single_item(chunk, where) for chunk in self._chunks.read(cells)]
+        return [EMPTY if chunk is None else decode_single_item(chunk, where) for chunk in self._chunks.read(cells)]
 
 
 class VlenArray:
@@ -485,10 +520,10 @@ class VlenArray:
         inner = self._inner
         if rows is None:
             parts = [self._decode(i) for i in range(-(-self.n_items // inner))]
-            sizes = np.concatenate([np.diff(part.bounds) for part in parts]) if parts else np.zeros(0, np.int64)
-            data = np.concatenate([part.data for part in parts]) if parts else np.zeros(0, np.uint8)
+            sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(part.bounds) for part in parts)])
+            data, bounds = np.concatenate([EMPTY, *(part.data for part in parts)]), counts_to_offsets(sizes)
             # The last chunk is padded with empty items.
-            return _first_blobs(Blobs(data, counts_to_offsets(sizes)), self.n_items)
+            return Blobs(data[: bounds[self.n_items]], bounds[: self.n_items + 1])
         chunks = {i: self._decode(i) for i in sorted(set((rows // inner).tolist()))}
         return concat_blobs([chunks[row // inner][row % inner] for row in rows.tolist()])
 
@@ -499,10 +534,8 @@ class VlenArray:
             return known
         (raw,) = self._chunks.read(np.array([[chunk]], np.int64))
         inner = self._inner
-        if raw is None:
-            found = Blobs(np.zeros(0, np.uint8), np.zeros(inner + 1, np.int64))
-        else:
-            found = decode_vlen(raw, self._chunks.where)
+        none = Blobs(EMPTY, np.zeros(inner + 1, np.int64))
+        found = none if raw is None else decode_vlen(raw, self._chunks.where)
         # The last chunk may be padded; in any other, further items would shift those of later chunks.
         if not min(inner, self.n_items - chunk * inner) <= len(found) <= self._chunks.pipeline.inner[0]:
             raise CorruptError(
@@ -510,11 +543,6 @@ class VlenArray:
             )
         self._decoded.put(chunk, found)
         return found
-
-
-def _first_blobs(blobs: Blobs, n: int) -> Blobs:
-    """Return the first `n` byte strings."""
-    return Blobs(blobs.data[: blobs.bounds[n]], blobs.bounds[: n + 1])
 
 
 class ChunkGroup:
@@ -540,50 +568,12 @@ class ChunkGroup:
         names = self._files.children(self._path)
         return parse_keys([name for name in names if name[-1].isdigit() and name[0] in "-0123456789"], self._path)
 
-    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the values of some chunks as bytes; None for missing ones."""
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes]:
+        """Return the values of some chunks as bytes; empty for missing ones."""
         paths = [f"{self._path}/{'.'.join(map(str, key))}" for key in keys.tolist()]
-        if self._files.location.is_local:
-            return [read_small_array(self._files, path) for path in paths]
-        return map_requests(lambda path: read_small_array(self._files, path), paths)
+        one_by_one = self._files.location.is_local
+        found = map(self._read_one, paths) if one_by_one else map_requests(self._read_one, paths)
+        return [EMPTY if data is None else data for data in found]
 
-
-def read_table(files: StoreFiles, path: str) -> NDArray[Any] | None:
-    """Return a plain array of numbers or strings, or None if it does not exist."""
-    node = files.node(path)
-    if node is None:
-        return None
-    shape = tuple(int(size) for size in node["shape"])
-    kind = node.get("data_type")
-    if kind == "string" and len(shape) == 1:
-        texts = VlenArray(files, path, node).read()
-        return np.array([texts[i].tobytes().decode() for i in range(len(texts))], dtype=str).reshape(shape)
-    codec_names(node["codecs"])
-    simple = isinstance(kind, str) and node["codecs"][0].get("name") == "bytes" and len(shape) >= 1
-    if simple and shape[0] <= int(node["chunk_grid"]["configuration"]["chunk_shape"][0]):
-        found = _read_single_chunk(files, path, node)
-        if found is not None:
-            return found
-    values = np.asarray(files.foreign(path)[...])
-    return values if values.dtype.kind not in "UTO" else values.astype(str)
-
-
-def _read_single_chunk(files: StoreFiles, path: str, node: dict[str, Any]) -> NDArray[Any] | None:
-    """Return an array stored in one chunk of (possibly compressed) little-endian numbers; None if it is stored otherwise."""
-    names = codec_names(node["codecs"])
-    shape = [int(size) for size in node["shape"]]
-    chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
-    endian = (node["codecs"][0].get("configuration") or {}).get("endian", "little")
-    if set(names[1:]) - SUPPORTED_CODECS or endian != "little" or chunk[1:] != shape[1:]:
-        return None
-    dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
-    raw = files.read("/".join([path, "c", *("0" for _ in shape)])) if shape[0] else np.zeros(0, np.uint8)
-    # The chunk may have another key encoding, or be the fill value; zarr-python reads both.
-    if raw is None:
-        return None
-    if not shape[0]:
-        return np.zeros(shape, dtype)
-    data = decompress(raw, names[1:], f"{files.root}/{path}")
-    if data.size != product(chunk) * dtype.itemsize:
-        raise CorruptError(f"{files.root}/{path} has a chunk of {data.size:,} bytes; it is truncated.")
-    return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]
+    def _read_one(self, path: str) -> Bytes | None:
+        return read_array_bytes(self._files, path)

@@ -13,12 +13,20 @@ from raggedatlas.errors import SourceError
 from raggedatlas.store.arrays import compose_index
 from raggedatlas.vectors.geometry import Level
 from raggedatlas.vectors.shapes import Attribute, counts_to_offsets
-from raggedatlas.vectors.storage.codecs import Blobs, concat_blobs, encode_fragments, encode_vlen, to_bytes
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    concat_blobs,
+    encode_cells,
+    encode_fragments,
+    encode_vlen,
+    to_bytes,
+)
 
 File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
 """A key and the parts of its content."""
 
-BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
+BYTES_CODEC: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
+BYTE_CODEC: dict[str, Any] = {"name": "bytes"}
 ZSTD_CODEC = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
 VLEN_CODEC = {"name": "vlen-bytes", "configuration": {}}
 _BLOSC = {"blosc": "zstd", "lz4": "lz4"}
@@ -26,7 +34,6 @@ _BLOSC = {"blosc": "zstd", "lz4": "lz4"}
 COMPRESSORS = ("zstd", *_BLOSC)
 MAX_SHARD_SLOTS = 4096
 """Maximum number of cells in a shard."""
-_ROWS = 65_536
 _MANIFESTS = 128
 
 
@@ -43,7 +50,7 @@ class CellGridOptions:
     shards : bool
         Whether many cells share a file.
     compression : str or None
-        A member of `COMPRESSORS`. ``"default"``: `layout_09` chooses for each array.
+        A member of `COMPRESSORS`.
     """
 
     origin: NDArray[np.int64]
@@ -107,30 +114,38 @@ def compress(data: bytes | memoryview, name: str | None, itemsize: int) -> bytes
     return bytes(blosc.compress(bytes(data), _BLOSC[name].encode(), 5, blosc.SHUFFLE, typesize=itemsize))
 
 
-def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], fill: Any = 0) -> Iterator[File]:  # noqa: ANN401
-    """Yield a plain array of numbers or strings in chunks of 65,536 rows, compressed with zstd."""
-    rows = max(1, min(len(values), _ROWS))
-    chunk = (rows, *values.shape[1:])
+def plain_array(
+    path: str,
+    values: NDArray[Any],
+    attributes: Mapping[str, Any],
+    compression: str | None,
+    chunk_rows: int | None = None,
+    fill: Any = 0,  # noqa: ANN401 - a scalar of that type
+) -> Iterator[File]:
+    """Yield a plain array of numbers or strings, in chunks of at most `chunk_rows` rows; None: one chunk."""
+    rows = max(1, min(len(values), chunk_rows or len(values)))
     is_text = values.dtype.kind in "UTO"
-    kind = "string" if is_text else values.dtype.name
-    first = {"name": "vlen-utf8", "configuration": {}} if is_text else BYTES_CODEC
+    kind, itemsize = ("string", 1) if is_text else (values.dtype.name, values.dtype.itemsize)
+    codecs = [{"name": "vlen-utf8", "configuration": {}}] if is_text else [BYTES_CODEC if itemsize > 1 else BYTE_CODEC]
+    if compression is not None:
+        codecs.append(compressor_codec(compression, itemsize))
     # JSON has no NaN; Zarr writes it as text.
-    if not is_text and isinstance(fill, float) and np.isnan(fill):
-        fill = "NaN"
-    yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, [first, ZSTD_CODEC], attributes, fill)]
-    for i in range(-(-len(values) // rows)):
+    said = "NaN" if isinstance(fill, float) and np.isnan(fill) else fill
+    # Zarr does not allow chunks of length 0, not even for an empty array.
+    chunk = [rows, *(max(1, size) for size in values.shape[1:])]
+    yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, codecs, attributes, said)]
+    for i in range(-(-len(values) // rows) if values.size else 0):
         part = values[i * rows : (i + 1) * rows]
         # Zarr stores all chunks at full size, so the last one is padded.
         short = rows - len(part)
         if is_text:
             texts = [str(text).encode() for text in part.reshape(-1).tolist()] + [b""] * short * part[0].size
-            raw = encode_vlen(concat_blobs(texts))
+            raw: bytes | memoryview = encode_vlen(concat_blobs(texts))
         else:
-            marker = np.nan if fill == "NaN" else fill
-            padded = np.concatenate([part, np.full((short, *part.shape[1:]), marker, part.dtype)]) if short else part
-            raw = to_bytes(padded).tobytes()
+            padded = np.concatenate([part, np.full((short, *part.shape[1:]), fill, part.dtype)]) if short else part
+            raw = to_bytes(padded).data
         key = "/".join([path, "c", str(i), *("0" for _ in values.shape[1:])])
-        yield key, [compress(raw, "zstd", 1)]
+        yield key, [compress(raw, compression, itemsize)]
 
 
 def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterator[File]:
@@ -317,8 +332,6 @@ def vertex_array(level: Level, width: int | None) -> ArrayData:
     """Return the positions, raw or as Draco; a Draco cell of a mesh includes its faces."""
     block = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
     if level.encoding == "draco":
-        from raggedatlas.vectors.storage.codecs import encode_cells
-
         return ArrayData("vertices", encode_cells(level, width), block)
     return ArrayData(
         "vertices",

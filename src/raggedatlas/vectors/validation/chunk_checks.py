@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.model.validation import DAMAGE
-from raggedatlas.vectors.chunking import smallest_unsigned_dtype
-from raggedatlas.vectors.geometry import Fragments
-from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
-from raggedatlas.vectors.metadata import level_chunk_shape
+from raggedatlas.store import native
+from raggedatlas.vectors.chunking import chunk_coordinates, smallest_unsigned_dtype
+from raggedatlas.vectors.geometry import Fragments, bins_per_chunk, level_chunk_shape
 from raggedatlas.vectors.shapes import concat_ranges
 from raggedatlas.vectors.storage.codecs import (
     HEADER_BYTES,
-    MAGIC,
     QUANTISATION_BITS,
-    VERSION,
     Blobs,
     Bytes,
+    are_tiles,
     concat_blobs,
+    corrupt_index_error,
     decode_cell,
-    decode_fragments,
+    fragment_rows,
+    lacks_rows,
+    try_decode_fragments,
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray
@@ -76,7 +76,7 @@ def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level
     # A chunk that cannot be decoded keeps -1, with which later checks skip it.
     level.vertices[:] = -1
     for i, where, blob in checker.blobs(array, level.keys, place):
-        if blob is None or not blob.size:
+        if not blob.size:
             level.vertices[i] = 0
             checker.report("V009", where, "the chunk is listed, but empty.", "practice")
             continue
@@ -170,16 +170,15 @@ def check_column(
         if not shape and some.size and size:
             # zarr-vectors does not declare the row shape; the first chunk with rows shows it
             blob = checker.read(array, keys[some[:1]], place)[0]
-            n_columns, rest = (1, 0) if blob is None else divmod(blob.size, int(n_rows[some[0]]) * size)
+            n_columns, rest = divmod(blob.size, int(n_rows[some[0]]) * size)
             if n_columns > 1 and not rest:
                 text = f"its rows have {n_columns} values that its shape does not declare, as zarr-vectors writes them."
                 checker.report("V021", place, text, "practice")
                 size *= n_columns
         checker.check_own_keys(array, place, keys, rule, "it has rows in a missing chunk.")
         for i, where, blob in checker.blobs(array, keys, place):
-            n_bytes = 0 if blob is None else blob.size
-            if n_rows[i] >= 0 and n_bytes != n_rows[i] * size:
-                checker.report(rule, where, f"it has {n_bytes / max(size, 1):g} rows; expected {n_rows[i]:,}.")
+            if n_rows[i] >= 0 and blob.size != n_rows[i] * size:
+                checker.report(rule, where, f"it has {blob.size / max(size, 1):g} rows; expected {n_rows[i]:,}.")
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
             continue
         if bins is not None and fragments.n_fragments > bins.n:
             checker.report("V113", where, f"it has {fragments.n_fragments:,} fragments, but {bins.n:,} bins.")
-        if has_missing_rows(fragments, n_rows):
+        if lacks_rows(fragments, level.vertices[i : i + 1]).any():
             checker.report("V034", where, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
             continue
         level.widest = max(level.widest, int(fragments.counts.max(initial=0)))
@@ -264,10 +263,10 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
             own = points_place.at(level.keys[i])
             with checker.guarded(own):
                 blob = checker.read(vertices, level.keys[i : i + 1], own)[0]
-                points = None if blob is None else _decode_points(checker, own, vertices, blob)[0]
+                points = _decode_points(checker, own, vertices, blob)[0] if blob.size else None
                 if points is not None:
                     check_bin_positions(checker, own, points, fragments, bins)
-        if in_order and not is_tiling(fragments, n_rows):
+        if in_order and not are_tiles(fragments, np.array([0, n_rows])):
             in_order = False  # reported once
             checker.report("V110", where, "its fragments are not its rows in order.")
 
@@ -278,13 +277,13 @@ def _fragment_indexes(
     """Yield number, place and fragments of each chunk; report fragment indexes that cannot be decoded."""
     for part in batches(keys):
         stored = checker.read(array, keys[part], place)
-        blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in stored]
+        blobs = [blob if blob.size else EMPTY_INDEX for blob in stored]
         places = [place.at(key) for key in keys[part]]
-        fragments: list[Fragments | None]
-        try:
-            together = decode_fragments(concat_blobs(blobs))
+        together = try_decode_fragments(concat_blobs(blobs))
+        if isinstance(together, Fragments):
             fragments = [_chunk_fragments(together, c) for c in range(len(blobs))]
-        except DAMAGE:
+        # One damaged index fails all of them; decoded one by one, only that one is reported.
+        else:
             fragments = [_decode_fragments(checker, own, blob) for own, blob in zip(places, blobs, strict=True)]
         for i, (own, each) in enumerate(zip(places, fragments, strict=True), part.start):
             if each is not None and own not in checker.unread:
@@ -299,92 +298,45 @@ def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
     return Fragments(bounds, fragments.is_range[part], fragments.starts[part], fragments.counts[part], fragments.rows)
 
 
+_FAULT_RULES = {
+    native.NO_HEAD: "V026",
+    native.NO_MAGIC: "V026",
+    native.BAD_VERSION: "V026",
+    native.BAD_RUNS: "V027",
+    native.BAD_OFFSETS: "V030",
+}
+"""Fault of a fragment index -> rule that it breaks; others break V041 or one that `_broken_rule` finds."""
+
+
 def _decode_fragments(checker: StoreChecker, place: Place, blob: Bytes) -> Fragments | None:
     """Decode one fragment index; report a fault by the rule that it breaks."""
-    fault = find_fault(blob)
-    if fault is not None:
-        checker.report(fault[0], place, fault[1])
-        return None
-    with checker.guarded(place, "V041"):
-        return decode_fragments(Blobs(blob, np.array([0, blob.size])))
+    found = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
+    if isinstance(found, Fragments):
+        return found
+    checker.report_error(place, corrupt_index_error(found[0], blob, "It"), _broken_rule(found[0], blob))
     return None
 
 
-def find_fault(blob: Bytes) -> tuple[str, str] | None:
-    """Return the rule that a fragment index breaks and a message; None if it can be decoded."""
-    if blob.size < HEADER_BYTES:
-        return "V026", f"it has {blob.size} bytes; its header alone has {HEADER_BYTES}."
-    magic, packed, n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[:HEADER_BYTES]).view("<u4"))
-    # The u16 version and the u16 flags, which must be 0, are read as one u32.
-    if (magic, packed) != (MAGIC, VERSION):
-        text = f"it begins with {magic:#010x}, version {packed & 0xFFFF}, flags {packed >> 16}"
-        return "V026", f"{text}; expected {MAGIC:#010x}, 1, 0."
-    if n_runs > n_all:
-        return "V027", f"it declares {n_runs} runs among {n_all} fragments."
+def _broken_rule(fault: int, blob: Bytes) -> str:
+    """Return the rule that a damaged fragment index breaks."""
+    if fault not in (native.BAD_BITS, native.BAD_LISTS):
+        return _FAULT_RULES.get(fault, "V041")
+    n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[8:HEADER_BYTES]).view("<u4"))
     if not n_all:
-        return None if blob.size == HEADER_BYTES else ("V031", f"it has {blob.size} bytes, but no fragments.")
-    # header, bitmap in words of 64 bits, runs of two int64, offsets of lists as uint32, rows of lists as int64
-    bitmap_bytes = (n_all + 63) // 64 * 8
-    n_lists = n_all - n_runs
-    at_rows = HEADER_BYTES + bitmap_bytes + 16 * n_runs + 4 * (n_lists + 1)
-    if blob.size < at_rows:
-        return "V041", f"it has {blob.size} bytes; {n_all} fragments, {n_runs} of them runs, need at least {at_rows}."
-    bits = np.unpackbits(blob[HEADER_BYTES : HEADER_BYTES + bitmap_bytes], bitorder="little")
-    if bits[n_all:].any():
-        return "V028", "bits after the last fragment are set."
-    if int(bits.sum()) != n_runs:
-        return "V027", f"{int(bits.sum())} bits are set, but {n_runs} runs are declared."
-    return _find_list_fault(blob, at_rows, n_lists)
+        return "V031"
+    # The header is followed by the bitmap in words of 64 bits, runs of two int64, and offsets of lists as uint32.
+    runs = HEADER_BYTES + (n_all + 63) // 64 * 8
+    if fault == native.BAD_BITS:
+        return "V028" if np.unpackbits(blob[HEADER_BYTES:runs], bitorder="little")[n_all:].any() else "V027"
+    first = runs + 16 * n_runs
+    offsets = np.ascontiguousarray(blob[first : first + 4 * (n_all - n_runs + 1)]).view("<u4").astype(np.int64)
+    return "V030" if offsets[0] != 0 or (np.diff(offsets) < 0).any() else "V041"
 
 
-def _find_list_fault(blob: Bytes, at_rows: int, n_lists: int) -> tuple[str, str] | None:
-    """Return the fault of the offsets and rows of explicit fragments, as `find_fault` does."""
-    offsets = np.ascontiguousarray(blob[at_rows - 4 * (n_lists + 1) : at_rows]).view("<u4").astype(np.int64)
-    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-        return "V030", f"its offsets are {offsets[:8].tolist()}."
-    if blob.size != at_rows + 8 * int(offsets[-1]):
-        return "V041", f"it has {blob.size} bytes; its explicit fragments need {at_rows + 8 * int(offsets[-1])}."
-    return None
-
-
-def has_missing_rows(fragments: Fragments, n_rows: int) -> bool:
-    """Return whether a fragment refers to a row at or beyond `n_rows`, or a negative one."""
-    runs = fragments.is_range
-    starts, counts = fragments.starts[runs], fragments.counts[runs]
-    # By subtraction, because start + count may exceed int64.
-    if ((starts < 0) | (counts < 0) | (starts > n_rows) | (counts > n_rows - starts)).any():
-        return True
-    rows = _listed_rows(fragments)
-    return bool(((rows < 0) | (rows >= n_rows)).any())
-
-
-def _listed_rows(fragments: Fragments) -> NDArray[np.int64]:
-    """Return the rows of all explicit fragments of a chunk."""
-    lists = np.flatnonzero(~fragments.is_range)
-    if not lists.size:
-        return np.zeros(0, np.int64)
-    # Lists of a chunk lie in `rows` one after another, in the order of their fragments.
-    first, last = int(lists[0]), int(lists[-1])
-    return fragments.rows[fragments.starts[first] : fragments.starts[last] + fragments.counts[last]]
-
-
-def covers_once(fragments: Fragments, n_rows: int) -> bool:
-    """Return whether fragments, whose rows are valid, contain every row exactly once."""
-    steps = np.zeros(n_rows + 1, np.int64)
-    runs = fragments.is_range
-    # A run adds 1 at its start and -1 after its end: the running sum counts how often each row is covered.
-    np.add.at(steps, fragments.starts[runs], 1)
-    np.add.at(steps, fragments.starts[runs] + fragments.counts[runs], -1)
-    times = np.cumsum(steps)[:-1]
-    np.add.at(times, _listed_rows(fragments), 1)
-    return bool((times == 1).all())
-
-
-def is_tiling(fragments: Fragments, n_rows: int) -> bool:
-    """Return whether fragments are the rows of a chunk in order."""
-    ends = np.cumsum(fragments.counts)
-    in_order = fragments.is_range.all() and (fragments.starts == ends - fragments.counts).all()
-    return bool(in_order) and n_rows == (int(ends[-1]) if len(ends) else 0)
+def _covers_once(fragments: Fragments, n_rows: int) -> bool:
+    """Return whether the fragments of a chunk, whose rows are valid, contain every row exactly once."""
+    rows, _ = fragment_rows(fragments, np.arange(fragments.n_fragments))
+    return bool((np.bincount(rows, minlength=n_rows) == 1).all())
 
 
 def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
@@ -426,12 +378,12 @@ def _walk_rows(checker: StoreChecker, place: Place, array: ChunkArray, level: Le
     checker.check_own_keys(array, place, level.keys, "V051", "it has links in a chunk without vertices.")
     level.links[:] = -1
     for i, where, blob in checker.blobs(array, level.keys, place):
-        n_bytes, size = 0 if blob is None else blob.size, dtype.itemsize * width
-        if n_bytes % size:
-            checker.report("V051", where, f"{n_bytes:,} bytes are not a multiple of {size}.")
+        size = dtype.itemsize * width
+        if blob.size % size:
+            checker.report("V051", where, f"{blob.size:,} bytes are not a multiple of {size}.")
             continue
-        level.links[i] = n_bytes // size
-        rows = np.zeros(0, dtype) if blob is None else np.ascontiguousarray(blob).view(dtype)
+        level.links[i] = blob.size // size
+        rows = np.ascontiguousarray(blob).view(dtype)
         low, high = (int(rows.min()), int(rows.max())) if rows.size else (0, -1)
         n_rows = int(level.vertices[i])
         if n_rows >= 0 and (low < 0 or high >= n_rows):
@@ -447,7 +399,7 @@ def _check_link_fragments(
         # zarr-vectors 0.9 omits trailing fragments without links
         is_short = checker.layout == "0.9" and fragments.n_fragments < n_fragments
         checker.report("V054", place, text, "practice" if is_short else None)
-    if n_links >= 0 and (has_missing_rows(fragments, n_links) or not covers_once(fragments, n_links)):
+    if n_links >= 0 and (lacks_rows(fragments, np.array([n_links])).any() or not _covers_once(fragments, n_links)):
         checker.report("V054", place, f"its fragments do not hold each of {n_links:,} links exactly once.")
 
 

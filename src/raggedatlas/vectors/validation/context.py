@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError
 from raggedatlas.model.validation import DAMAGE, Checker, Level, Problem, Rule
 from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.storage.codecs import Bytes
+from raggedatlas.vectors.storage.codecs import EMPTY, Bytes
 from raggedatlas.vectors.storage.zarr_reader import (
     CellArray,
     ChunkArray,
@@ -226,25 +226,23 @@ class StoreChecker(Checker[Place]):
         for key in own[KeyLookup(known).find(own) < 0] if len(own) else ():
             self.report(rule, place.at(key), message)
 
-    def blobs(
-        self, array: ChunkArray, keys: NDArray[np.int64], place: Place
-    ) -> Iterator[tuple[int, Place, Bytes | None]]:
-        """Yield number, place and bytes (None: missing) of each readable chunk, a few chunks at a time."""
+    def blobs(self, array: ChunkArray, keys: NDArray[np.int64], place: Place) -> Iterator[tuple[int, Place, Bytes]]:
+        """Yield number, place and bytes (none if missing) of each readable chunk, a few chunks at a time."""
         for part in batches(keys):
             for i, blob in enumerate(self.read(array, keys[part], place), part.start):
                 own = place.at(keys[i])
                 if own not in self.unread:
                     yield i, own, blob
 
-    def read(self, array: ChunkArray, keys: NDArray[np.int64], place: Place) -> list[Bytes | None]:
-        """Return the bytes of some chunks; report unreadable ones, and return None for them."""
+    def read(self, array: ChunkArray, keys: NDArray[np.int64], place: Place) -> list[Bytes]:
+        """Return the bytes of some chunks; report unreadable ones, and return no bytes for them."""
         try:
             return array.read(keys)
         # One damaged chunk fails all of them; read one by one, only that chunk is reported.
         except DAMAGE:
-            blobs: list[Bytes | None] = []
+            blobs: list[Bytes] = []
             for key in keys:
-                blobs.append(None)
+                blobs.append(EMPTY)
                 # Marked first: `guarded` ends the block at an error, so only a successful read removes the mark.
                 self.unread.add(place.at(key))
                 with self.guarded(place.at(key)):

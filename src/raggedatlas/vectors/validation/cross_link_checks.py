@@ -1,21 +1,20 @@
 """Checks of links across chunks and levels, in either layout."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.metadata import level_scale
+from raggedatlas.vectors.geometry import level_scale
 from raggedatlas.vectors.shapes import counts_to_offsets
-from raggedatlas.vectors.storage.codecs import Bytes, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.storage.codecs import decode_records, from_bytes
 from raggedatlas.vectors.storage.cross_links import (
     OffsetSegment,
     decode_cross_links,
-    decode_ragged_rows,
+    decode_level_links,
+    decode_stream,
     has_permutation,
     parse_segment,
 )
-from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, read_small_array
+from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, read_array_bytes
 from raggedatlas.vectors.validation.chunk_checks import check_column
 from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
 from raggedatlas.vectors.validation.metadata_checks import DELTA, is_numeric
@@ -99,7 +98,7 @@ def _check_records(checker: StoreChecker, place: Place, level: LevelSummary, del
     if block["level_delta"] != delta:
         checker.report("V076", place, f"level_delta is {block['level_delta']}; the folder is {delta:+d}.")
     width, n_dims, n_links = block["link_width"], block["sid_ndim"], block["num_links"]
-    raw = read_small_array(checker.files, f"{place.path}/data")
+    raw = read_array_bytes(checker.files, f"{place.path}/data")
     size, expected = (0 if raw is None else raw.size), 8 * width * (n_dims + 1) * n_links
     if size != expected:
         checker.report("V076", place, f"{size:,} bytes are stored; {n_links:,} links need {expected:,}.")
@@ -116,7 +115,7 @@ def _check_records(checker: StoreChecker, place: Place, level: LevelSummary, del
 def _check_record_column(checker: StoreChecker, place: Place, n_links: int) -> None:
     """Check the rows of one attribute of records."""
     block = checker.block(place)
-    raw = read_small_array(checker.files, f"{place.path}/data")
+    raw = read_array_bytes(checker.files, f"{place.path}/data")
     if raw is None or not is_numeric(block.get("dtype")):
         return
     n_columns = int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
@@ -135,27 +134,14 @@ def _check_streams(checker: StoreChecker, place: Place, level: LevelSummary, del
     keys = checker.keys(array, place, level.keys.shape[1])
     counts = np.full(len(keys), -1, np.int64)
     for i, own, blob in checker.blobs(array, keys, place):
-        if blob is None:
-            continue
         with checker.guarded(own, "V064"):
-            chunks, rows = _stream_ends(blob, keys[i], width, block)
+            chunks, rows = decode_level_links(blob, keys[i], width, block, "a chunk")
             counts[i] = len(rows)
             _check_ends(checker, own, chunks, rows, level, delta)
     n_links = int(counts.clip(0).sum())
     if isinstance(block.get("num_links"), int) and block["num_links"] != n_links and (counts >= 0).all():
         checker.report("V055", place, f"num_links is {block['num_links']}; the chunks have {n_links}.")
     _check_attributes(checker, place, keys, counts)
-
-
-def _stream_ends(
-    blob: Bytes, key: NDArray[np.int64], width: int, block: dict[str, Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return chunks and rows of the link ends of one chunk."""
-    encoding = block.get("record_encoding")
-    rows = None if encoding == "endpoints_v1" else decode_ragged_rows(blob, width, block, "a chunk", encoding)
-    if rows is None:
-        return decode_records(blob, width, len(key), "a chunk")
-    return np.broadcast_to(key, (len(rows), width, len(key))), rows
 
 
 def _check_attributes(checker: StoreChecker, place: Place, keys: NDArray[np.int64], n_links: NDArray[np.int64]) -> None:
@@ -217,7 +203,7 @@ def _check_segment(
     )
     for i, own, blob in checker.blobs(array, keys, place):
         with checker.guarded(own, "V064"):
-            stream = decode_ragged(blob, "a cell").data if blob is not None and blob.size else np.zeros(0, np.uint8)
+            stream = decode_stream(blob, "a cell")
             # A column for each end, after that of the permutation if the ends were sorted.
             rows = from_bytes(stream, str(array.attributes["dtype"]), len(offsets) + 1 + ordered, "a cell")
             counts[i] = len(rows)

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.model.validation import DAMAGE
-from raggedatlas.vectors.geometry import CAPABILITIES, CONVENTIONS, CROSS_CHUNK, CROSS_LEVEL, INDEX_CONVENTIONS
-from raggedatlas.vectors.metadata import VERSIONS, level_chunk_shape, parse_root
+from raggedatlas.vectors.geometry import (
+    CAPABILITIES,
+    CONVENTIONS,
+    CROSS_CHUNK,
+    CROSS_LEVEL,
+    INDEX_CONVENTIONS,
+    VERSIONS,
+    level_chunk_shape,
+    parse_root,
+)
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES
 from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
 

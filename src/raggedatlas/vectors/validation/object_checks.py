@@ -14,7 +14,7 @@ from raggedatlas.vectors.storage.codecs import (
     from_bytes,
     split_manifests,
 )
-from raggedatlas.vectors.storage.zarr_reader import KeyLookup, VlenArray, read_small_array, read_table
+from raggedatlas.vectors.storage.zarr_reader import KeyLookup, VlenArray, read_array, read_array_bytes
 from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
 from raggedatlas.vectors.validation.metadata_checks import check_bytes, check_channels, is_numeric, is_text
 
@@ -96,7 +96,7 @@ def _ids_of(checker: StoreChecker, place: Place, n_objects: int) -> NDArray[np.i
     below = Place(place.resolution, "object_index/object_ids")
     if checker.node(below) is not None:
         with checker.guarded(below):
-            values = read_table(checker.files, below.path)
+            values = read_array(checker.files, below.path, sparse=True)
             if values is not None and values.shape == (n_objects,):
                 ids = values.astype(np.int64)
                 if len(np.unique(ids)) != n_objects:
@@ -116,12 +116,12 @@ def _flat_manifests(checker: StoreChecker, place: Place, n_objects: int, n_dims:
             checker.report("V065", place, f"{n_objects} objects are declared, but there are no manifests.")
         return None
     check_bytes(checker, below, node)
-    data = read_small_array(checker.files, below.path)
+    data = read_array_bytes(checker.files, below.path)
     assert data is not None
     # Offsets are optional: the lengths of manifests follow from their bytes.
     starts = None
     with checker.guarded(Place(place.resolution, "object_index/offsets"), "V065"):
-        starts = read_small_array(checker.files, f"{place.path}/offsets")
+        starts = read_array_bytes(checker.files, f"{place.path}/offsets")
     try:
         scanned = split_manifests(data, n_dims, n_objects)
     except CorruptError as error:
@@ -200,8 +200,8 @@ def _check_groups(checker: StoreChecker, place: Place, level: LevelSummary) -> N
                 )
         members = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     else:
-        data = read_small_array(checker.files, f"{place.path}/data")
-        starts = read_small_array(checker.files, f"{place.path}/offsets")
+        data = read_array_bytes(checker.files, f"{place.path}/data")
+        starts = read_array_bytes(checker.files, f"{place.path}/offsets")
         below = Place(level.number, "groups/data")
         check_bytes(checker, below, checker.node(below) or {})
         begin = None if starts is None else from_bytes(starts, np.int64)
@@ -233,11 +233,11 @@ def _check_tables(checker: StoreChecker, level: LevelSummary, family: str, rule:
             checker.report("V003", place, f"dtype is {dtype!r}; expected numbers or 'string'.")
         with checker.guarded(place):
             if node.get("node_type") == "array":
-                values = read_table(checker.files, place.path)
+                values = read_array(checker.files, place.path, sparse=True)
                 assert values is not None
                 shape = (len(values), 1 if values.ndim == 1 else int(values.shape[1]))
             else:
-                raw = read_small_array(checker.files, f"{place.path}/data")
+                raw = read_array_bytes(checker.files, f"{place.path}/data")
                 if raw is None:
                     checker.report("V000", place, "it has no data.")
                     continue

@@ -22,7 +22,6 @@ from raggedatlas.vectors.storage.codecs import (
     decode_records,
     decode_single_item,
     decode_vlen,
-    detect_runs,
     encode_fragments,
     encode_groups,
     encode_manifests,
@@ -192,15 +191,6 @@ def test_falling_offsets_are_refused() -> None:
     raw[at : at + 12] = struct.pack("<3I", 0, 4, 3)
     with pytest.raises(CorruptError, match="decrease"):
         decode_fragments(blob(bytes(raw)))
-
-
-def test_lists_that_are_runs_become_runs() -> None:
-    """Item 38: what a writer gives as lists is stored as runs where it is one; the rows stay the same."""
-    made = fragments_of([[[4, 5, 6], [2, 1], []], [(0, 2), [8]]])
-    found = detect_runs(made)
-    assert found.is_range.tolist() == [True, False, False, True, True]
-    every = np.arange(5)
-    assert np.array_equal(fragment_rows(found, every)[0], fragment_rows(made, every)[0])
 
 
 def objects_of(manifests: list[list[tuple[tuple[int, ...], int, object]]], n_dims: int) -> Objects:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.vectors.shapes import Attributes, Groups, Strings
+from raggedatlas.vectors.shapes import KINDS, Attributes, Groups, Strings
 
 CONVENTIONS = ("explicit", "implicit_sequential", "implicit_sequential_with_branches")
 INDEX_CONVENTIONS = ("standard", "identity")
@@ -271,6 +271,12 @@ class Geometry:
     def n_dims(self) -> int:
         """Number of space axes."""
         return len(self.axes)
+
+    @property
+    def kind(self) -> str:
+        """The geometry type; the first if there are several; unknown types are read as graphs."""
+        kind = self.types[0] if self.types else "point_cloud"
+        return kind if kind in KINDS else "graph"
 
 
 def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:

@@ -15,7 +15,6 @@ from raggedatlas.store.location import Location
 from raggedatlas.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
 from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level, Objects, Root, parse_root
 from raggedatlas.vectors.shapes import (
-    KINDS,
     SEQUENTIAL,
     Attribute,
     Groups,
@@ -25,14 +24,9 @@ from raggedatlas.vectors.shapes import (
     take_attributes,
 )
 from raggedatlas.vectors.storage.assembly import (
-    FragmentRequest,
-    FragmentSelection,
-    LinkRules,
+    FragmentReader,
     assemble_shapes,
     clip_shapes,
-    drop_repeated_rows,
-    read_chunk_indexes,
-    read_fragments,
 )
 from raggedatlas.vectors.storage.codecs import expand_manifests, fragment_rows, take_manifests
 from raggedatlas.vectors.storage.cross_links import CrossLinkReader, level_deltas
@@ -57,17 +51,14 @@ class LevelQuery:
     ----------
     reader : LevelReader
         Reader of the level's arrays.
-    rules : LinkRules
-        Kind and conventions of the store.
-    identity : bool
-        Whether object ids are the fragment numbers of the single chunk.
     """
 
-    def __init__(self, reader: LevelReader, rules: LinkRules, *, identity: bool) -> None:
-        self.reader, self.rules = reader, rules
+    def __init__(self, reader: LevelReader) -> None:
+        self.reader, self.root, self.kind = reader, reader.root, reader.root.kind
         self.index = ObjectIndex(reader)
-        # An existing object index has priority over the declared convention.
-        self.identity = identity and not self.index.is_there
+        # With the identity convention, object ids are the fragment numbers of the single chunk. An existing object index has
+        # priority over the declared convention.
+        self.identity = self.root.index_convention == "identity" and not self.index.is_there
         if self.identity and len(reader.keys.keys) > 1:
             raise CorruptError(f"{reader.where} has {len(reader.keys.keys)} chunks; the identity convention needs one.")
         self.crossings = CrossLinkReader(reader, None, 0)
@@ -88,7 +79,7 @@ class LevelQuery:
 
     def load(self, rows: NDArray[np.int64], names: Sequence[str] | None) -> tuple[Level, CrossLinks | None]:
         """Return some chunks, with links across them if the kind has its own links."""
-        linked = self.rules.kind not in SEQUENTIAL and self.rules.kind != "point_cloud"
+        linked = self.kind not in SEQUENTIAL and self.kind != "point_cloud"
         parts = ("fragments", "links") if linked else ("fragments",)
         level = self._loaded(rows, names, parts)
         cross = self.crossings.read(level.chunks, attribute_filter(names)) if linked and len(rows) else None
@@ -145,31 +136,16 @@ class LevelQuery:
         place = np.where(at >= 0, np.searchsorted(touched, at), -1)
         attributes = self.object_attributes(names, ids)
         # Links and Draco cells need complete chunks; otherwise only rows of the fragments are copied.
-        if self.reader.is_draco or not (self.rules.kind in SEQUENTIAL or self.rules.kind == "point_cloud"):
+        if self.reader.is_draco or not (self.kind in SEQUENTIAL or self.kind == "point_cloud"):
             level, cross = self.load(touched, names)
             chosen, bounds = self._numbered(level, objects, place)
-            return replace(
-                assemble_shapes(level, FragmentSelection(chosen, bounds, ids), self.rules, cross),
-                object_attributes=attributes,
-            )
-        keys = self.reader.keys.keys[touched]
-        indexes = read_chunk_indexes(self.reader, keys)
-        limits = np.append(indexes.n_fragments, 0)[place]
-        blocks, fragments, bounds = expand_manifests(objects, limits, self.reader.where)
-        picked = read_fragments(
-            self.reader, FragmentRequest(keys, place[blocks], fragments), indexes, attribute_filter(names)
-        )
-        picked = drop_repeated_rows(picked, bounds, self.rules)
-        return Shapes(
-            self.rules.kind,
-            picked.positions,
-            offsets=picked.bounds[bounds],
-            ids=ids,
-            vertex_attributes=picked.vertex_attributes,
-            object_attributes=attributes,
-            fragment_offsets=picked.bounds,
-            fragment_attributes=picked.fragment_attributes,
-        )
+            shapes = assemble_shapes(level, self.root, chosen, bounds, ids, cross)
+        else:
+            chunks = FragmentReader(self.reader, self.reader.keys.keys[touched])
+            limits = np.append(chunks.n_fragments, 0)[place]
+            blocks, fragments, bounds = expand_manifests(objects, limits, self.reader.where)
+            shapes = chunks.read(place[blocks], fragments, bounds, ids, attribute_filter(names))
+        return replace(shapes, object_attributes=attributes)
 
     def _chunk_rows(self, objects: Objects) -> NDArray[np.int64]:
         """Return the row of the chunk that each block refers to; refuse missing chunks."""
@@ -202,7 +178,7 @@ class LevelQuery:
         level, cross = self.load(np.arange(len(self.reader.keys.keys)), names)
         n_fragments = 0 if level.fragments is None else level.fragments.n_fragments
         if not self.has_objects:
-            shapes = assemble_shapes(level, self._all_of(n_fragments), self.rules, cross)
+            shapes = assemble_shapes(level, self.root, *self._all_of(n_fragments), cross)
             return replace(shapes, groups=read_groups(self.reader))
         every = self.manifests(self.ids) if self.identity else self.index.every
         chosen, bounds = self._numbered(level, every, self._chunk_rows(every))
@@ -212,7 +188,7 @@ class LevelQuery:
         loose = np.ones(n_fragments, bool)
         loose[chosen] = False
         chosen = np.concatenate([chosen, np.flatnonzero(loose)])
-        shapes = assemble_shapes(level, FragmentSelection(chosen, bounds, every.ids), self.rules, cross)
+        shapes = assemble_shapes(level, self.root, chosen, bounds, every.ids, cross)
         attributes = self.object_attributes(names, None)
         return replace(shapes, object_attributes=attributes, groups=read_groups(self.reader))
 
@@ -223,42 +199,40 @@ class LevelQuery:
 
         Lines keep repeated fragments: they are assembled in vertex order, which would be wrong with some fragments missing.
         """
-        if self.rules.kind in SEQUENTIAL:
+        if self.kind in SEQUENTIAL:
             return fragments, bounds
         first = np.zeros(len(fragments), bool)
         first[np.unique(fragments, return_index=True)[1]] = True
         return fragments[first], counts_to_offsets(first)[bounds]
 
-    def _all_of(self, n_fragments: int) -> FragmentSelection:
-        """Select all fragments of a level without objects: each is a line, or all form one cloud, graph or mesh."""
+    def _all_of(self, n_fragments: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]:
+        """Return all fragments of a level without objects, as objects: each is a line, or all form one cloud, graph or mesh."""
         every = np.arange(n_fragments)
-        if self.rules.kind in SEQUENTIAL:
-            return FragmentSelection(every, np.arange(n_fragments + 1), every)
-        ids = None if self.rules.kind == "point_cloud" else np.zeros(1, np.int64)
-        return FragmentSelection(every, np.array([0, n_fragments]), ids)
+        if self.kind in SEQUENTIAL:
+            return every, np.arange(n_fragments + 1), every
+        return every, np.array([0, n_fragments]), None if self.kind == "point_cloud" else np.zeros(1, np.int64)
 
     def box(
         self, low: NDArray[np.float64], high: NDArray[np.float64], names: Sequence[str] | None, *, whole: bool
     ) -> Shapes:
         """Return the content of a box."""
         rows = self._chunks_in(low, high)
-        if self.rules.kind == "point_cloud" and not self.has_objects:
+        if self.kind == "point_cloud" and not self.has_objects:
             return self._points_in(rows, (low, high), names)
-        if whole or self.rules.kind in ORDERED_KINDS:
-            near = self.reader.load(rows, attribute_filter((OWNER_ATTRIBUTE,)), ("fragments",))
-            owners = self._owners(near, rows)
-            inside = _in_box(near.positions, low, high)
-            ids = self._hit(near, owners, inside)
-            shapes = self.take(ids, names) if self.has_objects else self._owned(rows, owners, names)
-            # Here `take` has returned just the objects that were hit; `_owned` returns all in these chunks.
-            if self.has_objects and whole:
-                return shapes
+        near = self.reader.load(rows, attribute_filter((OWNER_ATTRIBUTE,)), ("fragments",))
+        owners = self._owners(near, rows)
+        if self.has_objects and (whole or self.kind in ORDERED_KINDS):
+            shapes = self.take(self._hit(near, owners, _in_box(near.positions, low, high)), names)
+            # Just the objects that were hit, while `_owned` returns all in these chunks.
             if whole:
-                return _objects_in_box(shapes, low, high)
+                return shapes
         else:
-            near = self.reader.load(rows, attribute_filter((OWNER_ATTRIBUTE,)), ("fragments",))
-            shapes = self._owned(rows, self._owners(near, rows), names)
-        return clip_shapes(shapes, _in_box(shapes.positions, low, high))
+            shapes = self._owned(rows, owners, names)
+        inside = _in_box(shapes.positions, low, high)
+        if whole:
+            hits = np.diff(counts_to_offsets(inside)[shapes.offsets]) > 0
+            inside = np.repeat(hits, shapes.vertex_counts)
+        return clip_shapes(shapes, inside)
 
     def _chunks_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return which chunks may have vertices in a box."""
@@ -276,7 +250,7 @@ class LevelQuery:
         parts = () if self.reader.tiles else ("fragments",)
         level = self._loaded(rows, names, parts)
         if level.fragments is not None:
-            shapes = assemble_shapes(level, self._all_of(level.fragments.n_fragments), self.rules)
+            shapes = assemble_shapes(level, self.root, *self._all_of(level.fragments.n_fragments))
             return clip_shapes(shapes, _in_box(shapes.positions, *box))
         kept = np.flatnonzero(_in_box(level.positions, *box))
         attributes = take_attributes(level.vertex_attributes, kept)
@@ -288,7 +262,7 @@ class LevelQuery:
         n_fragments = level.fragments.n_fragments
         every = np.arange(n_fragments)
         if not self.has_objects:
-            return every, every if self.rules.kind in SEQUENTIAL else np.zeros(n_fragments, np.int64)
+            return every, every if self.kind in SEQUENTIAL else np.zeros(n_fragments, np.int64)
         if self.identity:
             return every, every
         named = level.fragment_attributes.get(OWNER_ATTRIBUTE)
@@ -328,7 +302,7 @@ class LevelQuery:
         owned = int(np.count_nonzero(ids != NO_OWNER))
         unique, first = np.unique(ids[:owned], return_index=True)
         kept, bounds = self._without_repeats(fragments, np.append(first, owned))
-        shapes = assemble_shapes(level, FragmentSelection(kept, bounds, unique), self.rules, cross)
+        shapes = assemble_shapes(level, self.root, kept, bounds, unique, cross)
         if not self.has_objects:
             return shapes
         return replace(shapes, object_attributes=self.object_attributes(names, unique))
@@ -341,12 +315,6 @@ def _in_box(positions: NDArray[np.generic], low: NDArray[np.float64], high: NDAr
         values = positions[:, axis]
         inside &= (values >= low[axis]) & (values <= high[axis])
     return inside
-
-
-def _objects_in_box(shapes: Shapes, low: NDArray[np.float64], high: NDArray[np.float64]) -> Shapes:
-    """Return the objects that have a vertex in a box."""
-    hits = np.diff(counts_to_offsets(_in_box(shapes.positions, low, high))[shapes.offsets]) > 0
-    return clip_shapes(shapes, np.repeat(hits, shapes.vertex_counts))
 
 
 _WHOLE = (*SEQUENTIAL, "skeleton")
@@ -433,8 +401,7 @@ class VectorStore:
     @property
     def kind(self) -> str:
         """The geometry type; the first if there are several; unknown types are read as graphs."""
-        kind = self.geometry.types[0] if self.geometry.types else "point_cloud"
-        return kind if kind in KINDS else "graph"
+        return self.geometry.kind
 
     def _open(self, number: int) -> LevelQuery:
         """Return a level; it is opened once."""
@@ -443,10 +410,7 @@ class VectorStore:
                 raise QueryError(
                     f"Level {number} does not exist; {self.location.uri} has levels 0 to {self.n_levels - 1}."
                 )
-            root = self.geometry
-            reader = LevelReader(self.files, root, self.layout, number)
-            rules = LinkRules(self.kind, root.links_convention, root.cross_chunk)
-            self._levels[number] = LevelQuery(reader, rules, identity=root.index_convention == "identity")
+            self._levels[number] = LevelQuery(LevelReader(self.files, self.geometry, self.layout, number))
         return self._levels[number]
 
     def _choose(self, level: int | None, budget: int | None) -> LevelQuery:

@@ -478,6 +478,15 @@ def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] |
         link_offsets=None,
         vertex_attributes=take_attributes(shapes.vertex_attributes, np.flatnonzero(kept)),
         link_attributes={},
-        fragment_offsets=None,
-        fragment_attributes={},
+        fragment_offsets=None if shapes.fragment_offsets is None else counts[shapes.fragment_offsets],
     )
+
+
+def links_by_object(
+    offsets: NDArray[np.int64], links: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the order of links by the object of their first end, and their offsets, as `Shapes.link_offsets`."""
+    owner = np.searchsorted(offsets, links[:, 0], side="right") - 1
+    counts = np.bincount(owner, minlength=len(offsets))
+    # Links between vertices without an object follow those of the last object; no offsets can describe them.
+    return np.argsort(owner, kind="stable"), None if counts[-1] else counts_to_offsets(counts[:-1])

@@ -1,6 +1,6 @@
 """Assembly of shapes from the chunks of a level: fragments in object order, links with renumbered rows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import library
-from raggedatlas.vectors.geometry import CrossLinks, Level
+from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level
 from raggedatlas.vectors.shapes import (
-    KINDS,
     SEQUENTIAL,
     Attribute,
     Attributes,
@@ -19,59 +18,22 @@ from raggedatlas.vectors.shapes import (
     concat_attributes,
     concat_ranges,
     counts_to_offsets,
+    links_by_object,
     take_attributes,
+    take_vertices,
 )
 from raggedatlas.vectors.storage.codecs import Bytes, corrupt_index_error, fragment_rows, from_bytes, locate_fragments
-from raggedatlas.vectors.storage.level_reader import (
-    EMPTY_INDEX,
-    AttributeFilter,
-    AttributeStorage,
-    LevelReader,
-    attribute_storage,
-)
+from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX, AttributeFilter, LevelReader, attribute_storage
 from raggedatlas.vectors.storage.zarr_reader import KeyLookup
 
 
-@dataclass(frozen=True)
-class FragmentSelection:
-    """Selected fragments, in object order.
-
-    Parameters
-    ----------
-    fragments : (P,) int64
-        Fragment numbers of the loaded level, in traversal order.
-    bounds : (B + 1,) int64
-        Fragments of each object; fragments after the last bound belong to no object.
-    ids : (B,) int64 or None
-        Ids of the objects; None if there are none.
-    """
-
-    fragments: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    ids: NDArray[np.int64] | None
-
-
-@dataclass(frozen=True)
-class LinkRules:
-    """Link conventions of a store.
-
-    Parameters
-    ----------
-    kind : str
-        Geometry type.
-    convention : str
-        Convention of links that are not stored.
-    boundary : str
-        Policy for links across chunks.
-    """
-
-    kind: str
-    convention: str
-    boundary: str
-
-
 def assemble_shapes(
-    level: Level, chosen: FragmentSelection, rules: LinkRules, cross: CrossLinks | None = None
+    level: Level,
+    root: Geometry,
+    fragments: NDArray[np.int64],
+    objects: NDArray[np.int64],
+    ids: NDArray[np.int64] | None,
+    cross: CrossLinks | None = None,
 ) -> Shapes:
     """Return the shapes of some fragments of a level.
 
@@ -79,37 +41,45 @@ def assemble_shapes(
     ----------
     level : Level
         Chunks with their fragments, and links if the kind has them.
-    chosen : FragmentSelection
-        Fragments to assemble.
-    rules : LinkRules
-        Kind and conventions.
+    root : Geometry
+        Kind and conventions of the store.
+    fragments : (P,) int64
+        Fragment numbers of the level, in traversal order.
+    objects : (B + 1,) int64
+        Fragments of each object; fragments after the last bound belong to no object.
+    ids : (B,) int64 or None
+        Ids of the objects; None if there are none.
     cross : CrossLinks or None
         Links across chunks; those with an end in another chunk are dropped.
     """
-    fragments = level.fragments
-    assert fragments is not None
-    local, counts = fragment_rows(fragments, chosen.fragments)
+    assert level.fragments is not None
+    local, counts = fragment_rows(level.fragments, fragments)
     # Chunks without fragments share their bound with the next chunk; `side="right"` skips them.
-    chunk = np.searchsorted(fragments.bounds, chosen.fragments, side="right") - 1
+    chunk = np.searchsorted(level.fragments.bounds, fragments, side="right") - 1
     rows = local + np.repeat(level.bounds[chunk], counts)
     bounds = counts_to_offsets(counts)
-    if rules.kind in SEQUENTIAL and rules.boundary != "explicit_links":
-        kept = mask_repeated_rows(level.positions, rows, bounds, chosen.bounds)
+    if repeats_vertices(root):
+        kept = mask_repeated_rows(level.positions, rows, bounds, objects)
         # The number of kept rows before each fragment, of which `diff` gives the kept rows inside it.
         counts = np.diff(counts_to_offsets(kept)[bounds])
         rows, bounds = rows[kept], counts_to_offsets(counts)
     shapes = Shapes(
-        rules.kind if rules.kind in KINDS else "graph",
+        root.kind,
         np.take(level.positions, rows, axis=0),
-        offsets=bounds[chosen.bounds],
-        ids=chosen.ids,
+        offsets=bounds[objects],
+        ids=ids,
         vertex_attributes=take_attributes(level.vertex_attributes, rows),
         fragment_offsets=bounds,
-        fragment_attributes=take_attributes(level.fragment_attributes, chosen.fragments),
+        fragment_attributes=take_attributes(level.fragment_attributes, fragments),
     )
-    if rules.kind in SEQUENTIAL or (level.links is None and cross is None):
+    if root.kind in SEQUENTIAL or (level.links is None and cross is None):
         return _with_empty_links(shapes)
-    return _add_links(shapes, level, rows, rules, cross)
+    return _add_links(shapes, level, rows, root, cross)
+
+
+def repeats_vertices(root: Geometry) -> bool:
+    """Return whether a line that continues in the next chunk ends there with a copy of its next vertex."""
+    return root.kind in SEQUENTIAL and root.cross_chunk != "explicit_links"
 
 
 def _with_empty_links(shapes: Shapes) -> Shapes:
@@ -154,7 +124,7 @@ def _add_links(
     shapes: Shapes,
     level: Level,
     rows: NDArray[np.int64],
-    rules: LinkRules,
+    root: Geometry,
     cross: CrossLinks | None,
 ) -> Shapes:
     """Add the links whose ends are all among the vertices, object by object."""
@@ -168,25 +138,19 @@ def _add_links(
         if (parts[0][0] >= limit[:, None]).any() or (level.links.rows < 0).any():
             raise CorruptError("A link refers to a row that its chunk does not have. Restore the store from a copy.")
     # With "both", these links are also stored within the chunk of their first end, by means of repeated vertices.
-    if cross is not None and rules.boundary != "both":
+    if cross is not None and root.cross_chunk != "both":
         parts.append((_global_rows(level, cross), cross.attributes))
     found = [finder.place(ends) for ends, _ in parts]
     placed_links = [ends for ends, _ in found]
     values = [take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, found, strict=True)]
-    if rules.convention == "implicit_sequential_with_branches":
+    if root.links_convention == "implicit_sequential_with_branches":
         placed_links.append(_implicit_links(shapes, np.concatenate([np.zeros((0, 2), np.int64), *placed_links])))
         values.append({})
     links = np.concatenate(placed_links) if placed_links else np.zeros((0, 2), np.int64)
     attributes = concat_attributes(values, [len(ends) for ends in placed_links])
-    owner = np.searchsorted(shapes.offsets, links[:, 0], side="right") - 1
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=len(shapes.offsets))
+    order, link_offsets = links_by_object(shapes.offsets, links)
     return replace(
-        shapes,
-        links=links[order],
-        # Links between vertices without an object follow those of the last object; no offsets can describe them.
-        link_offsets=None if counts[-1] else counts_to_offsets(counts[:-1]),
-        link_attributes=take_attributes(attributes, order),
+        shapes, links=links[order], link_offsets=link_offsets, link_attributes=take_attributes(attributes, order)
     )
 
 
@@ -282,250 +246,162 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
 
     Lines, polylines and streamlines get explicit links between neighbours, because clipping may divide them.
     """
-    place = np.cumsum(inside) - 1
-    kept = np.flatnonzero(inside)
-    counted = counts_to_offsets(inside)
-    counts = np.diff(counted[shapes.offsets])
-    some = counts > 0 if shapes.ids is not None else np.ones(len(counts), bool)
     links = shapes.links
     if links is None and shapes.kind in SEQUENTIAL:
         last = np.ones(shapes.n_vertices, bool)
         last[shapes.offsets[1:][shapes.vertex_counts > 0] - 1] = False
         row = np.flatnonzero(last)
         links = np.stack([row, row + 1], axis=1)
-    new: dict[str, object] = {"links": None, "link_offsets": None}
-    if links is not None:
-        good = np.flatnonzero(inside[links].all(axis=1))
-        ends = place[links[good]]
-        offsets = counts_to_offsets(counts[some])
-        owner = np.searchsorted(offsets, ends[:, 0], side="right") - 1
-        order = np.argsort(owner, kind="stable")
-        sizes = np.bincount(owner, minlength=len(offsets))
-        new = {
-            "links": ends[order],
-            "link_offsets": None if sizes[-1] else counts_to_offsets(sizes[:-1]),
-            "link_attributes": take_attributes(shapes.link_attributes, good[order]),
-        }
-    pieces, values = shapes.fragment_offsets, shapes.fragment_attributes
-    if pieces is not None:
-        sizes = np.diff(counted[pieces])
-        values = take_attributes(values, np.flatnonzero(sizes > 0))
-        pieces = counts_to_offsets(sizes[sizes > 0])
+    good = np.zeros(0, np.int64) if links is None else np.flatnonzero(inside[links].all(axis=1))
+    clipped = take_vertices(shapes, inside, None if links is None else links[good])
+    if shapes.ids is not None:
+        some = np.flatnonzero(clipped.vertex_counts)
+        clipped = replace(
+            clipped,
+            offsets=counts_to_offsets(clipped.vertex_counts[some]),
+            ids=shapes.ids[some],
+            object_attributes=take_attributes(shapes.object_attributes, some),
+        )
+    if clipped.links is not None:
+        order, link_offsets = links_by_object(clipped.offsets, clipped.links)
+        attributes = take_attributes(shapes.link_attributes, good[order])
+        clipped = replace(clipped, links=clipped.links[order], link_offsets=link_offsets, link_attributes=attributes)
+    if clipped.fragment_offsets is None:
+        return clipped
+    sizes = np.diff(clipped.fragment_offsets)
     return replace(
-        shapes,
-        positions=np.take(shapes.positions, kept, axis=0),
-        offsets=counts_to_offsets(counts[some]),
-        ids=None if shapes.ids is None else shapes.ids[some],
-        vertex_attributes=take_attributes(shapes.vertex_attributes, kept),
-        object_attributes=take_attributes(shapes.object_attributes, np.flatnonzero(some)),
-        fragment_offsets=pieces,
-        fragment_attributes=values,
-        **new,  # type: ignore[arg-type]
+        clipped,
+        fragment_offsets=counts_to_offsets(sizes[sizes > 0]),
+        fragment_attributes=take_attributes(shapes.fragment_attributes, np.flatnonzero(sizes)),
     )
 
 
-@dataclass(frozen=True)
-class FragmentRequest:
-    """Fragments of a level, by chunk.
+class FragmentReader:
+    """Reader of single fragments of a level with raw vertices; only their rows are copied.
 
     Parameters
     ----------
+    reader : LevelReader
+        The level.
     keys : (n, K) int64
-        Chunks that hold at least one of them, ascending.
-    place : (P,) int64
-        Index in `keys` of each fragment's chunk.
-    fragments : (P,) int64
-        Chunk-local number of each fragment.
-    """
-
-    keys: NDArray[np.int64]
-    place: NDArray[np.int64]
-    fragments: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class ChunkIndexes:
-    """The fragment indexes of some chunks.
-
-    Parameters
-    ----------
-    blobs : list of uint8 arrays or None
-        Blob of each chunk; None if the level stores none, so that each chunk is one fragment.
-    n_fragments : (n,) int64
-        Number of fragments of each chunk.
-    """
-
-    blobs: list[Bytes] | None
-    n_fragments: NDArray[np.int64]
-
-
-def read_chunk_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> ChunkIndexes:
-    """Read the fragment indexes of some chunks, and their numbers of fragments.
+        Chunks, ascending.
 
     Raises
     ------
     CorruptError
-        If the header of an index does not match its bytes.
-    """
-    blobs = reader.index_blobs("vertex_fragments", keys)
-    if blobs is None:
-        return ChunkIndexes(None, np.ones(len(keys), np.int64))
-    none = np.zeros(0, np.int64)
-    for blob in blobs:
-        locate_fragments(blob, none, 0, np.zeros((0, 3), np.int64), f"{reader.where}/vertex_fragments")
-    return ChunkIndexes(blobs, np.array([int.from_bytes(blob[8:12].tobytes(), "little") for blob in blobs], np.int64))
-
-
-@dataclass(frozen=True)
-class FragmentRows:
-    """Vertices of some fragments, in the requested order.
-
-    Parameters
-    ----------
-    positions : (N, D) array
-        Vertices.
-    bounds : (P + 1,) int64
-        Vertices of each fragment.
-    vertex_attributes, fragment_attributes : dict of str to Attribute
-        N and P rows.
+        If the header of a fragment index does not match its bytes.
     """
 
-    positions: NDArray[np.generic]
-    bounds: NDArray[np.int64]
-    vertex_attributes: dict[str, Attribute]
-    fragment_attributes: dict[str, Attribute]
+    def __init__(self, reader: LevelReader, keys: NDArray[np.int64]) -> None:
+        self.reader, self.keys = reader, keys
+        self.where = f"{reader.where}/vertex_fragments"
+        stored = reader.index_blobs("vertex_fragments", keys)
+        self.is_indexed = stored is not None
+        self.blobs = [EMPTY_INDEX] * len(keys) if stored is None else stored
+        for blob in self.blobs:
+            locate_fragments(blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64), self.where)
+        counts = [int.from_bytes(blob[8:12].tobytes(), "little") for blob in self.blobs]
+        # Without an index, a chunk is one fragment.
+        self.n_fragments = np.array(counts, np.int64) if self.is_indexed else np.ones(len(keys), np.int64)
 
+    def read(
+        self,
+        place: NDArray[np.int64],
+        fragments: NDArray[np.int64],
+        objects: NDArray[np.int64],
+        ids: NDArray[np.int64],
+        wanted: AttributeFilter,
+    ) -> Shapes:
+        """Return the objects that some fragments form.
 
-@dataclass(frozen=True)
-class _FragmentSpans:
-    """Locations of fragments, by chunk: those of chunk `c` are ``cuts[c]`` to ``cuts[c + 1]``.
+        Parameters
+        ----------
+        place, fragments : (P,) int64
+            Index in `keys` of the chunk of each fragment, and its number there, in traversal order.
+        objects : (B + 1,) int64
+            Fragments of each object.
+        ids : (B,) int64
+            Ids of the objects.
+        wanted : callable
+            Predicate on attribute names.
 
-    Parameters
-    ----------
-    order : (P,) int64
-        Index of each among the requested fragments.
-    cuts : list of int
-        First fragment of each chunk.
-    blobs : list of uint8 arrays
-        Fragment index of each chunk.
-    n_fragments : (n,) int64
-        Number of fragments of each chunk.
-    spans : (P, 3) int64
-        As filled by `locate_fragments`.
-    """
-
-    order: NDArray[np.int64]
-    cuts: list[int]
-    blobs: list[Bytes]
-    n_fragments: NDArray[np.int64]
-    spans: NDArray[np.int64]
-
-
-def read_fragments(
-    reader: LevelReader, parts: FragmentRequest, indexes: ChunkIndexes, wanted: AttributeFilter
-) -> FragmentRows:
-    """Return vertices and attributes of some fragments of a level with raw vertices.
-
-    Raises
-    ------
-    CorruptError
-        If a chunk does not have a fragment, or the data read is inconsistent.
-    """
-    n_dims = len(reader.root.axes)
-    raw, dtype, rows = [], np.dtype(np.float32), np.zeros(0, np.int64)
-    if reader.vertices is not None:
-        raw, dtype, rows = reader.read_rows(reader.vertices, parts.keys, n_dims, "vertices")
-    size = dtype.itemsize * n_dims
-    located = _locate_spans(reader, parts, indexes, rows)
-    counts = np.empty(len(parts.fragments), np.int64)
-    counts[located.order] = located.spans[:, 2]
-    bounds = counts_to_offsets(counts)
-    places = bounds[:-1][located.order]
-    positions = from_bytes(_copy_rows(raw, located, places, size, int(bounds[-1])), dtype, n_dims)
-    own = {}
-    for name in filter(wanted, reader.attribute_names("vertex_attributes")):
-        found = _read_attribute(reader, f"vertex_attributes/{name}", parts.keys, rows)
-        if found is not None:
-            form, cells = found
-            own[name] = form.attribute(_copy_rows(cells, located, places, form.size, int(bounds[-1])))
-    own |= reader.read_partition_attribute(parts.keys[parts.place], counts, wanted)
-    return FragmentRows(positions, bounds, own, _read_fragment_attributes(reader, parts, located, wanted))
-
-
-def _read_fragment_attributes(
-    reader: LevelReader, parts: FragmentRequest, located: _FragmentSpans, wanted: AttributeFilter
-) -> dict[str, Attribute]:
-    """Return the attributes of the fragments themselves."""
-    result = {}
-    # Each fragment is a range of one row, its own number, so that `_copy_rows` serves for these rows as well.
-    spans = np.ones((len(parts.fragments), 3), np.int64)
-    spans[:, 0] = parts.fragments[located.order]
-    each = replace(located, spans=spans)
-    for name in filter(wanted, reader.attribute_names("fragment_attributes")):
-        found = _read_attribute(reader, f"fragment_attributes/{name}", parts.keys, located.n_fragments)
-        if found is not None:
-            form, cells = found
-            result[name] = form.attribute(_copy_rows(cells, each, located.order, form.size, len(spans)))
-    return result
-
-
-def _locate_spans(
-    reader: LevelReader, parts: FragmentRequest, indexes: ChunkIndexes, rows: NDArray[np.int64]
-) -> _FragmentSpans:
-    """Locate fragments in the indexes of their chunks; without an index, a chunk is one fragment."""
-    # The compiled function counts bits of the bitmap as it goes, and refuses numbers that do not ascend.
-    order = np.lexsort((parts.fragments, parts.place))
-    cuts = np.searchsorted(parts.place[order], np.arange(len(parts.keys) + 1)).tolist()
-    fragments, where = parts.fragments[order], f"{reader.where}/vertex_fragments"
-    spans = np.zeros((len(fragments), 3), np.int64)
-    if indexes.blobs is None:
-        spans[:, 2] = rows[parts.place[order]]
-        return _FragmentSpans(order, cuts, [EMPTY_INDEX] * len(rows), indexes.n_fragments, spans)
-    for blob, n_rows, (a, b) in zip(indexes.blobs, rows.tolist(), pairwise(cuts), strict=True):
-        locate_fragments(blob, fragments[a:b], n_rows, spans[a:b], where)
-    return _FragmentSpans(order, cuts, indexes.blobs, indexes.n_fragments, spans)
-
-
-def _copy_rows(cells: list[Bytes], located: _FragmentSpans, places: NDArray[np.int64], size: int, n_rows: int) -> Bytes:
-    """Copy the rows of all fragments to their positions in the output."""
-    out = np.empty(n_rows * size, np.uint8)
-    for cell, blob, (a, b) in zip(cells, located.blobs, pairwise(located.cuts), strict=True):
-        contents, index = np.ascontiguousarray(cell), np.ascontiguousarray(blob)
-        fault = library().ra_copy_fragments(
-            index, index.size, contents, contents.size, located.spans[a:b], places[a:b], b - a, size, out, out.size
+        Raises
+        ------
+        CorruptError
+            If a chunk does not have a fragment, or the data read is inconsistent.
+        """
+        reader, root = self.reader, self.reader.root
+        raw: list[Bytes] = []
+        dtype, rows = np.dtype(np.float32), np.zeros(0, np.int64)
+        if reader.vertices is not None:
+            raw, dtype, rows = reader.read_rows(reader.vertices, self.keys, root.n_dims, "vertices")
+        # The compiled function counts bits of the bitmap as it goes, and refuses numbers that do not ascend.
+        order = np.lexsort((fragments, place))
+        cuts = np.searchsorted(place[order], np.arange(len(self.keys) + 1)).tolist()
+        spans = self._locate(fragments[order], rows, cuts)
+        counts = np.empty(len(fragments), np.int64)
+        counts[order] = spans[:, 2]
+        bounds = counts_to_offsets(counts)
+        places = bounds[:-1][order]
+        size = dtype.itemsize * root.n_dims
+        positions = from_bytes(self._copy_rows(raw, cuts, spans, places, size), dtype, root.n_dims)
+        own = self._attributes("vertex_attributes", rows, cuts, spans, places, wanted)
+        own |= reader.read_partition_attribute(self.keys[place], counts, wanted)
+        # Each fragment is a range of one row of their attributes, its own number.
+        each = np.ones((len(fragments), 3), np.int64)
+        each[:, 0] = fragments[order]
+        shapes = Shapes(
+            root.kind,
+            positions,
+            offsets=bounds[objects],
+            ids=ids,
+            vertex_attributes=own,
+            fragment_offsets=bounds,
+            fragment_attributes=self._attributes("fragment_attributes", self.n_fragments, cuts, each, order, wanted),
         )
-        if fault:
-            raise corrupt_index_error(fault, blob, "A fragment index")
-    return out
+        if not repeats_vertices(root):
+            return shapes
+        return take_vertices(shapes, mask_repeated_rows(positions, np.arange(len(positions)), bounds, objects))
 
+    def _locate(self, fragments: NDArray[np.int64], rows: NDArray[np.int64], cuts: list[int]) -> NDArray[np.int64]:
+        """Return the spans of fragments, sorted by chunk and number, as filled by `locate_fragments`: (P, 3)."""
+        spans = np.zeros((len(fragments), 3), np.int64)
+        if not self.is_indexed:
+            spans[:, 2] = np.repeat(rows, np.diff(cuts))
+            return spans
+        for blob, n_rows, (a, b) in zip(self.blobs, rows.tolist(), pairwise(cuts), strict=True):
+            locate_fragments(blob, fragments[a:b], n_rows, spans[a:b], self.where)
+        return spans
 
-def _read_attribute(
-    reader: LevelReader, path: str, keys: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[AttributeStorage, list[Bytes]] | None:
-    """Return the storage of an attribute and its cells of some chunks; None if it does not exist."""
-    family = reader.family(path)
-    if family is None:
-        return None
-    cells = family.read(keys)
-    return attribute_storage(family.attributes, cells, rows, f"{reader.where}/{path}"), cells
+    def _attributes(
+        self,
+        group: str,
+        rows: NDArray[np.int64],
+        cuts: list[int],
+        spans: NDArray[np.int64],
+        places: NDArray[np.int64],
+        wanted: AttributeFilter,
+    ) -> dict[str, Attribute]:
+        """Return the rows of spans of each attribute of a family, whose chunks have `rows` rows."""
+        result = {}
+        for name in filter(wanted, self.reader.attribute_names(group)):
+            family = self.reader.family(f"{group}/{name}")
+            if family is not None:
+                cells = family.read(self.keys)
+                form = attribute_storage(family.attributes, cells, rows, f"{self.reader.where}/{group}/{name}")
+                result[name] = form.attribute(self._copy_rows(cells, cuts, spans, places, form.size))
+        return result
 
-
-def drop_repeated_rows(picked: FragmentRows, objects: NDArray[np.int64], rules: LinkRules) -> FragmentRows:
-    """Drop the vertices that are stored twice where a polyline continues in the next chunk, if the store repeats them.
-
-    Parameters
-    ----------
-    picked : FragmentRows
-        Fragments in traversal order.
-    objects : (B + 1,) int64
-        Fragments of each object.
-    rules : LinkRules
-        Kind and conventions of the store.
-    """
-    if rules.kind not in SEQUENTIAL or rules.boundary == "explicit_links":
-        return picked
-    kept = mask_repeated_rows(picked.positions, np.arange(len(picked.positions)), picked.bounds, objects)
-    rows = np.flatnonzero(kept)
-    attributes = take_attributes(picked.vertex_attributes, rows)
-    bounds = counts_to_offsets(np.diff(counts_to_offsets(kept)[picked.bounds]))
-    return FragmentRows(np.take(picked.positions, rows, axis=0), bounds, attributes, picked.fragment_attributes)
+    def _copy_rows(
+        self, cells: list[Bytes], cuts: list[int], spans: NDArray[np.int64], places: NDArray[np.int64], size: int
+    ) -> Bytes:
+        """Copy the rows of all spans to their positions in the output."""
+        out = np.empty(int(spans[:, 2].sum()) * size, np.uint8)
+        for cell, blob, (a, b) in zip(cells, self.blobs, pairwise(cuts), strict=True):
+            contents, index = np.ascontiguousarray(cell), np.ascontiguousarray(blob)
+            fault = library().ra_copy_fragments(
+                index, index.size, contents, contents.size, spans[a:b], places[a:b], b - a, size, out, out.size
+            )
+            if fault:
+                raise corrupt_index_error(fault, blob, "A fragment index")
+        return out

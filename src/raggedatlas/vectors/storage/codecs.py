@@ -504,24 +504,6 @@ def are_tiles(fragments: Fragments, bounds: NDArray[np.int64]) -> bool:
     )
 
 
-def detect_runs(fragments: Fragments) -> Fragments:
-    """Return the fragments with every explicit list that is a range stored as one."""
-    listed = np.flatnonzero(~fragments.is_range & (fragments.counts > 0))
-    if not listed.size:
-        return fragments
-    rows, counts = fragment_rows(fragments, listed)
-    begin = counts_to_offsets(counts)
-    first = rows[begin[:-1]]
-    off = rows != concat_ranges(first, counts)
-    good = np.diff(counts_to_offsets(off)[begin]) == 0
-    is_range, starts = fragments.is_range.copy(), fragments.starts.copy()
-    is_range[listed[good]], starts[listed[good]] = True, first[good]
-    left = np.flatnonzero(~is_range)
-    kept, lengths = fragment_rows(fragments, left)
-    starts[left] = counts_to_offsets(lengths)[:-1]
-    return Fragments(fragments.bounds, is_range, starts, fragments.counts, kept)
-
-
 SINGLE, RUN, LIST = 0, 1, 2
 """Modes of a block."""
 

@@ -118,7 +118,7 @@ def _cross_files_07(root: str, links: CrossLinks, compression: str | None) -> It
     inner = select_links(links, np.flatnonzero(~crosses_chunks))
     links = select_links(links, np.flatnonzero(crosses_chunks))
     if links.n_links:
-        own = {"num_links": links.n_links, "sid_ndim": int(links.chunks.shape[2])}
+        own: dict[str, Any] = {"num_links": links.n_links, "sid_ndim": int(links.chunks.shape[2])}
         if links.directed or links.store != "canonical":
             own |= {"directed": links.directed, "store": links.store}
         yield group_json(f"{root}/cross_chunk_links/{name}", {"zv_array": "cross_chunk_links", **block, **own})

@@ -279,6 +279,7 @@ def _fragment_indexes(
         stored = checker.read(array, keys[part], place)
         blobs = [blob if blob.size else EMPTY_INDEX for blob in stored]
         places = [place.at(key) for key in keys[part]]
+        fragments: list[Fragments | None]
         together = try_decode_fragments(concat_blobs(blobs))
         if isinstance(together, Fragments):
             fragments = [_chunk_fragments(together, c) for c in range(len(blobs))]

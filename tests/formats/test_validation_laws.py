@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
 from raggedatlas.formats.anndata import RULES, Problem, checks_arrays, file_tree, raise_if_invalid, validate
-from raggedatlas.formats.anndata.checking import AnnDataChecker
 from raggedatlas.formats.anndata.checks_arrays import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node
-from raggedatlas.formats.anndata.rules import rules_page
+from raggedatlas.formats.anndata.rules import AnnDataChecker, rules_page
 from raggedatlas.formats.copying import copy
 from raggedatlas.testing.anndata_faults import (
     FORMS,

@@ -267,7 +267,7 @@ def inspect(
     from raggedatlas.cli.printing import printable
     from raggedatlas.errors import NotFoundError
     from raggedatlas.formats import cxg
-    from raggedatlas.formats.anndata.inspection import inspect as inspect_file
+    from raggedatlas.formats.anndata.validation import inspect as inspect_file
     from raggedatlas.model.reports import size_text
     from raggedatlas.vectors.inspection import inspect as inspect_geometry
 

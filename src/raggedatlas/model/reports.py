@@ -422,16 +422,16 @@ class Element:
     name: str
     encoding: str
     kind: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    chunks: tuple[int, ...] | None
-    shards: tuple[int, ...] | None
-    compression: str
-    n_bytes: int
-    n_stored: int
-    n_entries: int | None
-    fault: str
-    children: "tuple[Element, ...]"
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
+    compression: str = ""
+    n_bytes: int = 0
+    n_stored: int = 0
+    n_entries: int | None = None
+    fault: str = ""
+    children: "tuple[Element, ...]" = ()
 
     @property
     def shown(self) -> "tuple[Element, ...]":

@@ -370,7 +370,7 @@ def is_servable(path: str | Path) -> bool:
     (True, False)
     """
     from raggedatlas.formats.cxg.inspection import detect
-    from raggedatlas.formats.cxg.schema import VERSIONS
+    from raggedatlas.formats.cxg.options import VERSIONS
 
     found = detect(path)
     return found.version in VERSIONS[: VERSIONS.index(PROFILE) + 1] and found.layout in ("dense", "sparse")

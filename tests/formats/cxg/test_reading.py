@@ -16,8 +16,8 @@ import scipy.sparse as sp
 from raggedatlas.errors import FeatureError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
+from raggedatlas.formats.cxg.array_reader import LazyArray
 from raggedatlas.formats.cxg.inspection import detect, is_cxg, tiledb_kind
-from raggedatlas.formats.cxg.matrix_reader import LazyArray
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.modalities import as_anndata, split_modalities
@@ -111,7 +111,7 @@ def test_blocks_of_columns_are_bounded(tmp_path: Path, form: Any, monkeypatch: p
     """A block of columns has as many as the mean of them says, one at least, whatever the layout."""
     source = cxg_source(write_cxg(tmp_path / "a.cxg", form))
     for size, most in ((1, 1), (100, 4)):
-        monkeypatch.setattr("raggedatlas.formats.cxg.matrix_reader.BLOCK_BYTES", size)
+        monkeypatch.setattr("raggedatlas.formats.cxg.array_reader.BLOCK_BYTES", size)
         widths = [values.shape[1] for _, values in source.column_blocks()]
         assert sum(widths) == 5
         assert max(widths) <= most

@@ -15,8 +15,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SourceError, StoreError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg.checks import validate
-from raggedatlas.formats.cxg.spool import BATCH_ROWS, ColumnSpill
-from raggedatlas.formats.cxg.table_encoder import EncodingOptions, encode_table
+from raggedatlas.formats.cxg.table_encoder import BATCH_ROWS, ColumnSpill, EncodingOptions, encode_table
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.frames import Column, ColumnTable, Texts
@@ -66,10 +65,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every table for a long one: text comes in blocks, columns wait in files, a band has one tile."""
-    for module in ("formats.anndata.elements", "formats.cxg.table_reader", "model.frames"):
+    for module in ("formats.anndata.elements", "formats.cxg.array_reader", "model.frames"):
         monkeypatch.setattr(f"raggedatlas.{module}.TEXT_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.sink.SPILL_ROWS", 500)
-    monkeypatch.setattr("raggedatlas.formats.cxg.spool.BATCH_ROWS", 300)
+    monkeypatch.setattr("raggedatlas.formats.cxg.table_encoder.BATCH_ROWS", 300)
     monkeypatch.setattr("raggedatlas.formats.cxg.array_writer.TABLE_BYTES", 1)
 
 

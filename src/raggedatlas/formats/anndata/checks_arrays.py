@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError
-from raggedatlas.formats.anndata.checking import AnnDataChecker, as_text, decode, encoding_of, hash_names, sparse_shape
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
+from raggedatlas.formats.anndata.rules import AnnDataChecker, as_text, decode, encoding_of, hash_names, sparse_shape
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.store.native import csr_of, library
 

@@ -165,8 +165,8 @@ def _sparse(container: Container, path: str) -> Any:  # noqa: ANN401
     from scipy.sparse import csc_matrix, csr_matrix
 
     values, indices, indptr = (container.whole(f"{path}/{name}") for name in ("data", "indices", "indptr"))
-    kind = csr_matrix if _sparse_form(node) == "csr_matrix" else csc_matrix
-    return kind((values.astype(sparse_dtype(values.dtype)), indices, indptr), _sparse_shape(node))
+    kind = csr_matrix if sparse_form(node) == "csr_matrix" else csc_matrix
+    return kind((values.astype(sparse_dtype(values.dtype)), indices, indptr), stated_shape(node))
 
 
 def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: ANN401
@@ -177,7 +177,7 @@ def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: A
     SourceError
         Saying what is wrong.
     """
-    form, shape = _sparse_form(node), _sparse_shape(node)
+    form, shape = sparse_form(node), stated_shape(node)
     indptr, indices = (container.whole(f"{path}/{name}") for name in ("indptr", "indices"))
     data = container.get(f"{path}/data")
     fits = shape is not None and len(shape) == 2 and is_array(data) and data.shape == indices.shape
@@ -191,11 +191,13 @@ def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: A
         )
 
 
-def _sparse_form(node: Any) -> str:  # noqa: ANN401
+def sparse_form(node: Any) -> str:  # noqa: ANN401
+    """Return the encoding-type of a group, also as anndata 0.7 stated it for sparse matrices."""
     return attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
 
 
-def _sparse_shape(node: Any) -> Any:  # noqa: ANN401
+def stated_shape(node: Any) -> Any:  # noqa: ANN401
+    """Return the shape that a sparse group states, unchecked; None if there is none."""
     return node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
 
 

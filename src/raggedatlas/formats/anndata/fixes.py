@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
-from raggedatlas.formats.anndata.checking import (
+from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
+from raggedatlas.formats.anndata.rules import (
     ENCODINGS,
     SPARSE,
     as_text,
@@ -30,8 +32,6 @@ from raggedatlas.formats.anndata.checking import (
     names_node,
     sparse_shape,
 )
-from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
-from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
 from raggedatlas.formats.output_files import writable

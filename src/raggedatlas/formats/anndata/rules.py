@@ -1,7 +1,19 @@
-"""The numbered rules of AnnData's on-disk format."""
+"""The numbered rules of AnnData's on-disk format, and the checker of an AnnData: encodings and shapes of its nodes."""
 
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import AtlasError, LimitError
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
+from raggedatlas.formats.containers import readable
 from raggedatlas.model import validation
-from raggedatlas.model.validation import Rule
+from raggedatlas.model.validation import Checker, Rule
 
 _REWRITE = "Write the file again from its source; the values cannot be guessed."
 _SHAPE = "Write the element again with the size of its axis, or remove it."
@@ -141,3 +153,402 @@ def rules_page() -> str:
         "refused by add": lambda rule: "yes" if rule.refused else "",
     }
     return validation.rules_page(_HEAD, RULES.values(), columns)
+
+
+Layout = Literal["", "0.7", "0.5"]
+Check = Callable[["AnnDataChecker", Node], None]
+
+MAX_NODES = 1_000_000
+"""Number of elements beyond which a file is not checked further: links can multiply without end."""
+
+
+class Encoding(NamedTuple):
+    """A registered encoding-type.
+
+    Parameters
+    ----------
+    versions : tuple of str
+        Known versions, the current one first.
+    structure : str
+        The rule on being a group, or an array if `is_array`.
+    declaration : str
+        The rule on its declared type and version.
+    is_array : bool
+        Whether it is stored as an array.
+    text : tuple of str
+        The rules on text in Zarr and in HDF5, for an encoding of text.
+    """
+
+    versions: tuple[str, ...]
+    structure: str = "A03"
+    declaration: str = "A03"
+    is_array: bool = False
+    text: tuple[str, str] | None = None
+
+
+ENCODINGS = {
+    "anndata": Encoding(("0.1.0",), "A10", "A11"),
+    "raw": Encoding(("0.1.0",), "A27", "A27"),
+    "dict": Encoding(("0.1.0",), "A80", "A81"),
+    "dataframe": Encoding(("0.2.0", "0.1.0"), "A70", "A72"),
+    "array": Encoding(("0.2.0",), "A40", "A41", is_array=True),
+    "string-array": Encoding(("0.2.0",), "A110", "A111", is_array=True, text=("A112", "A113")),
+    "rec-array": Encoding(("0.2.0",), is_array=True),
+    "bytes": Encoding(("0.2.0",), is_array=True),
+    "numeric-scalar": Encoding(("0.2.0",), "A90", "A91", is_array=True),
+    "string": Encoding(("0.2.0",), "A90", "A93", is_array=True, text=("A94", "A95")),
+    "null": Encoding(("0.1.0",), is_array=True),
+    "csr_matrix": Encoding(("0.1.0",), "A50", "A53"),
+    "csc_matrix": Encoding(("0.1.0",), "A50", "A53"),
+    "categorical": Encoding(("0.2.0",), "A100", "A101"),
+    "nullable-integer": Encoding(("0.1.0",), "A120", "A121"),
+    "nullable-boolean": Encoding(("0.1.0",), "A130", "A131"),
+    "nullable-string-array": Encoding(("0.1.0",), "A140", "A141"),
+    "awkward-array": Encoding(("0.1.0",), "A150", "A150"),
+}
+"""Encoding-type -> its description."""
+
+SPARSE = ("csr_matrix", "csc_matrix")
+
+_VERSION = re.compile(r"v?\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)?", re.IGNORECASE)
+
+
+@dataclass
+class AnnDataChecker(Checker[Node]):
+    """Checker of one AnnData.
+
+    Parameters
+    ----------
+    checks : mapping
+        Encoding-type -> check of such an element.
+    full : bool
+        Whether values are read.
+    layout : {"", "0.7", "0.5"}
+        Layout of an old file, in which encodings need not be declared.
+    prefix : str
+        Path of the AnnData in its file, such as ``"mod/rna"``.
+    compare : bool
+        Whether row names of frames are compared with those of their axis even if other values are not read.
+    n_nodes : int
+        Number of elements checked so far.
+    read_names : dict
+        Path of an index -> hashes of its blocks, collected if the key exists, so that names are read once.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    damage: ClassVar[str] = "A00"
+
+    checks: Mapping[str, Check]
+    full: bool
+    layout: Layout = ""
+    prefix: str = ""
+    compare: bool = False
+    n_nodes: int = 0
+    read_names: dict[str, list[NDArray[np.uint64]]] = field(default_factory=dict)
+
+    def unreadable(self, node: Node, fault: str) -> None:
+        """Report an element that cannot be read; the text after the last semicolon of `fault` is the fix."""
+        reason, _, fix = fault.removeprefix(f"{node.uri}: ").rpartition("; ")
+        if reason and fix.endswith("."):
+            self.report("A00", node, f"{reason}.", fix=f"{fix[0].upper()}{fix[1:]}")
+        else:
+            self.report("A00", node, fault)
+
+    def element(self, node: Node, *, declared: bool = True) -> None:
+        """Check an element and its members.
+
+        Parameters
+        ----------
+        node : Node
+            The element.
+        declared : bool
+            Whether it must declare its encoding; False within frames of anndata 0.7.
+
+        Raises
+        ------
+        LimitError
+            If there are too many elements.
+        """
+        self.n_nodes += 1
+        if self.n_nodes > MAX_NODES:
+            raise LimitError(f"{node.uri} has more than {MAX_NODES:,} elements; it is not checked further.")
+        if node.fault:
+            self.unreadable(node, node.fault)
+        if node.stored is not None:
+            with self.guarded(node):
+                encoding = self._encoding(node, declared=declared and not self.layout)
+                if encoding and self._fits(node, encoding):
+                    self.checks.get(encoding, decode)(self, node)
+
+    def inner(self, node: Node | None, *, text: bool = True) -> None:
+        """Check how a part of an element, such as the codes of a categorical, declares its encoding.
+
+        An undeclared part is read by its type. `text` is False for a part that must be text by another rule.
+        """
+        if node is not None and node.stored is not None and not node.fault:
+            encoding = self._encoding(node, declared=False)
+            fits = bool(encoding) and self._fits(node, encoding)
+            rules = ENCODINGS[encoding].text if text and fits else None
+            if rules is not None and node.text is None:
+                self.report(rules[node.in_hdf5], node, f"its values are of type {node.dtype}; expected text.")
+
+    @contextmanager
+    def guarded(self, place: Node, rule: str = "") -> Iterator[None]:
+        """Report what cannot be read as a problem of its own."""
+        with super().guarded(place, rule), readable(place.uri, str(place) or "the root"):
+            yield
+
+    def report_error(self, place: Node, error: BaseException, rule: str) -> None:
+        """Report an exception, unless it ends the check or the node is already known to be unreadable."""
+        # Every level of nesting has a guard; the limit must pass all of them to end the check.
+        if self.n_nodes > MAX_NODES and isinstance(error, LimitError):
+            raise error
+        if isinstance(error, MemoryError):
+            reason = str(error) or "out of memory"
+            self.unreadable(place, f"it cannot be read ({reason}); the file is damaged. Fetch or write it again.")
+        elif not isinstance(error, AtlasError):
+            super().report_error(place, error, rule)
+        elif not place.fault:
+            self.unreadable(place, str(error))
+
+    def _encoding(self, node: Node, *, declared: bool) -> str:
+        """Return the encoding by which a node is checked, ``""`` for none."""
+        kind, version = declared_encoding(node)
+        for name in ("encoding-type", "encoding-version"):
+            if isinstance(plain_attribute(node.attrs.get(name)), bytes):
+                self.report("A04", node, f"{name} is stored as bytes.")
+        if not kind:
+            partly = {"encoding-type", "encoding-version"} & set(node.attrs)
+            if declared or (partly and not self.layout):
+                rule = "A26" if self.in_uns(node) else "A01"
+                self.report(rule, node, f"it has no text attribute encoding-type; it looks like {infer(node)}.")
+            return infer(node)
+        if kind not in ENCODINGS:
+            return self._unknown(node, kind)
+        if not version or not _VERSION.fullmatch(version):
+            if not self.layout:
+                self.report("A02", node, f"its encoding-version is {version!r}, which is not a version.")
+        elif version not in ENCODINGS[kind].versions:
+            known = " or ".join(ENCODINGS[kind].versions)
+            self.report(ENCODINGS[kind].declaration, node, f"its encoding is {kind} {version}; known is {known}.")
+        return kind
+
+    def _unknown(self, node: Node, kind: str) -> str:
+        looks = infer(node)
+        sparse = {"data", "indices", "indptr"} <= set(node.children)
+        plain = looks in {"dict", "array", "string-array", "rec-array", "null", "numeric-scalar", "string"}
+        # A03 where the element could be anything, else the rule of the encoding that its members indicate.
+        rule = "A52" if sparse else "A03" if plain else ENCODINGS[looks].declaration
+        self.report(rule, node, f"its encoding-type {kind!r} is unknown; it looks like {looks}.")
+        return "" if plain else looks
+
+    def _fits(self, node: Node, encoding: str) -> bool:
+        is_old_frame = bool(self.layout) and encoding == "dataframe" and node.kind == "record"
+        if ENCODINGS[encoding].is_array == node.is_array or is_old_frame:
+            return True
+        form, expected = ("an array", "a group") if node.is_array else ("a group", "an array")
+        self.report(ENCODINGS[encoding].structure, node, f"{encoding} is stored as {form}; expected {expected}.")
+        return False
+
+    def in_uns(self, node: Node) -> bool:
+        """Return whether a node is in `uns`, at any depth."""
+        return node.path.removeprefix(self.prefix).strip("/").startswith("uns/")
+
+
+def decode(checker: AnnDataChecker, node: Node) -> None:
+    """Read all values of an array, to find out whether they can be decoded."""
+    if checker.full and node.is_array and not node.fault:
+        for _ in node.blocks():
+            pass
+
+
+def declared_encoding(node: Node) -> tuple[str, str]:
+    """Return encoding-type and encoding-version as text; ``""`` if missing or not text."""
+    kind, version = (as_text(node.attrs.get(name)) for name in ("encoding-type", "encoding-version"))
+    if not kind and "h5sparse_format" in node.attrs:
+        return f"{as_text(node.attrs['h5sparse_format'])}_matrix", "0.1.0"
+    return kind, version
+
+
+def as_text(value: object) -> str:
+    """Return an attribute of text or bytes as text, anything else as ``""``.
+
+    Examples
+    --------
+    >>> as_text(b"dict"), as_text("dict"), as_text(1), as_text(None)
+    ('dict', 'dict', '', '')
+    """
+    value = plain_attribute(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    return value if isinstance(value, str) else ""
+
+
+def infer(node: Node) -> str:
+    """Return the encoding of a node according to its structure."""
+    if node.is_array:
+        return _infer_array(node)
+    names = set(node.children)
+    # Frames first, because their columns may be called codes and categories, or values and mask.
+    if "_index" in node.attrs or "column-order" in node.attrs:
+        return "dataframe"
+    if {"data", "indices", "indptr"} <= names:
+        return _infer_sparse(node)
+    if {"codes", "categories"} <= names:
+        return "categorical"
+    if {"values", "mask"} <= names:
+        kind = node.children["values"].kind
+        return {"bool": "nullable-boolean", "text": "nullable-string-array"}.get(kind, "nullable-integer")
+    if {"form", "length"} <= set(node.attrs):
+        return "awkward-array"
+    return "anndata" if {"obs", "var"} <= names else "dict"
+
+
+def _infer_array(node: Node) -> str:
+    if node.shape is None:
+        return "null"
+    if node.kind == "record":
+        return "rec-array"
+    if node.text is not None and (node.shape == () or node.text.variable):
+        return "string" if node.shape == () else "string-array"
+    return "numeric-scalar" if node.shape == () else "array"
+
+
+def _infer_sparse(node: Node) -> str:
+    shape, pointers = sparse_shape(node), node.children["indptr"].shape
+    # Both fit a square matrix, which is taken for CSR.
+    by_rows = shape is None or not pointers or pointers[0] - 1 == shape[0]
+    return "csr_matrix" if by_rows else "csc_matrix"
+
+
+def encoding_of(node: Node) -> str:
+    """Return the declared encoding-type if it is known, else the inferred one."""
+    kind, _ = declared_encoding(node)
+    return kind if kind in ENCODINGS else infer(node)
+
+
+def sparse_shape(node: Node) -> tuple[int, int] | None:
+    """Return the declared shape of a sparse matrix; None if it is not two non-negative integers."""
+    shape = plain_attribute(node.attrs.get("shape", node.attrs.get("h5sparse_shape")))
+    if not isinstance(shape, list | tuple) or len(shape) != 2:
+        return None
+    is_size = [isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape]
+    return (int(shape[0]), int(shape[1])) if all(is_size) else None
+
+
+def index_node(node: Node) -> Node | None:
+    """Return the index of a frame."""
+    return node.child(as_text(node.attrs.get("_index")) or "_index")
+
+
+def n_rows(node: Node) -> int | None:
+    """Return the number of rows of a frame, a column, or an array; None if unknown."""
+    shape = extent(node)
+    return shape[0] if shape else None
+
+
+def extent(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of an element of any encoding; None if unknown."""
+    if node.is_array:
+        return node.shape
+    encoding = encoding_of(node)
+    if encoding in SPARSE:
+        return sparse_shape(node)
+    if encoding == "dataframe":
+        index = index_node(node)
+        rows = n_rows(index) if index is not None else None
+        return None if rows is None else (rows, sum(child is not index for child in node.children.values()))
+    if encoding == "awkward-array":
+        length = plain_attribute(node.attrs.get("length"))
+        return (length,) if isinstance(length, int) else None
+    inner = node.children.get("codes") or node.children.get("values")
+    return inner.shape if inner is not None else None
+
+
+def layout_of(root: Node) -> Layout:
+    """Return the layout of an AnnData: the version of anndata that introduced it; ``""`` for 0.8 and later."""
+    obs = root.child("obs")
+    if obs is None:
+        return ""
+    if obs.is_array:
+        return "0.5" if obs.kind == "record" and not declared_encoding(root)[0] else ""
+    # mudata 0.1 declared the encoding of the root of such a file, and nothing below.
+    return "0.7" if declared_encoding(obs) == ("dataframe", "0.1.0") else ""
+
+
+def listed(value: object) -> list[str] | None:
+    """Return the names in an attribute such as column-order; None if it is not a list of text.
+
+    Examples
+    --------
+    >>> listed(np.array(["a", b"b"], dtype=object)), listed(np.array([])), listed([1])
+    (['a', 'b'], [], None)
+    """
+    value = plain_attribute(value)
+    names = [value] if isinstance(value, str | bytes) else value
+    if not isinstance(names, list | tuple):
+        return None
+    if not all(isinstance(name, str | bytes) for name in names):
+        return None
+    return [name.decode("utf-8", errors="replace") if isinstance(name, bytes) else name for name in names]
+
+
+Hashes = NDArray[np.uint64]
+
+
+def names_node(frame: Node) -> Node | None:
+    """Return the array with the row names of a frame; None if there is none that can be read."""
+    index = index_node(frame)
+    if index is not None and not index.is_array:
+        index = index.child("values")
+    readable = index is not None and index.is_array and not index.fault and len(index.shape or ()) == 1
+    return index if readable else None
+
+
+def name_hashes(frame: Node) -> Hashes | None:
+    """Return hashes of the row names of a frame, (n,) uint64; None if there are none.
+
+    Raises
+    ------
+    SourceError
+        If they cannot be read.
+    """
+    index = names_node(frame)
+    return None if index is None else joined([hash_names(values) for _, values in index.blocks()])
+
+
+def hash_names(values: NDArray[Any]) -> Hashes:
+    """Return hashes of names, (n,) uint64; text and its UTF-8 bytes have the same hash."""
+    import pandas as pd
+
+    flat = values.astype(object) if values.dtype.kind in "SUT" else values
+    hashes: Hashes = pd.util.hash_array(flat, categorize=False)
+    return hashes
+
+
+def joined(parts: list[Hashes]) -> Hashes:
+    """Concatenate the hashes of blocks."""
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
+    """Check that the row names of a frame are unique (A29), and return their hashes."""
+    index = names_node(frame)
+    if index is None:
+        return None
+    hashes = joined(checker.read_names.pop(index.path, []))
+    # Not collected, or not completely: `check_text` stops at the first invalid UTF-8.
+    if len(hashes) != (index.shape or (0,))[0]:
+        hashes = joined([hash_names(values) for _, values in index.blocks()])
+    ordered = np.sort(hashes)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    known: set[object] = set()
+    # different names can have the same hash, so the names are compared
+    for start, values in index.blocks() if len(repeated) else ():
+        for name in values[np.isin(hashes[start : start + len(values)], repeated)]:
+            if name in known:
+                text = name.decode("utf-8", errors="replace") if isinstance(name, bytes) else str(name)
+                checker.report("A29", index, f"the name {text!r} occurs more than once.")
+                return hashes
+            known.add(name)
+    return hashes

@@ -1,6 +1,6 @@
 """Sources for AnnData: `.h5ad` files, Zarr folders and objects."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from raggedatlas.formats.anndata.elements import (
     open_table,
     read_element,
     read_frame,
+    sparse_form,
+    stated_shape,
     unlisted_columns,
 )
 from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
@@ -137,15 +139,53 @@ def columns_of(names: "list[str]") -> "pd.DataFrame":
     return pd.DataFrame(index=pd.Index(names, dtype=object))
 
 
-def space_of_types(types: "set[str]") -> str:
-    """Return the space of a matrix of one 10x feature type; gene expression if mixed or unknown."""
+def space_of(values: "Iterable[Any]") -> str:
+    """Return the space of a matrix from the 10x types of its features; gene expression if they are mixed or unknown."""
+    types = {str(value) for value in values}
     return SPACES.get(next(iter(types)), "gene_expression") if len(types) == 1 else "gene_expression"
 
 
-class _Stored:
+class _Contents:
+    """Contents of an AnnData, collected element by element: base of the readers of files and of objects."""
+
+    def __init__(self) -> None:
+        self.matrices: list[MatrixPart] = []
+        self.others: list[MatrixPart] = []
+        self.features: dict[str, Callable[[], pd.DataFrame]] = {}
+        self.left_out: dict[str, str] = {}
+        self.elements: dict[str, Callable[[], Any]] = {}
+
+    def add(self, key: str, rows: RowReader, features: str, space: str) -> None:
+        """Add a matrix; one without columns only as an element."""
+        if 0 in rows.shape[1:]:
+            self.left_out[key] = "matrix without columns"
+            self.others.append(MatrixPart.of(key, rows, features))
+        else:
+            self.matrices.append(MatrixPart.of(key, rows, features, space))
+
+    def source_parts(self, n_cells: int, cells: "Callable[[], pd.DataFrame]", **tables: Any) -> SourceParts:  # noqa: ANN401
+        """Return all of it."""
+        return SourceParts(
+            n_cells,
+            cells,
+            tuple(self.matrices),
+            self.features,
+            self.left_out,
+            others=tuple(self.others),
+            elements=self.elements,
+            tables=tables,
+        )
+
+
+def _name_keys(name: str) -> tuple[str, str]:
+    """Return the keys of ``uns`` under which older files have the names of the columns of an array of ``obsm``."""
+    return f"{name}_names", f"{name.rpartition('_')[0]}_names"
+
+
+class _Stored(_Contents):
     def __init__(self, container: Container, prefix: str) -> None:
+        super().__init__()
         self.container, self.prefix = container, prefix
-        self.root = container.get(prefix.rstrip("/")) if prefix else container.root
         n_cells = frame_length(container, f"{prefix}obs")
         if n_cells is None:
             raise SourceError(
@@ -154,11 +194,6 @@ class _Stored:
             )
         self.n_cells = n_cells
         self.n_features = frame_length(container, f"{prefix}var")
-        self.matrices: list[MatrixPart] = []
-        self.features: dict[str, Callable[[], pd.DataFrame]] = {}
-        self.left_out: dict[str, str] = {}
-        self.matrices_beside: list[MatrixPart] = []
-        self.elements: dict[str, Callable[[], Any]] = {}
         self._names: list[str] | None = None
 
     def parts(self) -> SourceParts:
@@ -168,16 +203,8 @@ class _Stored:
         self._raw()
         self._embeddings()
         self._others()
-        return SourceParts(
-            self.n_cells,
-            self._frame("obs"),
-            tuple(self.matrices),
-            self.features,
-            self.left_out,
-            others=tuple(self.matrices_beside),
-            elements=self.elements,
-            tables={"obs": partial(open_table, self.container, f"{self.prefix}obs")},
-        )
+        table = partial(open_table, self.container, f"{self.prefix}obs")
+        return self.source_parts(self.n_cells, self._frame("obs"), obs=table)
 
     def _get(self, path: str) -> Any:  # noqa: ANN401
         return self.container.get(self.prefix + path)
@@ -203,8 +230,8 @@ class _Stored:
             rows = self._rows(path)
             if rows is None:
                 continue
-            self._check_shape(path, rows, self.n_features)
-            self._add(path, rows, "var" if self.n_features is not None else "", space)
+            self._check_matrix(path, rows, self.n_features)
+            self.add(path, rows, "var" if self.n_features is not None else "", space)
 
     def _raw(self) -> None:
         dotted = self._get("raw.X") is not None
@@ -212,10 +239,10 @@ class _Stored:
         rows = self._rows(x)
         if rows is not None:
             n_features = frame_length(self.container, self.prefix + var)
-            self._check_shape(x, rows, n_features)
+            self._check_matrix(x, rows, n_features)
             if n_features is not None:
                 self.features["raw/var"] = self._frame(var)
-            self._add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
+            self.add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
         self._beside("raw/varm", varm, (None, None))
 
     def _embeddings(self) -> None:
@@ -240,14 +267,13 @@ class _Stored:
         if rows is None:
             self._whole(key, key)
             return
-        self._check_shape(key, rows, None)
-        self._add(key, rows, self._embedding_names(key, rows), "")
+        self._check_matrix(key, rows, None)
+        self.add(key, rows, self._embedding_names(key, rows), "")
 
     def _embedding_names(self, key: str, rows: RowReader) -> str:
         if key in self.features:
             return key
-        name = key.removeprefix("obsm/")
-        for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
+        for candidate in _name_keys(key.removeprefix("obsm/")):
             stored = self._get(f"uns/{candidate}")
             if stored is not None and is_array(stored) and stored.shape == (rows.shape[1],):
                 self.features[key] = partial(self._named, f"uns/{candidate}", rows.shape[1])
@@ -295,13 +321,9 @@ class _Stored:
             self._whole(key, path)
 
     def _put_beside(self, key: str, rows: RowReader, shape: tuple[int | None, int | None]) -> None:
-        if any(wanted not in (None, n) for wanted, n in zip(shape, rows.shape, strict=False)):
-            raise SourceError(
-                f"{self.container.uri}: {self.prefix}{key} has shape {rows.shape}, where {shape} was expected from the tables "
-                "of cells and features (None is any); the file does not fit together. Write it again."
-            )
+        self._check_shape(key, rows.shape, shape)
         self.left_out.setdefault(key, f"{rows.form} {rows.shape} {rows.dtype}")
-        self.matrices_beside.append(MatrixPart.of(key, rows))
+        self.others.append(MatrixPart.of(key, rows))
 
     def _whole(self, key: str, path: str) -> None:
         self.left_out.setdefault(key, describe_node(self._get(path)))
@@ -339,13 +361,6 @@ class _Stored:
         kept = [name for name in self._members(path) if name not in names]
         return {name: read_element(self.container, f"{self.prefix}{path}/{name}") for name in kept}
 
-    def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
-        if 0 in rows.shape[1:]:
-            self.left_out[key] = "matrix without columns"
-            self.matrices_beside.append(MatrixPart.of(key, rows, features))
-        else:
-            self.matrices.append(MatrixPart.of(key, rows, features, space))
-
     def _rows(self, path: str, n_rows: int | None = None) -> RowReader | None:
         node = self._get(path)
         if node is None or attribute(node, "encoding-type") == "null" or (is_array(node) and node.shape is None):
@@ -353,7 +368,7 @@ class _Stored:
         place = self._place(path)
         if is_array(node):
             return DenseRows(node, place)
-        form = attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
+        form = sparse_form(node)
         if form not in ("csr_matrix", "csc_matrix"):
             # None makes `_embedding` keep the element as a whole, for instance an awkward array.
             if path.startswith("obsm/"):
@@ -363,7 +378,7 @@ class _Stored:
                 "can be read. Convert it, e.g. with scipy's tocsr, or remove it."
             )
         arrays = [self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")]
-        stated = node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
+        stated = stated_shape(node)
         if stated is None or len(stated) != 2 or not all(is_array(a) and a.shape is not None for a in arrays):
             raise SourceError(
                 f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
@@ -371,25 +386,22 @@ class _Stored:
         shape = (int(stated[0]), int(stated[1]))
         # Members of obsp, varm and varp are checked by `_put_beside` instead.
         if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
-            self._check_extent(path, shape)
+            self._check_shape(path, shape, (self.n_cells, None), fits=shape[1] >= 0)
         maker = CsrRows if form == "csr_matrix" else CscRows
         return maker(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
 
-    def _check_extent(self, path: str, shape: tuple[int, int]) -> None:
-        if shape[0] != self.n_cells or shape[1] < 0:
-            raise SourceError(
-                f"{self.container.uri}: {self.prefix}{path} has shape {shape}, but obs has {self.n_cells:,} cells; "
-                "the file does not fit together. Write it again."
-            )
+    def _check_matrix(self, path: str, rows: RowReader, n_features: int | None) -> None:
+        n_axes = len(rows.shape)
+        fits = n_axes == 2 or (path.startswith("obsm/") and n_axes > 2)
+        self._check_shape(path, rows.shape, (self.n_cells, n_features), fits=fits)
 
-    def _check_shape(self, path: str, rows: RowReader, n_features: int | None) -> None:
-        embedding = path.startswith("obsm/")
-        expected = (self.n_cells, n_features) if n_features is not None else (self.n_cells, "any")
-        fits = len(rows.shape) == 2 or (embedding and len(rows.shape) > 2)
-        if not fits or rows.shape[0] != self.n_cells or (n_features is not None and rows.shape[1] != n_features):
+    def _check_shape(
+        self, key: str, shape: tuple[int, ...], expected: tuple[int | None, int | None], *, fits: bool = True
+    ) -> None:
+        if not fits or any(size not in (None, n) for size, n in zip(expected, shape, strict=False)):
             raise SourceError(
-                f"{self.container.uri}: {self.prefix}{path} has shape {rows.shape}, where {expected} was expected from its "
-                "tables of cells and features; the file does not fit together. Write it again."
+                f"{self.container.uri}: {self.prefix}{key} has shape {shape}, where {expected} was expected from the tables of "
+                "cells and features (None is any); the file does not fit together. Write it again."
             )
 
     def _space(self) -> str:
@@ -397,7 +409,7 @@ class _Stored:
             node = self._get(f"var/{name}")
             if node is not None:
                 values = read_element(self.container, f"{self.prefix}var/{name}")
-                return space_of_types({str(value) for value in set(np.asarray(values, dtype=object).tolist())})
+                return space_of(np.asarray(values, dtype=object).tolist())
         return "gene_expression"
 
 
@@ -475,40 +487,29 @@ def read_object_parts(adata: "AnnData") -> SourceParts:
     return _Object(adata).parts()
 
 
-class _Object:
+class _Object(_Contents):
     def __init__(self, adata: "AnnData") -> None:
+        super().__init__()
         self.adata = adata
-        self.matrices: list[MatrixPart] = []
-        self.features: dict[str, Callable[[], pd.DataFrame]] = {"var": lambda: _plain(adata.var)}
-        self.left_out: dict[str, str] = {}
-        self.elements: dict[str, Callable[[], Any]] = {}
-        self.beside: list[MatrixPart] = []
+        self.features["var"] = lambda: _plain(adata.var)
 
     def parts(self) -> SourceParts:
         adata = self.adata
         space = self._space()
         # `X` of a view copies what the view selects, so `_has_x` looks at one row.
         if adata.X is not None if not adata.is_view else _has_x(adata):
-            self._add("X", self._rows("X", lambda a: a.X), "var", space)
+            self.add("X", self._rows("X", lambda a: a.X), "var", space)
         # Since anndata 0.13 the layers contain X under None.
         for name in [key for key in adata.layers if key is not None]:
             rows = self._rows(f"layers/{name}", partial(_item, "layers", name))
-            self._add(f"layers/{name}", rows, "var", space)
+            self.add(f"layers/{name}", rows, "var", space)
         self._raw()
         for name in list(adata.obsm):
             self._embedding(name)
         for group in ("obsp", "varm", "varp", "uns"):
             for name, value in getattr(adata, group).items():
                 self._whole(f"{group}/{name}", value)
-        return SourceParts(
-            adata.n_obs,
-            lambda: _plain(adata.obs),
-            tuple(self.matrices),
-            self.features,
-            self.left_out,
-            others=tuple(self.beside),
-            elements=self.elements,
-        )
+        return self.source_parts(adata.n_obs, lambda: _plain(adata.obs))
 
     def _whole(self, key: str, value: Any) -> None:  # noqa: ANN401
         self.left_out.setdefault(key, describe_value(value))
@@ -525,7 +526,7 @@ class _Object:
             raise SourceError(
                 f"raw/X has shape {rows.shape}, where {(self.adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
             )
-        self._add("raw/X", rows, "raw/var", "gene_expression")
+        self.add("raw/X", rows, "raw/var", "gene_expression")
         for name, value in raw.varm.items():
             self._whole(f"raw/varm/{name}", value)
 
@@ -543,19 +544,19 @@ class _Object:
                 self.left_out[key] = describe_value(value)
                 return
             self.features[key] = partial(columns_of, [str(column) for column in value.columns])
-            self._add(key, DenseRows(matrix, self._place(key)), key, "")
+            self.add(key, DenseRows(matrix, self._place(key)), key, "")
             return
         if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in NUMBER_KINDS:
             self._whole(key, value)
             return
         rows = self._rows(key, partial(_item, "obsm", name))
-        for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
+        for candidate in _name_keys(name):
             names = np.asarray(self.adata.uns.get(candidate, ()))
             if names.shape == (rows.shape[1],):
                 self.features[key] = partial(columns_of, [str(n) for n in names])
                 self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
                 break
-        self._add(key, rows, key if key in self.features else "", "")
+        self.add(key, rows, key if key in self.features else "", "")
 
     def _rows(self, key: str, get: Callable[[Any], Any]) -> RowReader:
         adata, place = self.adata, self._place(key)
@@ -568,17 +569,10 @@ class _Object:
         uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
         return MatrixLocation(uri, key, lambda row: str(self.adata.obs_names[row]))
 
-    def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
-        if 0 in rows.shape[1:]:
-            self.left_out[key] = "matrix without columns"
-            self.beside.append(MatrixPart.of(key, rows, features))
-        else:
-            self.matrices.append(MatrixPart.of(key, rows, features, space))
-
     def _space(self) -> str:
         for name in ("feature_types", "feature_type"):
             if name in self.adata.var:
-                return space_of_types({str(value) for value in self.adata.var[name].unique()})
+                return space_of(self.adata.var[name].unique())
         return "gene_expression"
 
 

@@ -1,17 +1,20 @@
-"""Validator of AnnData files: `validate` walks a file once and lists every rule that it breaks."""
+"""Validator and inspection of AnnData files: `validate` lists every rule that a file breaks, `inspect` describes its elements."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 from raggedatlas import errors
 from raggedatlas.errors import AtlasError, SourceError
-from raggedatlas.formats.anndata.checking import AnnDataChecker, Check, declared_encoding, encoding_of, layout_of
-from raggedatlas.formats.anndata.checks_anndata import check_anndata
 from raggedatlas.formats.anndata.checks_arrays import (
     check_array,
     check_awkward,
@@ -22,14 +25,27 @@ from raggedatlas.formats.anndata.checks_arrays import (
     check_string_array,
 )
 from raggedatlas.formats.anndata.checks_frames import (
+    check_anndata,
     check_categorical,
     check_frame,
     check_nullable,
 )
-from raggedatlas.formats.anndata.file_tree import Node, disk_bytes, open_tree
-from raggedatlas.formats.anndata.rules import RULES
-from raggedatlas.formats.containers import readable
+from raggedatlas.formats.anndata.file_tree import MAX_DEPTH, Node, disk_bytes, open_tree
+from raggedatlas.formats.anndata.rules import (
+    RULES,
+    SPARSE,
+    AnnDataChecker,
+    Check,
+    declared_encoding,
+    encoding_of,
+    extent,
+    infer,
+    layout_of,
+    sparse_shape,
+)
+from raggedatlas.formats.containers import READ_ERRORS, is_zip, readable
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
 
 CHECKS: dict[str, Check] = {
@@ -301,3 +317,148 @@ def _check_named(root: Node, message: str) -> Problems:
     checker.element(node, declared=False)
     around = check_root(root, full=False)
     return Problems([*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checker.problems])
+
+
+HDF5_FILTERS = {
+    1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc",
+    32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2",
+}  # fmt: skip
+"""Registered number of an HDF5 filter -> its name."""
+
+ZARR_METADATA = ("zarr.json", ".zarray", ".zattrs")
+"""Names of the files of a Zarr array that hold no values."""
+
+_MAIN = ("data", "codes", "values")
+
+
+@checked
+def inspect(path: str | Path) -> Inspection:
+    """Inspect an AnnData or MuData file without reading its values.
+
+    Parameters
+    ----------
+    path : str or Path
+        An HDF5 file or a Zarr folder.
+
+    Returns
+    -------
+    Inspection
+        A tree of elements; those that cannot be opened are included with the reason.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    SourceError
+        If it is neither HDF5 nor Zarr, or is cut short.
+
+    Examples
+    --------
+    >>> inspection = inspect("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
+    >>> print(inspection)  # doctest: +SKIP
+    """
+    path = Path(path)
+    with open_tree(path) as root:
+        return Inspection(str(path), _store(root), disk_bytes(path), _described(root))
+
+
+def _store(root: Node) -> str:
+    return "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
+
+
+def _described(node: Node) -> Element:
+    kind, version = declared_encoding(node)
+    encoding = f"{kind} {version}".strip()
+    kind = kind or ("" if node.stored is None else infer(node))
+    element = Element(node.path, node.name, encoding, kind, fault=node.fault)
+    if node.stored is None:
+        return element
+    if node.is_array:
+        return _described_array(node, element)
+    children = tuple(_described(child) for child in node.children.values())
+    is_sparse = kind in SPARSE
+    element = replace(
+        element,
+        shape=sparse_shape(node) if is_sparse else extent(node),
+        n_bytes=sum(child.n_bytes for child in children),
+        n_stored=sum(child.n_stored for child in children),
+        children=children,
+    )
+    main = next((child for child in children if child.name in _MAIN), None) if kind in FOLDED else None
+    if main is None:
+        return element
+    of_main = {name: getattr(main, name) for name in ("dtype", "chunks", "shards", "compression")}
+    return replace(element, n_entries=main.shape[0] if is_sparse and main.shape else None, **of_main)
+
+
+def _described_array(node: Node, element: Element) -> Element:
+    array = node.stored
+    variable = node.text is not None and node.text.variable
+    fields = node.dtype.names
+    chunks, shards = getattr(array, "chunks", None), getattr(array, "shards", None)
+    return replace(
+        element,
+        shape=node.shape,
+        dtype="text" if variable else str(node.dtype) if fields is None else f"records of {len(fields):,} fields",
+        chunks=tuple(chunks) if chunks else None,
+        shards=tuple(shards) if shards else None,
+        compression=_hdf5_compression(array) if node.in_hdf5 else _zarr_compression(array),
+        n_bytes=0 if variable or node.shape is None else prod(node.shape) * node.dtype.itemsize,
+        n_stored=_stored_bytes(node),
+    )
+
+
+def _stored_bytes(node: Node) -> int:
+    if node.in_hdf5:
+        return int(node.stored.id.get_storage_size())
+    if is_zip(Path(node.uri)):
+        return _zip_bytes(node.uri, Path(node.uri).stat().st_mtime_ns)[node.path]
+    folder = Path(node.uri) / node.path
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(file.stat().st_size for file in files if file.name not in ZARR_METADATA)
+
+
+@lru_cache(maxsize=1)
+def _zip_bytes(uri: str, changed: int) -> Counter[str]:
+    """Return the stored bytes of all values below each folder of a zip file that was changed at a time."""
+    del changed  # only tells the cache when to read again
+    sizes: Counter[str] = Counter()
+    with ZipFile(uri) as archive:
+        for member in archive.infolist():
+            *folders, name = member.filename.split("/")
+            if name not in ZARR_METADATA:
+                for depth in range(min(len(folders), MAX_DEPTH) + 1):
+                    sizes["/".join(folders[:depth])] += member.compress_size
+    return sizes
+
+
+def _hdf5_compression(array: Any) -> str:  # noqa: ANN401
+    plist = array.id.get_create_plist()
+    names = []
+    for i in range(plist.get_nfilters()):
+        code, _, values, label = plist.get_filter(i)
+        name = HDF5_FILTERS.get(code) or label.decode(errors="replace") or f"filter {code}"
+        names.append(f"{name} {values[0]}" if code == 1 and values else name)
+    return " + ".join(names)
+
+
+def _zarr_compression(array: Any) -> str:  # noqa: ANN401
+    try:
+        codecs = [*(array.filters or ()), *(array.compressors or ())]
+    except READ_ERRORS:
+        return ""
+    names = [_codec_text(codec) for codec in codecs]
+    # These codecs encode text of variable length and compress nothing.
+    return " + ".join(name for name in names if name not in ("vlen-utf8", "vlen-bytes"))
+
+
+def _codec_text(codec: Any) -> str:  # noqa: ANN401
+    # Codecs of Zarr format 2 are those of numcodecs, codecs of format 3 those of zarr-python.
+    if hasattr(codec, "get_config"):
+        settings = dict(codec.get_config())
+        name = str(settings.pop("id", ""))
+    else:
+        config = codec.to_dict()
+        name, settings = str(config.get("name", "")), config.get("configuration") or {}
+    values = [settings[key] for key in ("cname", "level", "clevel") if settings.get(key) is not None]
+    return " ".join(map(str, [name, *values]))

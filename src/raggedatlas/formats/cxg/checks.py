@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError
+from raggedatlas.formats.cxg.array_reader import NUMBERED
 from raggedatlas.formats.cxg.checks_values import check_values
 from raggedatlas.formats.cxg.inspection import is_cxg, list_members, tiledb_kind
-from raggedatlas.formats.cxg.rules import CxgChecker
-from raggedatlas.formats.cxg.schema import (
+from raggedatlas.formats.cxg.options import (
     ANONYMOUS,
     CODE_TYPES,
     COLORS,
@@ -42,8 +42,8 @@ from raggedatlas.formats.cxg.schema import (
     XR,
     X,
 )
+from raggedatlas.formats.cxg.rules import CxgChecker
 from raggedatlas.formats.cxg.table_encoder import count_duplicates
-from raggedatlas.formats.cxg.table_reader import NUMBERED
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, Attribute, attribute_files, check_text_offsets, open_array
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.cxg.options import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 from raggedatlas.formats.cxg.rules import CxgChecker
-from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 from raggedatlas.formats.cxg.tiledb_arrays import BUFFER_BYTES, ArrayInfo, open_array, query_attributes, tiledb_errors
 
 STEP_BYTES = 16 << 20

@@ -1,13 +1,13 @@
 """Detection of version and layout of a CXG, and `inspect`, which describes its arrays and metadata."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.cxg.schema import (
+from raggedatlas.formats.cxg.options import (
     ANONYMOUS,
     EMB,
     GROUP_METADATA,
@@ -273,11 +273,7 @@ def inspect(path: str | Path) -> CxgInspection:
             raise
         version, layout, reason = UNNAMED, None, str(error)
     children = tuple(_member(path, name, kind) for name, kind in list_members(path).items())
-    shape = _shape(children)
-    root = Element(
-        "", path.name, reason, "group", shape, "", None, None, "", sum(child.n_bytes for child in children),
-        sum(child.n_stored for child in children), None, "", children,
-    )  # fmt: skip
+    root = replace(_group("", path.name, children), encoding=reason, shape=_shape(children))
     return CxgInspection(str(path), f"CXG {version}", stored_bytes(path), root, version, layout, reason)
 
 
@@ -286,38 +282,48 @@ def _shape(children: tuple[Element, ...]) -> tuple[int, ...] | None:
     return (lengths[OBS][0], lengths[VAR][0]) if len(lengths) == 2 else None
 
 
+def _group(path: str, name: str, children: tuple[Element, ...]) -> Element:
+    n_bytes, n_stored = sum(child.n_bytes for child in children), sum(child.n_stored for child in children)
+    return Element(path, name, "group", "group", n_bytes=n_bytes, n_stored=n_stored, children=children)
+
+
 def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
-    path = folder / name
+    path, at = folder / name, f"{prefix}{name}"
     if kind == "group":
-        inner = tuple(_member(path, one, of, f"{prefix}{name}/") for one, of in list_members(path).items())
-        sizes = (sum(child.n_bytes for child in inner), sum(child.n_stored for child in inner))
-        return Element(f"{prefix}{name}", name, "group", "group", None, "", None, None, "", *sizes, None, "", inner)
+        return _group(at, name, tuple(_member(path, *member, f"{at}/") for member in list_members(path).items()))
     try:
-        return _array(f"{prefix}{name}", path, read_array_info(path))
+        return _array(at, path, read_array_info(path))
     except SourceError as error:
-        reason = str(error).removeprefix("C00: ")
-        return Element(f"{prefix}{name}", name, "array", "array", None, "", None, None, "", 0, 0, None, reason, ())
+        return Element(at, name, "array", "array", fault=str(error).removeprefix("C00: "))
 
 
 def _array(path: str, at: Path, info: ArrayInfo) -> Element:
     # A sparse array is declared with every possible cell; fragments know how many are stored.
     name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
-    form = "sparse array" if info.sparse else "dense array"
+    encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"
     metadata = tuple(_metadata(path, key, value) for key, value in sorted(info.metadata.items()))
     hints = _hints(info)
     table = name in (OBS, VAR) and not info.sparse
     columns = tuple(_column(path, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
     anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
-    encoding = f"{form}, capacity {info.capacity:,}" if info.sparse else form
     if table:
         encoding = f"{encoding}, {len(columns):,} columns"
     if name == GROUP_METADATA:
         encoding = f"{encoding} for metadata"
     return Element(
-        path, name, encoding, "array", info.shape, str(info.attributes[0].dtype) if anonymous else "", info.tile, None,
-        info.attributes[0].filters if anonymous else "", _decoded(info, n_cells), stored_bytes(at),
-        n_cells if info.sparse and name == X else None, "", (*(() if anonymous else columns), *metadata),
-    )  # fmt: skip
+        path,
+        name,
+        encoding,
+        "array",
+        info.shape,
+        str(info.attributes[0].dtype) if anonymous else "",
+        info.tile,
+        compression=info.attributes[0].filters if anonymous else "",
+        n_bytes=_decoded(info, n_cells),
+        n_stored=stored_bytes(at),
+        n_entries=n_cells if info.sparse and name == X else None,
+        children=(*(() if anonymous else columns), *metadata),
+    )
 
 
 def _decoded(info: ArrayInfo, n_cells: int) -> int:
@@ -340,9 +346,7 @@ def _column(path: str, one: Attribute, shape: tuple[int, ...], hints: dict[str, 
         reason = f"{reason}, the index"
     dtype = "text" if one.is_text else str(one.dtype)
     name = one.name or "(anonymous)"
-    return Element(
-        f"{path}/{one.name}", name, reason, "column", shape, dtype, None, None, one.filters, 0, 0, None, "", ()
-    )
+    return Element(f"{path}/{one.name}", name, reason, "column", shape, dtype, compression=one.filters)
 
 
 def _hint_text(hint: dict[str, Any]) -> str:
@@ -355,7 +359,5 @@ def _metadata(path: str, key: str, value: Any) -> Element:  # noqa: ANN401
     text = value if isinstance(value, str) else repr(value)
     size = len(text.encode("utf-8", errors="replace"))
     shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-    return Element(
-        f"{path}@{key}", key, f"metadata {shown}", "metadata", None, "", None, None, "", 0,
-        size if size > _MAX_TEXT else 0, None, "", (),
-    )  # fmt: skip
+    stored = size if size > _MAX_TEXT else 0
+    return Element(f"{path}@{key}", key, f"metadata {shown}", "metadata", n_stored=stored)

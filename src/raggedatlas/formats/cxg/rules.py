@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.cxg.inspection import Kind, list_members
-from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, SHIFT, UNNAMED, UNS, VAR, XC, XR, X
+from raggedatlas.formats.cxg.options import EMB, GROUP_METADATA, OBS, SHIFT, UNNAMED, UNS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, read_array_info
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model import validation

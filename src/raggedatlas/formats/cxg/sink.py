@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError, ValuesError
 from raggedatlas.formats.cxg.array_writer import (
     DenseBandWriter,
+    MatrixWriter,
     create_group,
-    embedding_spec,
+    grid_spec,
     write_extra_arrays,
     write_metadata_array,
     write_table,
 )
-from raggedatlas.formats.cxg.matrix_writer import MatrixWriter
 from raggedatlas.formats.cxg.options import (
+    ANONYMOUS,
+    EMB,
+    FEATURE_NAME,
+    GROUP_METADATA,
+    OBS,
     OBSM,
     STRICT_KINDS,
+    UNS,
+    VAR,
     ConversionLoss,
     CxgOptions,
     embedding_name,
@@ -32,10 +39,15 @@ from raggedatlas.formats.cxg.options import (
     is_path_name,
     sort_losses,
 )
-from raggedatlas.formats.cxg.schema import EMB, FEATURE_NAME, GROUP_METADATA, OBS, UNS, VAR
 from raggedatlas.formats.cxg.source import obsm_name
-from raggedatlas.formats.cxg.spool import SPILL_ROWS, ColumnSpill
-from raggedatlas.formats.cxg.table_encoder import EncodingOptions, Table, encode_table, make_names_unique
+from raggedatlas.formats.cxg.table_encoder import (
+    SPILL_ROWS,
+    ColumnSpill,
+    EncodingOptions,
+    Table,
+    encode_table,
+    make_names_unique,
+)
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
 from raggedatlas.model.batch import Block, CsrBlock
@@ -407,7 +419,7 @@ class _EmbeddingWriter:
             raise SourceError(
                 f"C23: {matrix.key} has {matrix.shape[0]:,} rows, but there are {n_cells:,} cells; write it again."
             )
-        self._bands = DenseBandWriter(path, embedding_spec((matrix.shape[0], matrix.shape[1]), str(dtype)))
+        self._bands = DenseBandWriter(path, grid_spec(matrix.shape[:2], {ANONYMOUS: str(dtype)}))
         self._dtype, self._n, self._all_missing, self._rows = dtype, n_cells, True, 0
 
     def append(self, block: Block) -> None:

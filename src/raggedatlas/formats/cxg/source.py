@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.cxg.inspection import Detection, detect, list_members, require_readable, tiledb_kind
-from raggedatlas.formats.cxg.matrix_reader import (
+from raggedatlas.formats.cxg.array_reader import (
     DenseArray,
     LazyArray,
     ShiftedRowReader,
     SparseRowReader,
     columns_per_block,
+    open_column_table,
+    parse_object,
+    read_column,
     read_columns,
+    read_dataframe,
+    read_table_info,
 )
-from raggedatlas.formats.cxg.schema import (
+from raggedatlas.formats.cxg.inspection import Detection, detect, list_members, require_readable, tiledb_kind
+from raggedatlas.formats.cxg.options import (
     ANONYMOUS,
     COLORS,
     CORPORA,
@@ -44,13 +49,6 @@ from raggedatlas.formats.cxg.schema import (
     X,
 )
 from raggedatlas.formats.cxg.table_encoder import label_of
-from raggedatlas.formats.cxg.table_reader import (
-    open_column_table,
-    parse_object,
-    read_column,
-    read_dataframe,
-    read_table_info,
-)
 from raggedatlas.formats.cxg.tiledb_arrays import (
     absolute_uri,
     check_file_sizes,

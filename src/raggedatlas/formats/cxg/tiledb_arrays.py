@@ -129,6 +129,11 @@ def query_attributes(array: Any, *names: str, **options: Any) -> Any:  # noqa: A
     return array.query(attrs=None if every else list(names), **options)
 
 
+def values_of(read: Any, name: str = "") -> NDArray[Any]:  # noqa: ANN401  (an array, or arrays by attribute)
+    """Return the values of one attribute of what a query read, which TileDB returns bare if it is the only one and anonymous."""
+    return np.asarray(read[name] if isinstance(read, dict) else read)
+
+
 @contextmanager
 def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
     """Translate TileDB errors: damage for reads, failure for writes."""
@@ -579,7 +584,8 @@ def written_cells(path: Path) -> int:
         If it cannot be opened (C00).
     """
     with tiledb_errors(path):
-        return int(sum(import_tiledb().array_fragments(absolute_uri(path), ctx=context()).cell_num))
+        fragments = import_tiledb().array_fragments(absolute_uri(path), ctx=context())
+        return int(sum(fragments.cell_num)) if len(fragments) else 0
 
 
 def stored_bytes(path: Path) -> int:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.options import ConversionLoss, CxgOptions, LossKind
-from raggedatlas.formats.cxg.schema import (
+from raggedatlas.formats.cxg.options import (
     COLORS,
     CORPORA,
     GENESETS,
@@ -24,6 +23,9 @@ from raggedatlas.formats.cxg.schema import (
     SIDE,
     SPATIAL,
     VERSION,
+    ConversionLoss,
+    CxgOptions,
+    LossKind,
 )
 from raggedatlas.formats.cxg.table_encoder import Table
 

@@ -23,10 +23,6 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.frames import Column, ColumnTable, Texts, arrow_table, frame_to_arrow
 from raggedatlas.testing.anndata_strategies import make_obs
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
 TARGETS = ["gzip", "plain", "zarr2", "zarr3"]
 STEPS = [4, 1 << 17]
 """Rows of a block of text, for a table of 23: many blocks with a rest, and one."""

@@ -23,11 +23,6 @@ from raggedatlas.model.frames import Column, ColumnTable, Texts
 from raggedatlas.testing.anndata_strategies import assert_equal, assert_same, wholes
 from raggedatlas.testing.hypothesis_profile import examples
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 DATA = Path(__file__).parent.parent / "data"
 
 

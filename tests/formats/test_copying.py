@@ -27,11 +27,6 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
 from raggedatlas.testing.hypothesis_profile import examples
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 DATA = Path(__file__).parent.parent / "data"
 TARGETS = [("x.h5ad", {}), ("x.zarr", {"zarr_format": 2}), ("x.zarr", {"zarr_format": 3})]
 

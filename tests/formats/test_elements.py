@@ -20,11 +20,6 @@ from raggedatlas.formats.containers import open_hdf5
 from raggedatlas.formats.copying import copy
 from raggedatlas.model.frames import arrow_to_frame
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def made(tmp_path: Path, change: Callable[[h5py.File], None]) -> Path:
     obs = pd.DataFrame(

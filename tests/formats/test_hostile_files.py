@@ -18,11 +18,6 @@ from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, Sou
 from raggedatlas.formats.containers import open_hdf5
 from raggedatlas.formats.registry import detect, list_sources, open_source
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 DATA = Path(__file__).parent.parent / "data"
 
 

@@ -21,10 +21,6 @@ from raggedatlas.formats.anndata.fixes import FIXES, repair
 from raggedatlas.testing.anndata_faults import FORMS, Form, damage, put, write_good
 from raggedatlas.testing.hypothesis_profile import examples
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def read(path: Path) -> ad.AnnData:
     return ad.read_zarr(path) if path.is_dir() else ad.read_h5ad(path)

@@ -23,11 +23,6 @@ from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.testing.hypothesis_profile import examples
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 ENDINGS = [
     ("x.h5ad", {}),
     ("x.h5ad", {"compression": None}),

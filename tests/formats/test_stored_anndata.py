@@ -17,11 +17,6 @@ from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 DATA = Path(__file__).parent.parent / "data"
 
 

@@ -39,10 +39,6 @@ from raggedatlas.testing.hypothesis_profile import examples
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def musts(problems: list[Problem]) -> list[str]:
     return [str(problem) for problem in problems if problem.level == "must"]

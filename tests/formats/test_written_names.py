@@ -21,11 +21,6 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.testing.anndata_strategies import assert_equal
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 TARGETS: list[tuple[str, dict[str, Any]]] = [("x.h5ad", {}), ("x.zarr", {"zarr_format": 2}), ("x.zarr", {})]
 IDS = ["hdf5", "zarr2", "zarr3"]
 

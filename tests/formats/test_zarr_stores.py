@@ -23,11 +23,6 @@ from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.testing.anndata_strategies import assert_equal
 
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "records_anndata_0.13.zarr.zip"
 

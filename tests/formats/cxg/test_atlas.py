@@ -21,12 +21,6 @@ from raggedatlas.testing import cxg_files
 from raggedatlas.testing.atlases import small_anndata
 from raggedatlas.testing.cxg_files import VALUES, write_cxg
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def dense(matrix: Any) -> Any:
     return matrix.toarray() if sp.issparse(matrix) else np.asarray(matrix)

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 import raggedatlas as ra
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg import validate
@@ -22,6 +20,7 @@ from raggedatlas.formats.cxg.table_encoder import count_duplicates
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.testing.cxg_files import EMBEDDINGS, N_OBS, VALUES, Form, create, set_hints, set_meta, write_cxg
 from raggedatlas.testing.processes import started
+from reading import array_metadata, copy_with_losses, dense, read_element
 
 UPLOAD = json.dumps({"title": "upload_v3.h5ad", "about": "https://example.org/small"})
 
@@ -33,18 +32,9 @@ def given(values: Any = VALUES, **changes: Any) -> ad.AnnData:
     return made
 
 
-def titles(path: Path | str) -> tuple[str, str]:
-    with open_array(Path(path) / "cxg_group_metadata") as array:
-        found = [json.loads(array.meta.get(key, "{}")).get("title") for key in ("corpora", "cxg_properties")]
-    return found[0], found[1]
-
-
-def element(path: Path | str, key: str, **options: Any) -> Any:
-    source = ra.open_source(path, **options)
-    try:
-        return source.element(key)
-    finally:
-        source.close()
+def titles(path: Path | str) -> list[Any]:
+    group = array_metadata(Path(path) / "cxg_group_metadata")
+    return [json.loads(group.get(key, "{}")).get("title") for key in ("corpora", "cxg_properties")]
 
 
 @pytest.mark.long
@@ -53,10 +43,10 @@ def test_the_title_of_corpora_is_taken(form: Form, tmp_path: Path) -> None:
     """Since 0.2.0 the title is that of corpora; the one of the properties, a file name in real files, is kept beside it and put back."""
     path = write_cxg(tmp_path / "x.cxg", form)
     set_meta(path / "cxg_group_metadata", cxg_properties=UPLOAD)
-    assert element(path, "uns/title") == "Small"
+    assert read_element(path, "uns/title") == "Small"
     there = ra.copy(path, tmp_path / "x.h5ad")
-    assert titles(ra.copy(there, tmp_path / "back.cxg")) == ("Small", "upload_v3.h5ad")
-    assert titles(ra.copy(there, ra.open_sink(tmp_path / "named.cxg", title="Mine"))) == ("Mine", "Mine")
+    assert titles(ra.copy(there, tmp_path / "back.cxg")) == ["Small", "upload_v3.h5ad"]
+    assert titles(ra.copy(there, ra.open_sink(tmp_path / "named.cxg", title="Mine"))) == ["Mine", "Mine"]
     assert "corpora is right" in next(str(p) for p in validate(path) if p.rule == "C61")
 
 
@@ -64,19 +54,17 @@ def test_the_title_of_properties_is_taken_in_0_1(tmp_path: Path) -> None:
     """In version 0.1, also where a file is read as that, the title of the properties wins; it is taken where corpora has none."""
     path = write_cxg(tmp_path / "x.cxg", "old")
     set_meta(path / "cxg_group_metadata", cxg_properties=UPLOAD, corpora=json.dumps({"title": "Small"}))
-    assert element(path, "uns/title") == "upload_v3.h5ad"
-    assert element(path, "uns/title", version="0.2.0") == "Small"
+    assert read_element(path, "uns/title") == "upload_v3.h5ad"
+    assert read_element(path, "uns/title", version="0.2.0") == "Small"
     set_meta(path / "cxg_group_metadata", cxg_version="0.2.0", corpora=json.dumps({"schema_version": "2.0.0"}))
-    assert element(path, "uns/title") == "upload_v3.h5ad"
+    assert read_element(path, "uns/title") == "upload_v3.h5ad"
 
 
-def test_the_shown_index_of_features_stays(tmp_path: Path) -> None:
+def test_the_shown_index_of_features_stays(cxg: Path) -> None:
     """A CXG that shows ids shows them after a way through h5ad, though there are names too."""
-    path = write_cxg(tmp_path / "x.cxg")
-    set_hints(path, "var", index="name_0")
-    back = ra.copy(ra.copy(path, tmp_path / "x.h5ad"), tmp_path / "back.cxg")
-    with open_array(Path(back) / "var") as array:
-        assert json.loads(array.meta["cxg_schema"])["index"] == "name_0"
+    set_hints(cxg, "var", index="name_0")
+    back = ra.copy(ra.copy(cxg, cxg.with_name("x.h5ad")), cxg.with_name("back.cxg"))
+    assert json.loads(array_metadata(Path(back) / "var")["cxg_schema"])["index"] == "name_0"
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
@@ -86,20 +74,18 @@ def test_values_that_are_no_numbers_are_told(value: float, layout: str, tmp_path
     values = VALUES.copy()
     values[[4, 2], [4, 2]] = value
     heard: list[str] = []
-    sink = ra.open_sink(tmp_path / "x.cxg", layout=layout, on_losses=lambda losses: heard.extend(map(str, losses)))
-    path = ra.copy(given(values), sink)
-    (said,) = (loss for loss in sink.losses if loss.fate == "kept")
-    assert str(said) in heard
-    assert "2 values are NaN or infinite, first at cell 2, feature 2" in str(said)
+    options = {"layout": layout, "on_losses": lambda losses: heard.extend(map(str, losses))}
+    path, losses = copy_with_losses(given(values), tmp_path / "x.cxg", **options)
+    (said,) = (str(loss) for loss in losses if loss.fate == "kept")
+    assert said in heard
+    assert "2 values are NaN or infinite, first at cell 2, feature 2" in said
     assert {p.rule for p in validate(path, "full") if p.level == "practice"} == {"C07"}
     assert validate(path) == []
-    np.testing.assert_array_equal(
-        np.concatenate([v.toarray() if layout == "sparse" else v for v in columns(path)], 1), values
-    )
+    np.testing.assert_array_equal(np.concatenate([dense(block) for block in column_blocks(path)], 1), values)
 
 
-def columns(path: str) -> list[Any]:
-    source = ra.open_source(path)
+def column_blocks(path: Path) -> list[Any]:
+    source: Any = ra.open_source(path)
     try:
         return [values for _, values in source.column_blocks()]
     finally:
@@ -109,19 +95,11 @@ def columns(path: str) -> list[Any]:
 def test_shared_names_are_told(tmp_path: Path) -> None:
     """Names that several cells or features have are written, told as a loss, and told by C32; unique ones are not."""
     cells, genes = ["a", "b", "a", "c", "a", "d"], ["x", "y", "z", "y", "w"]
-    sink = ra.open_sink(tmp_path / "x.cxg")
-    path = ra.copy(given(obs_names=cells, var_names=genes), sink)
-    assert {loss.key: loss.what.split(" of ")[0] for loss in sink.losses if loss.fate == "kept"} == {
-        "obs/index": "2",
-        "var/index": "1",
-    }
-    assert {(p.rule, p.path) for p in validate(path, "full") if p.rule == "C32"} == {
-        ("C32", "obs/name_0"),
-        ("C32", "var/name_0"),
-    }
-    sink = ra.open_sink(tmp_path / "unique.cxg")
-    ra.copy(given(), sink)
-    assert sink.losses == ()
+    path, losses = copy_with_losses(given(obs_names=cells, var_names=genes), tmp_path / "x.cxg")
+    kept = {loss.key: loss.what.split(" of ")[0] for loss in losses if loss.fate == "kept"}
+    assert kept == {"obs/index": "2", "var/index": "1"}
+    assert {p.path for p in validate(path, "full") if p.rule == "C32"} == {"obs/name_0", "var/name_0"}
+    assert copy_with_losses(given(), tmp_path / "unique.cxg")[1] == ()
 
 
 @pytest.mark.parametrize("name", ["X", "emb/umap", "obs", "X_col_shift"])
@@ -136,22 +114,17 @@ def test_what_was_never_written_is_refused(name: str, rows: tuple[int, ...], tmp
     assert any(p.level == "must" and p.path == name for p in validate(path))
 
 
-def test_an_embedding_without_its_schema_is_refused(written_2020: Path, tmp_path: Path) -> None:
+def test_an_embedding_without_its_schema_is_refused(cxg: Path, data_dir: Path) -> None:
     """An array that has lost its schema is not left out as if it were no array, whichever release wrote it."""
-    small = write_cxg(tmp_path / "x.cxg")
-    shutil.rmtree(small / "emb" / "pca" / "__schema")
+    with zipfile.ZipFile(data_dir / "cxg_tiledb_0.5.9.zip") as stored:
+        stored.extractall(cxg.with_name("2020"))
+    written_2020 = cxg.with_name("2020") / "dense.cxg"
+    shutil.rmtree(cxg / "emb" / "pca" / "__schema")
     (written_2020 / "emb" / "pca" / "__array_schema.tdb").unlink()
-    for path in (small, written_2020):
+    for path in (cxg, written_2020):
         assert ("C00", "emb/pca") in {(p.rule, p.path) for p in validate(path)}
         with pytest.raises(SourceError, match=r"^C00: .*pca"):
-            ra.copy(path, tmp_path / "x.h5ad")
-
-
-@pytest.fixture
-def written_2020(tmp_path: Path, data_dir: Path) -> Path:
-    with zipfile.ZipFile(data_dir / "cxg_tiledb_0.5.9.zip") as stored:
-        stored.extractall(tmp_path / "2020")
-    return tmp_path / "2020" / "dense.cxg"
+            ra.copy(path, cxg.with_name("x.h5ad"))
 
 
 def again(path: Path, rows: tuple[int, ...]) -> None:
@@ -195,7 +168,7 @@ def test_flipped_bits_are_found(layout: str, tmp_path: Path) -> None:
 
 def read_all(path: Path) -> None:
     ra.copy(path, ra.open_sink(path.with_name("y.h5ad"), overwrite=True))
-    columns(str(path))
+    column_blocks(path)
 
 
 KILLED = """

@@ -22,8 +22,6 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy import stats
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 import raggedatlas as ra
 from browser import Browser, find_browser
 from raggedatlas.formats.cxg import inspect, validate

@@ -2,24 +2,19 @@
 
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 import raggedatlas as ra
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.source import cxg_source
+from reading import dense
 
-# The input was written by anndata 0.7; anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::anndata.OldFormatWarning"),
-    pytest.mark.filterwarnings("ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"),
-]
+# The input was written by anndata 0.7.
+pytestmark = pytest.mark.filterwarnings("ignore::anndata.OldFormatWarning")
 
 WRITERS = ("0.5.9", "0.6.6")
 FILES = {
@@ -41,13 +36,9 @@ def written(request: pytest.FixtureRequest, data_dir: Path, tmp_path_factory: py
     return folder
 
 
-def dense(matrix: Any) -> np.ndarray:
-    return np.asarray(matrix.toarray() if sp.issparse(matrix) else matrix)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_what_cellxgene_wrote_in_2020_is_read(written: Path, name: str, tmp_path: Path) -> None:
-    """Values, names, columns, categories, embeddings, colours and title are those of the h5ad, by rows and by columns."""
+    """Values, names, columns, categories, embeddings, colours and title are those of the h5ad, by rows and by columns; no must is broken."""
     path, want = written / f"{name}.cxg", ad.read_h5ad(written / "input.h5ad")
     values = dense(want.X) + np.float32(SHIFT if name == "shifted" else 0)
     back = ad.read_h5ad(ra.copy(path, tmp_path / "back.h5ad"))
@@ -69,12 +60,7 @@ def test_what_cellxgene_wrote_in_2020_is_read(written: Path, name: str, tmp_path
     if name != "unnamed":
         assert back.uns["title"] == name
         assert back.uns["cell_type_colors"].tolist() == want.uns["cell_type_colors"].tolist()
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_cellxgene_wrote_in_2020_breaks_no_must(written: Path, name: str) -> None:
-    """Version and layout are told as they are, every array can be looked at, and every value passes."""
-    path = written / f"{name}.cxg"
+    # Version and layout are as they were written, every array can be inspected, and every value is valid.
     assert [str(p) for p in validate(path, "full") if p.level != "practice"] == []
     found = inspect(path)
     assert (found.version, found.layout) == FILES[name]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.cxg import CxgInspection, inspect
 from raggedatlas.model.reports import Element

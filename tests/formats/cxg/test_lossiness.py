@@ -18,12 +18,6 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.testing.cxg_files import write_cxg
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 N = 12
 
 

@@ -27,12 +27,6 @@ from raggedatlas.model.batch import CsrBlock
 from raggedatlas.testing import cxg_files
 from raggedatlas.testing.cxg_files import FORMS, VALUES, write_cxg
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def read(path: Path, **options: Any) -> Any:
     source = open_source(path, **options)

@@ -23,12 +23,6 @@ from raggedatlas.testing.cxg_files import FORMS as CXG_FORMS
 from raggedatlas.testing.cxg_files import write_cxg
 from raggedatlas.testing.hypothesis_profile import examples
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 
 def read_cxg(path: str | Path, **options: Any) -> ad.AnnData:
     """Read a CXG whole."""

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 from raggedatlas import RaggedAtlas
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError

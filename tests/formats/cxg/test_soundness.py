@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import zstd
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.tiledb_arrays import (

@@ -20,12 +20,6 @@ from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_a
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.frames import Column, ColumnTable, Texts
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 N = 2300
 
 

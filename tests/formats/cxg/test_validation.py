@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
-
 from raggedatlas.errors import ArgumentError, NotFoundError
 from raggedatlas.formats.cxg import RULES, validate
 from raggedatlas.formats.cxg import checks_values as values_module

@@ -24,12 +24,6 @@ from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.testing.processes import started
 from raggedatlas.verbs.reduction import embedder
 
-pytest.importorskip("tiledb")
-# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
-)
-
 N, M = 700, 2100
 
 

@@ -21,7 +21,7 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.model.frames import arrow_to_frame
 
 
-def made(tmp_path: Path, change: Callable[[h5py.File], None]) -> Path:
+def made(tmp_path: Path, change: Callable[[h5py.File], Any]) -> Path:
     obs = pd.DataFrame(
         {
             "kind": pd.Categorical(["a", "b", None]),
@@ -31,16 +31,16 @@ def made(tmp_path: Path, change: Callable[[h5py.File], None]) -> Path:
         },
         index=["c0", "c1", "c2"],
     )
-    adata = ad.AnnData(
-        sp.csr_matrix(np.eye(3, 2, dtype="f4")),
-        obs=obs,
-        uns={"array": np.arange(3), "graph": sp.csr_matrix(np.eye(2))},
-    )
+    uns = {"array": np.arange(3), "graph": sp.csr_matrix(np.eye(2))}
     with warnings.catch_warnings(action="ignore"):
-        adata.write_h5ad(tmp_path / "x.h5ad")
+        ad.AnnData(sp.csr_matrix(np.eye(3, 2, dtype="f4")), obs=obs, uns=uns).write_h5ad(tmp_path / "x.h5ad")
     with h5py.File(tmp_path / "x.h5ad", "r+") as file:
         change(file)
     return tmp_path / "x.h5ad"
+
+
+R_TRUTHS = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
+"""How R stores truth values, missing ones too."""
 
 
 def replace(file: h5py.File, path: str, data: Any, **options: Any) -> None:
@@ -67,49 +67,35 @@ def fixed_length_text(file: h5py.File) -> None:
             replace(file, path, np.array(list(file[path][...]), dtype="S8"))
 
 
-def truth_of_r(file: h5py.File) -> None:
-    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
-    replace(file, "obs/flag", np.array([1, 0, 1], "i4"), dtype=kind)
-
-
-def no_order(file: h5py.File) -> None:
-    del file["obs/kind"].attrs["ordered"]
-
-
-def number_for_order(file: h5py.File) -> None:
-    file["obs/kind"].attrs["ordered"] = np.int64(0)
-
-
 def unsigned_codes(file: h5py.File) -> None:
     replace(file, "obs/kind/codes", np.array([0, 1, 1], np.uint8))
     replace(file, "obs/kind/categories", np.array(["a", "b"], dtype=object), dtype=h5py.string_dtype())
 
 
-def group_index(file: h5py.File) -> None:
-    del file["obs/_index"]
-    group = file.create_group("obs/_index")
-    group.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0"})
-    values = group.create_dataset("values", data=np.array(["c0", "c1", "c2"], object), dtype=h5py.string_dtype())
-    values.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
-    mask = group.create_dataset("mask", data=np.zeros(3, bool))
-    mask.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+def nullable_text(file: h5py.File, path: str, values: Any, mask: Any, **attributes: Any) -> None:
+    """Replace an array by a group of text and a mask."""
+    del file[path]
+    group = file.create_group(path)
+    group.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0", **attributes})
+    write_elem(group, "values", np.array(values, dtype=object))
+    write_elem(group, "mask", np.array(mask))
 
 
-VARIANTS = [
-    bytes_for_attributes,
-    fixed_length_text,
-    truth_of_r,
-    no_order,
-    number_for_order,
-    unsigned_codes,
-    group_index,
-]
+VARIANTS: dict[str, Callable[[h5py.File], Any]] = {
+    "bytes for attributes": bytes_for_attributes,
+    "fixed-length text": fixed_length_text,
+    "truth of R": lambda file: replace(file, "obs/flag", np.array([1, 0, 1], "i4"), dtype=R_TRUTHS),
+    "no order": lambda file: file["obs/kind"].attrs.__delitem__("ordered"),
+    "number for order": lambda file: file["obs/kind"].attrs.__setitem__("ordered", np.int64(0)),
+    "unsigned codes": unsigned_codes,
+    "group as index": lambda file: nullable_text(file, "obs/_index", ["c0", "c1", "c2"], [False] * 3),
+}
 
 
-@pytest.mark.parametrize("change", VARIANTS, ids=lambda change: change.__name__)
-def test_what_other_writers_make_of_it_is_understood(tmp_path: Path, change: Callable[[h5py.File], None]) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_other_writers_make_of_it_is_understood(tmp_path: Path, variant: str) -> None:
     """Every variant seen in the wild gives the cells that were meant."""
-    source = h5ad_source(made(tmp_path, change))
+    source = h5ad_source(made(tmp_path, VARIANTS[variant]))
     cells = arrow_to_frame(source.cells())
     source.close()
     assert list(cells.index) == ["c0", "c1", "c2"]
@@ -122,21 +108,17 @@ def test_what_other_writers_make_of_it_is_understood(tmp_path: Path, change: Cal
 
 def test_numbers_that_an_enumeration_lacks_are_refused(tmp_path: Path) -> None:
     """A truth value that is none of those that are named is not read as false."""
-    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
-    path = made(tmp_path, lambda file: replace(file, "obs/flag", np.array([1, 0, 7], "i4"), dtype=kind))
+    path = made(tmp_path, lambda file: replace(file, "obs/flag", np.array([1, 0, 7], "i4"), dtype=R_TRUTHS))
     with pytest.raises(SourceError, match=r"obs/flag.*none of FALSE, NA, TRUE"):
         h5ad_source(path).cells()
 
 
 def test_missing_truth_values_are_missing_everywhere(tmp_path: Path) -> None:
     """On one axis they are nullable; as one value and in a matrix, which AnnData cannot have of those, they are NaN."""
-    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
 
     def change(file: h5py.File) -> None:
-        file.create_dataset("uns/row", data=np.array([0, 1, 2], "i4"), dtype=kind)
-        file.create_dataset("uns/table", data=np.array([[0, 1], [2, 1]], "i4"), dtype=kind)
-        file.create_dataset("uns/one", data=np.int32(2), dtype=kind)
-        file.create_dataset("uns/whole", data=np.array([[0, 1]], "i4"), dtype=kind)
+        for name, values in {"row": [0, 1, 2], "table": [[0, 1], [2, 1]], "one": 2, "whole": [[0, 1]]}.items():
+            file.create_dataset(f"uns/{name}", data=np.array(values, "i4"), dtype=R_TRUTHS)
 
     container = open_hdf5(made(tmp_path, change))
     assert read_element(container, "uns/row").tolist() == [False, True, pd.NA]
@@ -156,40 +138,25 @@ def test_the_registry_knows_what_anndata_knows() -> None:
         assert theirs <= {(name, version) for known, name, version in ELEMENTS if known == kind}
 
 
-def of_the_future(file: h5py.File) -> None:
-    file["uns/array"].attrs["encoding-version"] = "9.0.0"
+UNREADABLE: dict[str, tuple[Callable[[h5py.File], Any], str, str]] = {
+    "version": (
+        lambda file: file["uns/array"].attrs.__setitem__("encoding-version", "9.0.0"),
+        "uns/array", r"'9\.0\.0'; known are \['0\.2\.0'\]",
+    ),
+    "type": (
+        lambda file: file["uns/array"].attrs.__setitem__("encoding-type", "mystery"),
+        "uns/array", "'mystery' which nothing is registered for",
+    ),
+    "indices": (lambda file: file["uns/graph/indices"].__setitem__(0, 7), "uns/graph", "do not fit together"),
+    "pointers": (lambda file: file["uns/graph/indptr"].__setitem__(1, 5), "uns/graph", "do not fit together"),
+    "codes": (lambda file: file["obs/kind/codes"].__setitem__(0, 9), "obs", "outside its 2 categories"),
+}  # fmt: skip
 
 
-def of_nobody(file: h5py.File) -> None:
-    file["uns/array"].attrs["encoding-type"] = "mystery"
-
-
-def out_of_range(file: h5py.File) -> None:
-    file["uns/graph/indices"][0] = 7
-
-
-def going_down(file: h5py.File) -> None:
-    file["uns/graph/indptr"][1] = 5
-
-
-def wrong_codes(file: h5py.File) -> None:
-    file["obs/kind/codes"][0] = 9
-
-
-@pytest.mark.parametrize(
-    ("change", "path", "said"),
-    [
-        (of_the_future, "uns/array", r"'9\.0\.0'; known are \['0\.2\.0'\]"),
-        (of_nobody, "uns/array", "'mystery' which nothing is registered for"),
-        (out_of_range, "uns/graph", "do not fit together"),
-        (going_down, "uns/graph", "do not fit together"),
-        (wrong_codes, "obs", "outside its 2 categories"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_path(
-    tmp_path: Path, change: Callable[[h5py.File], None], path: str, said: str
-) -> None:
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_what_cannot_be_read_is_refused_by_path(tmp_path: Path, fault: str) -> None:
     """Unknown encodings and parts that do not fit are told with their path; the rest of the file is still read."""
+    change, path, said = UNREADABLE[fault]
     container = open_hdf5(made(tmp_path, change))
     with pytest.raises(SourceError, match=said):
         read_element(container, path)
@@ -217,16 +184,9 @@ def test_graphs_of_old_files_move_to_obsp(tmp_path: Path) -> None:
 def test_missing_text_is_missing_whatever_stands_for_it(tmp_path: Path, stated: Any) -> None:
     """A142, A146: na-value may be absent, NA or NaN; anything else is read as NA. The mask says what is missing."""
 
-    def change(file: h5py.File) -> None:
-        del file["obs/text"]
-        group = file.create_group("obs/text")
-        group.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0"})
-        if stated is not None:
-            group.attrs["na-value"] = stated
-        write_elem(group, "values", np.array(["x", "", "ü"], dtype=object))
-        write_elem(group, "mask", np.array([False, True, False]))
-
-    path = made(tmp_path, change)
+    attributes = {} if stated is None else {"na-value": stated}
+    missing = [False, True, False]
+    path = made(tmp_path, lambda file: nullable_text(file, "obs/text", ["x", "", "ü"], missing, **attributes))
     source = h5ad_source(path)
     text = arrow_to_frame(source.cells())["text"]
     assert text.isna().tolist() == [False, True, False]

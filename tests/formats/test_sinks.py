@@ -1,10 +1,9 @@
 """Sinks: what they write opens equal in anndata and mudata, and nothing is visible before the end."""
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.testing.hypothesis_profile import examples
+from reading import read_anndata
 
 ENDINGS = [
     ("x.h5ad", {}),
@@ -30,11 +30,6 @@ ENDINGS = [
     ("x.zarr", {}),
     ("x.zarr", {"zarr_format": 2}),
 ]
-
-
-def read_back(path: Path) -> ad.AnnData:
-    with warnings.catch_warnings(action="ignore"):
-        return ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
 
 
 def frames(n_obs: int, n_var: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -65,6 +60,18 @@ def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
                 sink.write(key, DenseBlock({"values": part}))
 
 
+def finish(sink: Sink, **elements: Any) -> str:
+    """Write elements and commit."""
+    for key, value in elements.items():
+        sink.element(key, value)
+    return sink.commit()
+
+
+def tables(n_obs: int, n_var: int, prefix: str = "") -> dict[str, Any]:
+    """Return obs and var by their keys."""
+    return dict(zip((f"{prefix}obs", f"{prefix}var"), frames(n_obs, n_var), strict=True))
+
+
 @pytest.mark.parametrize(("name", "options"), ENDINGS)
 @given(
     dtype=st.sampled_from(["bool", "uint8", "int32", "int64", "float32", "float64"]),
@@ -88,15 +95,9 @@ def test_what_is_written_opens_equal(
     obs, var = frames(*shape)
     sink = open_sink(path, **options)
     pour(sink, matrices, step)
-    for key, value in {
-        "obs": obs,
-        "var": var,
-        "uns": {"atlas": {"query": "all", "n": 3}},
-        "varm/v": np.ones((shape[1], 2)),
-    }.items():
-        sink.element(key, value)
-    assert sink.commit() == str(path)
-    found = read_back(path)
+    uns = {"atlas": {"query": "all", "n": 3}}
+    assert finish(sink, obs=obs, var=var, uns=uns, **{"varm/v": np.ones((shape[1], 2))}) == str(path)
+    found = read_anndata(path)
     np.testing.assert_array_equal(found.X.toarray(), dense)
     assert found.X.format == "csr"
     assert found.X.dtype == dtype
@@ -117,11 +118,8 @@ def test_raw_keeps_its_own_features(tmp_path: Path) -> None:
     """raw/X with raw/var comes back as raw."""
     sink = open_sink(tmp_path / "x.h5ad")
     pour(sink, {"X": np.ones((3, 2)), "raw/X": sp.csr_array(np.eye(3, 4))}, 2)
-    obs, var = frames(3, 2)
-    for key, value in {"obs": obs, "var": var, "raw/var": frames(3, 4)[1]}.items():
-        sink.element(key, value)
-    sink.commit()
-    found = read_back(tmp_path / "x.h5ad")
+    finish(sink, **tables(3, 2), **{"raw/var": frames(3, 4)[1]})
+    found = read_anndata(tmp_path / "x.h5ad")
     np.testing.assert_array_equal(found.raw.X.toarray(), np.eye(3, 4))
     assert list(found.raw.var_names) == ["g0", "g1", "g2", "g3"]
 
@@ -132,29 +130,19 @@ def test_text_is_written_as_plain_string_arrays(tmp_path: Path) -> None:
     obs, var = frames(3, 2)
     obs["holes"] = pd.array(["a", None, "c"], dtype="string")
     sink.begin(())
-    sink.element("obs", obs)
-    sink.element("var", var)
-    sink.commit()
+    finish(sink, obs=obs, var=var)
     with h5py.File(tmp_path / "x.h5ad") as file:
-        kinds = {
-            name: file[f"obs/{name}"].attrs["encoding-type"] for name in ("_index", "text", "holes", "kind/categories")
-        }
-    assert kinds == {
-        "_index": "string-array",
-        "text": "string-array",
-        "holes": "nullable-string-array",
-        "kind/categories": "string-array",
-    }
-    assert read_back(tmp_path / "x.h5ad").obs["holes"].isna().tolist() == [False, True, False]
+        for name in ("_index", "text", "holes", "kind/categories"):
+            kind = "nullable-string-array" if name == "holes" else "string-array"
+            assert file[f"obs/{name}"].attrs["encoding-type"] == kind
+    assert read_anndata(tmp_path / "x.h5ad").obs["holes"].isna().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr", "x.h5mu"])
-def test_nothing_is_visible_before_commit_or_after_abort(tmp_path: Path, name: str) -> None:
+def test_an_aborted_mudata_leaves_nothing(tmp_path: Path) -> None:
     """Until commit the name does not exist; abort leaves the folder as it was."""
-    sink = open_sink(tmp_path / name)
-    key = "mod/rna/X" if name == "x.h5mu" else "X"
-    pour(sink, {key: np.ones((3, 2))}, 2)
-    assert not (tmp_path / name).exists()
+    sink = open_sink(tmp_path / "x.h5mu")
+    pour(sink, {"mod/rna/X": np.ones((3, 2))}, 2)
+    assert not (tmp_path / "x.h5mu").exists()
     sink.abort()
     assert list(tmp_path.iterdir()) == []
 
@@ -163,14 +151,10 @@ def test_nothing_is_visible_before_commit_or_after_abort(tmp_path: Path, name: s
 def test_existing_files_are_kept_unless_said_otherwise(tmp_path: Path, name: str) -> None:
     """An existing target is refused by name, and replaced whole with overwrite=True."""
     for value in (1.0, 2.0):
-        sink = open_sink(tmp_path / name, overwrite=value == 2.0)
-        pour(sink, {"X": np.full((2, 2), value)}, 2)
-        for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
-            sink.element(key, frame)
-        sink.commit()
+        write_constant(tmp_path / name, value)
     with pytest.raises(DuplicateError, match="overwrite=True"):
         open_sink(tmp_path / name)
-    assert read_back(tmp_path / name).X.max() == 2.0
+    assert read_anndata(tmp_path / name).X.max() == 2.0
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
@@ -178,9 +162,7 @@ def write_constant(path: Path, value: float) -> None:
     sink = open_sink(path, overwrite=True)
     try:
         pour(sink, {"X": np.full((2, 2), value)}, 2)
-        for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
-            sink.element(key, frame)
-        sink.commit()
+        finish(sink, **tables(2, 2))
     except BaseException:
         sink.abort()
         raise
@@ -201,7 +183,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StoreError, match="denied"):
         write_constant(path, 2.0)
     assert [p.name for p in tmp_path.iterdir()] == ["x.zarr"]
-    assert read_back(path).X.max() == 1.0
+    assert read_anndata(path).X.max() == 1.0
 
 
 def test_a_link_to_a_folder_is_replaced(tmp_path: Path) -> None:
@@ -210,73 +192,43 @@ def test_a_link_to_a_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "x.zarr").symlink_to(tmp_path / "far.zarr")
     write_constant(tmp_path / "x.zarr", 2.0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["far.zarr", "x.zarr"]
-    assert [read_back(tmp_path / name).X.max() for name in ("far.zarr", "x.zarr")] == [1.0, 2.0]
+    assert [read_anndata(tmp_path / name).X.max() for name in ("far.zarr", "x.zarr")] == [1.0, 2.0]
 
 
-def bad_calls() -> dict[str, Any]:
-    def unannounced(sink: Sink) -> None:
-        sink.write("layers/none", DenseBlock({"values": np.ones((1, 2))}))
-
-    def too_wide(sink: Sink) -> None:
-        sink.write("X", DenseBlock({"values": np.ones((1, 3))}))
-
-    def lossy(sink: Sink) -> None:
-        sink.write("X", DenseBlock({"values": np.ones((1, 2), np.complex64)}))
-
-    def short(sink: Sink) -> None:
-        sink.element("obs", frames(3, 2)[0])
-        sink.element("var", frames(3, 2)[1])
-        sink.commit()
-
-    def without_obs(sink: Sink) -> None:
-        sink.write("X", DenseBlock({"values": np.ones((3, 2))}))
-        sink.commit()
-
-    def misfit(sink: Sink) -> None:
-        sink.write("X", DenseBlock({"values": np.ones((3, 2))}))
-        sink.element("obs", frames(4, 2)[0])
-        sink.element("var", frames(4, 2)[1])
-        sink.commit()
-
-    def unknown_type(sink: Sink) -> None:
-        sink.element("uns", {"deep": {"odd": object()}})
-
-    def outside(sink: Sink) -> None:
-        sink.element("uns/../../x", 1)
-
-    return {
-        "was not announced": unannounced,
-        "takes dense rows of shape": too_wide,
-        "cannot take complex64": lossy,
-        "received 0 of its 3 rows": short,
-        "obs was not written": without_obs,
-        "ask for": misfit,
-        "odd": unknown_type,
-        "no key": outside,
-    }
+ROWS = DenseBlock({"values": np.ones((3, 2))})
+MISUSES: dict[str, Callable[[Sink], Any]] = {
+    "was not announced": lambda sink: sink.write("layers/none", ROWS),
+    "takes dense rows of shape": lambda sink: sink.write("X", DenseBlock({"values": np.ones((1, 3))})),
+    "cannot take complex64": lambda sink: sink.write("X", DenseBlock({"values": np.ones((1, 2), np.complex64)})),
+    "received 0 of its 3 rows": lambda sink: finish(sink, **tables(3, 2)),
+    "obs was not written": lambda sink: (sink.write("X", ROWS), sink.commit()),
+    "ask for": lambda sink: (sink.write("X", ROWS), finish(sink, **tables(4, 2))),
+    "odd": lambda sink: sink.element("uns", {"deep": {"odd": object()}}),
+    "no key": lambda sink: sink.element("uns/../../x", 1),
+}
 
 
-@pytest.mark.parametrize("said", list(bad_calls()))
+@pytest.mark.parametrize("said", MISUSES)
 def test_wrong_use_is_refused_by_name(tmp_path: Path, said: str) -> None:
     """Each way to misuse a sink is told, and nothing becomes visible."""
     sink = open_sink(tmp_path / "x.h5ad")
     sink.begin((SinkMatrix.of("X", "dense", "f8", (3, 2)),))
     with pytest.raises(SchemaError, match=said):
-        bad_calls()[said](sink)
+        MISUSES[said](sink)
     sink.abort()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """An unknown ending, option, compression or format and an absent folder are told."""
-    with pytest.raises(SourceError, match=r"\.h5ad, \.h5mu, \.zarr"):
-        open_sink(tmp_path / "x.csv")
-    with pytest.raises(SourceError, match="zarr_format"):
-        open_sink(tmp_path / "x.h5ad", zarr_format=2)
-    with pytest.raises(SourceError, match="compression"):
-        open_sink(tmp_path / "x.h5ad", compression="zip")
-    with pytest.raises(SourceError, match="choose 2 or 3"):
-        open_sink(tmp_path / "x.zarr", zarr_format=4)
+    for name, options, said in (
+        ("x.csv", {}, r"\.h5ad, \.h5mu, \.zarr"),
+        ("x.h5ad", {"zarr_format": 2}, "zarr_format"),
+        ("x.h5ad", {"compression": "zip"}, "compression"),
+        ("x.zarr", {"zarr_format": 4}, "choose 2 or 3"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            open_sink(tmp_path / name, **options)
     with pytest.raises(StoreError, match="make it first"):
         open_sink(tmp_path / "absent" / "x.h5ad")
     assert list(tmp_path.iterdir()) == []
@@ -289,9 +241,7 @@ def test_pointers_turn_64_bit_when_they_must(tmp_path: Path, monkeypatch: pytest
     sink.write(
         "obsm/wide", CsrBlock(np.array([0, 1]), np.array([2**31 - 1]), {"values": np.ones(1, np.float32)}, 2**31)
     )
-    for key, frame in zip(("obs", "var"), frames(1, 1), strict=True):
-        sink.element(key, frame)
-    sink.commit()
+    finish(sink, **tables(1, 1))
     source = open_source(tmp_path / "x.zarr")
     ((block,),) = source.blocks(("obsm/wide",), 1)
     assert isinstance(block, CsrBlock)
@@ -313,10 +263,8 @@ def test_more_entries_than_32_bits_count_get_wide_pointers(
         )
         sink.begin((SinkMatrix.of("X", form, "f4", (3, 4)),))
         sink.write("X", block)
-        for key, frame in zip(("obs", "var"), frames(3, 4), strict=True):
-            sink.element(key, frame)
-        sink.commit()
-        found = read_back(tmp_path / name).X
+        finish(sink, **tables(3, 4))
+        found = read_anndata(tmp_path / name).X
         assert found.format == form
         assert (found.toarray() == 1).all()
         container = open_hdf5(tmp_path / name) if name == "x.h5ad" else open_zarr(tmp_path / name)
@@ -332,15 +280,13 @@ def test_announced_entries_must_come(tmp_path: Path, n_entries: int, compression
     sink = open_sink(tmp_path / "x.h5ad", compression=compression)
     sink.begin((SinkMatrix("X", "csr", np.dtype("f4"), (2, 2), n_entries, exact=True),))
     block = CsrBlock(np.array([0, 2, 4]), np.array([0, 1, 0, 1], np.int32), {"values": np.ones(4, "f4")}, 2)
-    for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
-        sink.element(key, frame)
 
-    def finish() -> None:
+    def write() -> None:
         sink.write("X", block)
-        sink.commit()
+        finish(sink, **tables(2, 2))
 
     with pytest.raises(SchemaError, match=f"of its {n_entries}|takes {n_entries} rows or entries"):
-        finish()
+        write()
     sink.abort()
     assert list(tmp_path.iterdir()) == []
 
@@ -361,11 +307,7 @@ def test_plain_arrays_lie_in_one_piece(tmp_path: Path, monkeypatch: pytest.Monke
             part = CsrBlock(np.array([0, 3]), sparse.indices[own], {"values": values.ravel()[own]}, 3)
             sink.write(f"{prefix}X", part)
             sink.write(f"{prefix}layers/dense", DenseBlock({"values": values[row : row + 1]}))
-        for key, frame in zip((f"{prefix}obs", f"{prefix}var"), frames(4, 3), strict=True):
-            sink.element(key, frame)
-        if prefix:
-            sink.element("obs", frames(4, 3)[0][[]])
-        sink.commit()
+        finish(sink, **tables(4, 3, prefix), **({"obs": frames(4, 3)[0][[]]} if prefix else {}))
         with h5py.File(tmp_path / name) as file:
             held = {">i4": "int32", "float16": "float32"}.get(dtype, dtype)
             for path, expected, stored_as in (("X/data", values.ravel(), held), ("layers/dense", values, dtype)):
@@ -389,9 +331,7 @@ def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest
 
     def write() -> None:
         pour(sink, {"X": np.ones((3, 2))}, 1)
-        for key, frame in zip(("obs", "var"), frames(3, 2), strict=True):
-            sink.element(key, frame)
-        sink.commit()
+        finish(sink, **tables(3, 2))
 
     with pytest.raises(StoreError, match="No space left"):
         write()

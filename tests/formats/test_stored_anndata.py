@@ -16,22 +16,16 @@ from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_
 from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.testing.conformance import dense as dense_blocks
+from reading import dense
 
 DATA = Path(__file__).parent.parent / "data"
 
 
 def matrix_of(source: CompositeSource, key: str, n_rows: int = 97) -> Any:
     """Read a whole matrix through its blocks."""
-    blocks = [block for (block,) in source.blocks((key,), n_rows)]
-    if isinstance(blocks[0], CsrBlock):
-        return sp.vstack(
-            [sp.csr_array((b.layers["values"], b.indices, b.indptr), shape=(b.n_rows, b.n_cols)) for b in blocks]
-        ).toarray()
-    return np.concatenate([b.layers["values"] for b in blocks])
-
-
-def dense(matrix: Any) -> np.ndarray:
-    return matrix.toarray() if sp.issparse(matrix) else np.asarray(matrix)
+    info = next(m for m in source.describe().matrices if m.key == key)
+    return dense_blocks([block for (block,) in source.blocks((key,), n_rows)], info)
 
 
 def assert_same_frame(found: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -114,13 +108,9 @@ def test_zarr_reads_as_it_was(everything: ad.AnnData, tmp_path: Path, zarr_forma
     assert_reads_as(zarr_source(tmp_path / "x.zarr"), everything)
 
 
-def test_object_reads_as_it_is(everything: ad.AnnData) -> None:
-    """An object in memory gives itself."""
+def test_objects_and_views_read_as_they_are(everything: ad.AnnData) -> None:
+    """An object in memory gives itself; a view, even of a view, gives what its copy would hold."""
     assert_reads_as(object_source(everything), everything)
-
-
-def test_view_reads_as_its_copy(everything: ad.AnnData) -> None:
-    """A view, even of a view, gives what its copy would hold."""
     view = everything[::2][[3, 1, 7], [4, 0]]
     assert view.is_view
     assert_reads_as(object_source(view), view.copy())

@@ -12,6 +12,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
+from reading import read_anndata
 
 KINDS = ("str", "object", "string[python]", "string[pyarrow]")
 
@@ -36,7 +37,10 @@ def cells(index: str, n_cells: int) -> ad.AnnData:
     obs |= {f"categories of {kind}": pd.Categorical(texts(words, kind)) for kind in KINDS}
     obs |= {f"categories of {kind} with holes": pd.Categorical(texts(holes, kind)) for kind in KINDS}
     names = pd.Index(texts(["c1", "c2", "c3"][:n_cells], index), dtype=object if index == "object" else index)
-    return ad.AnnData(np.ones((n_cells, 1), np.float32), obs=pd.DataFrame(obs, index=names))
+    made = ad.AnnData(np.ones((n_cells, 1), np.float32), obs=pd.DataFrame(obs, index=names))
+    # A table beside the cells is written as a whole, that of the cells column by column.
+    made.obsm["table"] = made.obs.copy()
+    return made
 
 
 def types(frame: pd.DataFrame) -> dict[str, Any]:
@@ -51,10 +55,6 @@ def types(frame: pd.DataFrame) -> dict[str, Any]:
         name: (str(dtype), getattr(dtype, "storage", ""), repr(getattr(dtype, "na_value", "")))
         for name, dtype in (found | inner).items()
     }
-
-
-def read_back(path: str | Path) -> ad.AnnData:
-    return ad.read_h5ad(path) if str(path).endswith(".h5ad") else ad.read_zarr(path)
 
 
 def written_by_anndata(adata: ad.AnnData, path: Path, way: str) -> Path:
@@ -79,18 +79,19 @@ def test_text_comes_back_with_the_type_that_anndata_gives_it(
     adata = cells(index, n_cells)
     with ad.settings.override(allow_write_nullable_strings=True):
         stored = written_by_anndata(adata.copy(), tmp_path / f"theirs.{ending}", way)
-        theirs = read_back(stored)
+        theirs = read_anndata(stored)
     found = [
-        read_back(copy(adata, open_sink(tmp_path / f"memory.{ending}", **WAYS[way]))),
-        read_back(copy(stored, open_sink(tmp_path / f"file.{ending}", **WAYS[way]))),
+        read_anndata(copy(adata, open_sink(tmp_path / f"memory.{ending}", **WAYS[way]))),
+        read_anndata(copy(stored, open_sink(tmp_path / f"file.{ending}", **WAYS[way]))),
     ]
     if way == "h5ad" and n_cells:
         atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
         atlas.add(stored, "d", progress=False)
         found.append(atlas.dataset("d").to_anndata())
     for ours in found:
-        assert types(ours.obs) == types(theirs.obs)
-        pd.testing.assert_frame_equal(ours.obs, theirs.obs)
+        for found_table, table in ((ours.obs, theirs.obs), (ours.obsm["table"], theirs.obsm["table"])):
+            assert types(found_table) == types(table)
+            pd.testing.assert_frame_equal(found_table, table)
 
 
 NO_TEXT = {
@@ -129,7 +130,7 @@ def test_objects_and_categories_keep_their_values(tmp_path: Path, way: str) -> N
             "arrow": pd.Categorical(pd.array([3, None, 1], dtype="int64[pyarrow]")),
         }
     ).set_axis(["a", "b", "c"])
-    back = read_back(
+    back = read_anndata(
         copy(ad.AnnData(np.ones((3, 1), np.float32), obs=obs), open_sink(tmp_path / f"x.{way[:4]}", **WAYS[way]))
     ).obs
     assert back["flag"].tolist() == [True, pd.NA, False]

@@ -12,7 +12,7 @@ from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.storage.level_reader import read_partition_attribute
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.vectors.converters.content import decode_categories
+from raggedatlas.vectors.converters.content import decode_categories, table_content
 from raggedatlas.vectors.converters.convert import read_file, write_file
-from raggedatlas.vectors.converters.tables import table_content
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from raggedatlas.testing.spatial import EDGE, mesh, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 pytest.importorskip("DracoPy", reason="the extra draco is not installed")

@@ -20,9 +20,9 @@ from raggedatlas.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_ragged, to_bytes
+from raggedatlas.vectors.storage.layouts import group_json, plain_array
 from raggedatlas.vectors.storage.zarr_reader import decompress
-from raggedatlas.vectors.storage.zarr_writer import group_json, plain_array
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)

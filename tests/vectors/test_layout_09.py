@@ -34,8 +34,8 @@ from raggedatlas.vectors.storage.cross_links import (
     parse_segment,
     segment_name,
 )
-from raggedatlas.vectors.storage.zarr_writer import group_json, plain_array, shard_shape, vlen_array
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.storage.layouts import group_json, plain_array, shard_shape, vlen_array
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 pytestmark = pytest.mark.fast

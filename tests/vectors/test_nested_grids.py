@@ -14,7 +14,7 @@ from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geome
 from raggedatlas.vectors.geometry import Geometry, Level
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 EXACT = (0.25, 0.75, 1.0, 2.5, 3.0, 10.0, 64.0, 1000.0)

@@ -33,7 +33,7 @@ from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parent.parent.parent

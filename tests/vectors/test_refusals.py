@@ -29,9 +29,9 @@ from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.vectors.storage import codecs as draco
-from raggedatlas.vectors.storage import zarr_writer as families
+from raggedatlas.vectors.storage import layouts as families
 from raggedatlas.vectors.storage.codecs import encode_fragments, encode_manifests
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 pytestmark = pytest.mark.fast

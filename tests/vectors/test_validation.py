@@ -20,9 +20,8 @@ from raggedatlas.vectors import writer as writing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.validation.context import PlacedProblem
-from raggedatlas.vectors.validation.rules import DEPTH_OF, LEVELS, RULES, rules_page
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.validation import validate
+from raggedatlas.vectors.validation.rules import DEPTH_OF, LEVELS, RULES, PlacedProblem, rules_page
 from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +181,7 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
     def damage(store: Damage) -> None:
         from raggedatlas.vectors.shapes import counts_to_offsets
         from raggedatlas.vectors.storage.codecs import concat_blobs, encode_manifests
-        from raggedatlas.vectors.storage.zarr_writer import vlen_array
+        from raggedatlas.vectors.storage.layouts import vlen_array
 
         objects = STORES["streamline"]().levels[0].objects
         assert objects is not None

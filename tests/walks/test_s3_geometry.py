@@ -21,8 +21,8 @@ from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.storage.zarr_writer import File
-from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.storage.layouts import File
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import publish_files, write
 
 pytestmark = [

@@ -29,8 +29,7 @@ from raggedatlas.vectors.shapes import (
 )
 from raggedatlas.vectors.storage.codecs import LIST, chunks_as_fragments, find_missing_blocks, fragment_rows, lacks_rows
 from raggedatlas.vectors.storage.cross_links import select_links
-from raggedatlas.vectors.storage.layouts import level_files, with_parent_groups
-from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, File, group_json
+from raggedatlas.vectors.storage.layouts import COMPRESSORS, File, group_json, level_files, with_parent_groups
 
 _PUT_BATCH = 64
 _PUT_BATCH_BYTES = 64 << 20

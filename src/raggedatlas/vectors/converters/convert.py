@@ -17,18 +17,12 @@ from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, Source
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.converters import (
-    geospatial,
-    graphs,
-    meshes,
-    precomputed,
-    streamlines,
-    tables,
-)
+from raggedatlas.vectors.converters import content as tables
+from raggedatlas.vectors.converters import geospatial as geo
+from raggedatlas.vectors.converters import graphs, meshes, precomputed
+from raggedatlas.vectors.converters import streamlines as lines
 from raggedatlas.vectors.converters.content import Capabilities, Content, check_content
-from raggedatlas.vectors.converters.geospatial import is_spatialdata
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
-from raggedatlas.vectors.converters.precomputed import MESH_TYPE, SKELETON_TYPE, read_info
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, take_objects
@@ -43,8 +37,6 @@ class Converter:
 
     Parameters
     ----------
-    what : str
-        A short description.
     endings : tuple of str
         Suffixes of its files; empty for folders, which are detected by their content.
     read : callable
@@ -57,7 +49,6 @@ class Converter:
         Returns further losses of shapes, one line each.
     """
 
-    what: str
     endings: tuple[str, ...]
     read: Callable[..., Content]
     write: Callable[..., None]
@@ -66,125 +57,35 @@ class Converter:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "csv": Converter(
-        "points as a table with a header",
-        (".csv", ".tsv"),
-        tables.read_table,
-        tables.write_table,
-        tables.TABLE_HOLDING,
-        tables.channel_losses,
-    ),
-    "parquet": Converter(
-        "points as Parquet",
-        (".parquet",),
-        tables.read_table,
-        tables.write_table,
-        tables.TABLE_HOLDING,
-        tables.channel_losses,
-    ),
-    "xyz": Converter(
-        "points as lines of numbers",
-        (".xyz",),
-        tables.read_xyz,
-        tables.write_xyz,
-        tables.XYZ_HOLDING,
-        tables.channel_losses,
-    ),
-    "swc": Converter("a neuron as SWC", (".swc",), graphs.read_swc, graphs.write_swc, graphs.SWC_HOLDING),
-    "swc-folder": Converter(
-        "neurons as a folder of SWC files", (), graphs.read_swc, graphs.write_swc_folder, graphs.SWC_FOLDER_HOLDING
-    ),
-    "obj": Converter("meshes as Wavefront OBJ", (".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING),
-    "ply": Converter(
-        "points, meshes or graphs as PLY",
-        (".ply",),
-        meshes.read_ply,
-        meshes.write_ply,
-        meshes.PLY_HOLDING,
-        meshes.ply_losses,
-    ),
-    "stl": Converter(
-        "meshes as STL", (".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.stl_losses
-    ),
-    "trx": Converter(
-        "streamlines as TRX",
-        (".trx",),
-        streamlines.read_trx,
-        streamlines.write_trx,
-        streamlines.TRX_HOLDING,
-        streamlines.trx_losses,
-    ),
-    "trk": Converter(
-        "streamlines of TrackVis",
-        (".trk",),
-        streamlines.read_tractogram,
-        streamlines.write_tractogram,
-        streamlines.TRK_HOLDING,
-        streamlines.trk_losses,
-    ),
-    "tck": Converter(
-        "streamlines of MRtrix",
-        (".tck",),
-        streamlines.read_tractogram,
-        streamlines.write_tractogram,
-        streamlines.TCK_HOLDING,
-        streamlines.tck_losses,
-    ),
-    "graphml": Converter(
-        "a graph as GraphML",
-        (".graphml",),
-        graphs.read_graphml,
-        graphs.write_graphml,
-        graphs.GRAPHML_HOLDING,
-        graphs.graph_losses,
-    ),
+    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
+    "parquet": Converter((".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
+    "xyz": Converter((".xyz",), tables.read_xyz, tables.write_xyz, tables.XYZ_HOLDING),
+    "swc": Converter((".swc",), graphs.read_swc, graphs.write_swc, graphs.SWC_HOLDING),
+    "swc-folder": Converter((), graphs.read_swc, graphs.write_swc_folder, graphs.SWC_FOLDER_HOLDING),
+    "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING),
+    "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
+    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING),
+    "trx": Converter((".trx",), lines.read_trx, lines.write_trx, lines.TRX_HOLDING, lines.trx_losses),
+    "trk": Converter((".trk",), lines.read_tractogram, lines.write_tractogram, lines.TRK_HOLDING, lines.trk_losses),
+    "tck": Converter((".tck",), lines.read_tractogram, lines.write_tractogram, lines.TCK_HOLDING),
+    "graphml": Converter((".graphml",), graphs.read_graphml, graphs.write_graphml, graphs.GRAPHML_HOLDING),
     "edgelist": Converter(
-        "a graph as an edge list and a table of nodes",
-        (".edgelist",),
-        graphs.read_edges,
-        graphs.write_edges,
-        graphs.GRAPHML_HOLDING,
-        graphs.edge_losses,
+        (".edgelist",), graphs.read_edges, graphs.write_edges, graphs.GRAPHML_HOLDING, graphs.edge_losses
     ),
-    "geojson": Converter(
-        "boundaries, lines or points as GeoJSON",
-        (".geojson",),
-        geospatial.read_geojson,
-        geospatial.write_geojson,
-        geospatial.BOUNDARY_HOLDING,
-        geospatial.boundary_losses,
-    ),
+    "geojson": Converter((".geojson",), geo.read_geojson, geo.write_geojson, geo.BOUNDARY_HOLDING, geo.boundary_losses),
     "geoparquet": Converter(
-        "boundaries, lines or points as GeoParquet",
-        (".geoparquet",),
-        geospatial.read_geoparquet,
-        geospatial.write_geoparquet,
-        geospatial.BOUNDARY_HOLDING,
-        geospatial.boundary_losses,
+        (".geoparquet",), geo.read_geoparquet, geo.write_geoparquet, geo.BOUNDARY_HOLDING, geo.boundary_losses
     ),
     "precomputed-skeletons": Converter(
-        "Neuroglancer skeletons",
         (),
         precomputed.read_skeletons,
         precomputed.write_skeletons,
         precomputed.SKELETON_HOLDING,
         precomputed.skeleton_losses,
     ),
-    "precomputed-meshes": Converter(
-        "Neuroglancer meshes",
-        (),
-        precomputed.read_meshes,
-        precomputed.write_meshes,
-        precomputed.MESH_HOLDING,
-        precomputed.mesh_losses,
-    ),
+    "precomputed-meshes": Converter((), precomputed.read_meshes, precomputed.write_meshes, precomputed.MESH_HOLDING),
     "spatialdata": Converter(
-        "points or shapes of a SpatialData store",
-        (),
-        geospatial.read_spatialdata,
-        geospatial.write_spatialdata,
-        geospatial.SPATIALDATA_HOLDING,
-        geospatial.spatialdata_losses,
+        (), geo.read_spatialdata, geo.write_spatialdata, geo.SPATIALDATA_HOLDING, geo.spatialdata_losses
     ),
 }
 """Name -> converter."""
@@ -197,8 +98,8 @@ SCHEME = "precomputed://"
 """Prefix of paths of Neuroglancer's folders; optional."""
 
 INFO_TYPES = {
-    SKELETON_TYPE: "precomputed-skeletons",
-    MESH_TYPE: "precomputed-meshes",
+    precomputed.SKELETON_TYPE: "precomputed-skeletons",
+    precomputed.MESH_TYPE: "precomputed-meshes",
 }
 """``@type`` of an info -> converter."""
 
@@ -226,23 +127,14 @@ def detect(path: str | os.PathLike[str]) -> str:
     file = _path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
-    found = _folder_kind(file) if file.is_dir() else _file_kind(file)
-    if found is None:
-        raise SourceError(f"{file} is in no known format of geometry; {supported()} can be read.")
-    return found
-
-
-def supported() -> str:
-    """Return the suffixes and folder formats that can be read, as text."""
-    folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
-    return f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
-
-
-def _file_kind(file: Path) -> str | None:
-    name = ENDINGS.get(file.suffix.lower())
-    if name == "parquet" and _has_geometry(file):
+    found = _folder_kind(file) if file.is_dir() else ENDINGS.get(file.suffix.lower())
+    if found == "parquet" and _has_geometry(file):
         return "geoparquet"
-    return name
+    if found is None:
+        folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
+        known = f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
+        raise SourceError(f"{file} is in no known format of geometry; {known} can be read.")
+    return found
 
 
 def _has_geometry(file: Path) -> bool:
@@ -257,14 +149,14 @@ def _has_geometry(file: Path) -> bool:
 
 def _folder_kind(folder: Path) -> str | None:
     if (folder / "info").is_file():
-        info_type = read_info(folder).get("@type")
+        info_type = precomputed.read_info(folder).get("@type")
         if info_type not in INFO_TYPES:
             raise SourceError(
                 f"{folder}/info has the @type {info_type!r}; of Neuroglancer's formats {', '.join(INFO_TYPES)} are read. "
                 "Convert it to one of these with cloud-volume."
             )
         return INFO_TYPES[info_type]
-    if is_spatialdata(folder):
+    if geo.is_spatialdata(folder):
         return "spatialdata"
     names = [found.name for found in folder.iterdir() if not found.name.startswith(".")]
     if "header.json" in names:
@@ -385,11 +277,11 @@ def write_file(
     SourceError
         If the format cannot represent the shapes, or if something would be lost and `strict` is true.
     """
-    made = content if isinstance(content, Content) else Content(content)
-    file = _path(path)
-    name = _known(format) if format is not None else _by_path(path, made.shapes)
-    check_content(made.shapes, "What is to be written")
-    losses = plan_losses(made, name)
+    content = content if isinstance(content, Content) else Content(content)
+    shapes, file = content.shapes, _path(path)
+    name = _known(format) if format is not None else _by_path(path, shapes)
+    check_content(shapes, "What is to be written")
+    losses = plan_losses(shapes, name)
     refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
     if strict and refused:
         raise SourceError(
@@ -400,10 +292,10 @@ def write_file(
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
     # Files that separate objects have no place for vertices of none, as `Capabilities.losses` says.
-    if CONVERTERS[name].holding.objects != "one" and made.shapes.offsets[-1] < made.shapes.n_vertices:
-        made = replace(made, shapes=take_objects(made.shapes, np.arange(len(made.shapes.offsets) - 1)))
+    if CONVERTERS[name].holding.objects != "one" and shapes.offsets[-1] < shapes.n_vertices:
+        content = replace(content, shapes=take_objects(shapes, np.arange(len(shapes.offsets) - 1)))
     with _file_errors(f"write {file}"):
-        _write_aside(CONVERTERS[name], made, file, options, overwrite=overwrite)
+        _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
     return losses
 
 
@@ -572,8 +464,8 @@ def convert(
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
         write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
         return []
-    content, left = _content_of_store(source, how) if from_store else (_content_of_file(source, how), [])
-    losses = [*left, *content.left]
+    content = _content_of_store(source, how) if from_store else read_file(source, format=how.read, **how.options)
+    losses = list(content.left)
     # Refused before anything is written; `write_file` knows the losses of the target format only.
     if how.strict and losses:
         raise SourceError(
@@ -608,13 +500,9 @@ def write_store(content: Content, target: str | os.PathLike[str], how: Conversio
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
 
 
-def _content_of_file(source: str | os.PathLike[str], how: Conversion) -> Content:
-    return read_file(source, format=how.read, **how.options)
-
-
-def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[Content, list[str]]:
+def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> Content:
     store = open_vectors(os.fspath(source))
-    content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
     others = store.n_levels - 1
     # Where a level was asked for, even level 0, leaving out the others is no loss.
-    return content, [f"levels: {others} coarser ones are left out"] if others and how.level is None else []
+    left = (f"levels: {others} coarser ones are left out",) if others and how.level is None else ()
+    return Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes, left)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from raggedatlas.vectors.converters.content import (
     Content,
     decode_categories,
     encode_categories,
+    read_text,
+    split_channels,
+    table_content,
+    vertex_table,
 )
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING, shapely_geometries, to_geopandas
-from raggedatlas.vectors.converters.tables import read_text, split_channels, table_content, vertex_table
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets
@@ -407,7 +411,7 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
         table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
     )
     said = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
-    return Content(content.shapes, {KEY: said} if said else {}, content.axes, content.left)
+    return replace(content, metadata={KEY: said} if said else {})
 
 
 def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
@@ -448,17 +452,14 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
 def _circles(content: Content, radius: NDArray[Any]) -> Content:
     """Make circles of points: an object each."""
     old = content.shapes
-    columns = dict(old.object_attributes if old.ids is not None else old.vertex_attributes)
-    ids = np.arange(old.n_vertices) if old.ids is None else old.ids
-    shapes = Shapes(
-        "point_cloud",
-        old.positions,
-        np.arange(old.n_vertices + 1),
-        ids,
+    shapes = replace(
+        old,
+        offsets=np.arange(old.n_vertices + 1),
+        ids=np.arange(old.n_vertices) if old.ids is None else old.ids,
         vertex_attributes={"radius": Attribute(np.asarray(radius))},
-        object_attributes=columns,
+        object_attributes=old.vertex_attributes if old.ids is None else old.object_attributes,
     )
-    return Content(shapes, content.metadata, content.axes, content.left)
+    return replace(content, shapes=shapes)
 
 
 def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder: Path) -> Content:
@@ -480,17 +481,7 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
     if np.array_equal(matrix, np.eye(old.n_dims + 1)):
         return content
     positions = old.positions.astype(np.float64) @ matrix[:-1, :-1].T + matrix[:-1, -1]
-    shapes = Shapes(
-        old.kind,
-        positions,
-        old.offsets,
-        old.ids,
-        old.links,
-        old.link_offsets,
-        vertex_attributes=old.vertex_attributes,
-        object_attributes=old.object_attributes,
-    )
-    return Content(shapes, content.metadata, content.axes, content.left)
+    return replace(content, shapes=replace(old, positions=positions))
 
 
 def _matrix(said: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.float64]:
@@ -582,12 +573,8 @@ def _group(folder: Path, attributes: dict[str, Any]) -> None:
 
 def spatialdata_losses(shapes: Shapes) -> list[str]:
     """Say what is left out of the side that has no table: attributes of objects of points, of vertices of polygons."""
-    if shapes.kind != "point_cloud":
-        return [
-            f"vertex attribute {n!r} is left out"
-            for n in shapes.vertex_attributes
-            if n not in ("part", "ring", "order")
-        ]
-    if "radius" in shapes.vertex_attributes and shapes.ids is not None:
-        return [f"vertex attribute {name!r} is left out" for name in shapes.vertex_attributes if name != "radius"]
-    return [f"object attribute {name!r} is left out" for name in shapes.object_attributes]
+    circles = "radius" in shapes.vertex_attributes and shapes.ids is not None
+    family = "object" if shapes.kind == "point_cloud" and not circles else "vertex"
+    kept = {"vertex": ("radius",) if shapes.kind == "point_cloud" else OUTLINE, "object": ()}[family]
+    names = getattr(shapes, f"{family}_attributes")
+    return [f"{family} attribute {name!r} is left out" for name in names if name not in kept]

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,10 @@ from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
     Capabilities,
     Content,
+    axis_names,
     encode_categories,
     group_vertices,
     is_id,
-)
-from raggedatlas.vectors.converters.interop import AXES, NODE, build_networkx
-from raggedatlas.vectors.converters.tables import (
-    axis_names,
-    channel_losses,
     number_rows,
     read_table,
     read_text,
@@ -28,10 +25,11 @@ from raggedatlas.vectors.converters.tables import (
     split_channels,
     write_table,
 )
+from raggedatlas.vectors.converters.interop import AXES, NODE, build_networkx
 from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_objects
 
-GRAPHML_HOLDING = Capabilities(kinds=("graph", "skeleton"), object=())
+GRAPHML_HOLDING = Capabilities(kinds=("graph", "skeleton"), object=(), columns=True)
 
 
 def read_graphml(path: Path) -> Content:
@@ -82,8 +80,11 @@ def graph_content(graph: Any, what: str) -> Content:  # noqa: ANN401  (a network
     between = _columns([data for _, _, data in edges], [f"edge {a!r} to {b!r}" for a, b, _ in edges], what)
     if NODE not in columns and names != [str(k) for k in range(len(names))] and names != list(range(len(names))):
         columns[NODE] = _node_names(names)
-    metadata = {"directed": True} if graph.is_directed() else {}
-    return Content(_by_object(positions, links, columns, between, what), metadata)
+    owner = columns.pop(OBJECT_ID, None)
+    shapes = Shapes("graph", positions, links=links, vertex_attributes=columns, link_attributes=between)
+    if owner is not None:
+        shapes = group_vertices(shapes, owner.values, what)
+    return Content(shapes, {"directed": True} if graph.is_directed() else {})
 
 
 def _node_names(names: list[Any]) -> Attribute:
@@ -105,35 +106,6 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: list[str], what: str) -> 
             raise SourceError(f"{what}: {names[values.index(None)]} has no value {key!r}, which others have.")
         made[key] = Attribute(np.array(values))
     return made
-
-
-def _by_object(
-    positions: NDArray[Any],
-    links: NDArray[np.int64],
-    columns: dict[str, Attribute],
-    between: dict[str, Attribute],
-    what: str,
-) -> Shapes:
-    owner = columns.pop(OBJECT_ID, None)
-    if owner is None:
-        return Shapes("graph", positions, links=links, vertex_attributes=columns, link_attributes=between)
-    values = owner.values.astype(np.int64)
-    if (values < 0).any() or not np.array_equal(values, owner.values):
-        raise SourceError(f"{what}: {OBJECT_ID} of nodes goes to {values.min()}; expected whole numbers from 0.")
-    # New row of each vertex: `group_vertices` sorts by the same key, also stably.
-    place = np.empty(len(values), np.int64)
-    place[np.argsort(values, kind="stable")] = np.arange(len(values))
-    # Links stay in the order of the file, not of objects, so the shapes below have no `link_offsets`.
-    made = group_vertices("graph", positions, values, columns)
-    return Shapes(
-        "graph",
-        made.positions,
-        made.offsets,
-        made.ids,
-        place[links],
-        vertex_attributes=made.vertex_attributes,
-        link_attributes=between,
-    )
 
 
 def write_graphml(content: Content, path: Path) -> None:
@@ -192,12 +164,8 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
         values.append(_edge_values(words[2:], header, f"{path}, line {number}"))
     between = _columns(values, [f"edge {k}" for k in range(len(values))], str(path))
     links = np.array(pairs, np.int64).reshape(-1, 2)
-    shapes = whole.shapes
-    made = Shapes(
-        "graph", shapes.positions, shapes.offsets, shapes.ids, links,
-        vertex_attributes=shapes.vertex_attributes, link_attributes=between,
-    )  # fmt: skip
-    return Content(made, axes=whole.axes, left=whole.left)
+    shapes = replace(whole.shapes, kind="graph", links=links, link_attributes=between)
+    return replace(whole, shapes=shapes)
 
 
 def _edge_values(words: list[str], header: list[str], where: str) -> dict[str, Any]:
@@ -257,14 +225,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     return value.item() if isinstance(value, np.generic) else value
 
 
-def graph_losses(shapes: Shapes) -> list[str]:
-    """Say which attributes come back as several."""
-    return list(channel_losses(shapes))
-
-
 def edge_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield what an edge list does not hold: attributes of several channels, and names that are not one word each."""
-    yield from channel_losses(shapes)
+    """Yield whether names are left out, which are not one word each."""
     if shapes.n_vertices and NODE in shapes.vertex_attributes and _edge_names(shapes) is None:
         yield f"vertex attribute {NODE!r} is left out: it is not another word for each vertex; they are numbered from 0"
 

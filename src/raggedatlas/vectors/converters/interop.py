@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.tables import split_channels
+from raggedatlas.vectors.converters.content import split_channels
 from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, object_rows, take_objects
 

@@ -1,18 +1,27 @@
 """PLY: points, meshes and edges with any columns of numbers, as text or bytes of either order."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_id
-from raggedatlas.vectors.converters.tables import number_rows, read_text, shortest, split_channels
-from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, counts_to_offsets, object_rows
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.content import (
+    OBJECT_ID,
+    Capabilities,
+    Content,
+    group_vertices,
+    is_id,
+    number_rows,
+    read_text,
+    shortest,
+    split_channels,
+)
+from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, counts_to_offsets, links_by_object, object_rows
 
 PLY_HOLDING = Capabilities(kinds=("point_cloud", "mesh", "graph", "skeleton"), dims=(3,), object=(), strings=False)
 
@@ -93,27 +102,19 @@ def read_ply(path: Path) -> Content:
         If the header cannot be read, or the file ends too early.
     """
     data = path.read_bytes()
-    order, elements, at = _header(data, path)
-    reader = _read_ascii if order == "=" else _read_binary
-    tables, left = {}, []
-    for element in elements:
-        tables[element.name], at = reader(data, at, element, order, path)
-        if element.name not in ("vertex", "face", "edge"):
-            left.append(f"element {element.name!r} is left out")
+    order, elements, start = _header(data, path)
+    rows = _Rows(data, start, order, path)
+    tables = {element.name: rows.read(element) for element in elements}
+    left = [f"element {name!r} is left out" for name in tables if name not in ("vertex", "face", "edge")]
     vertices = tables.get("vertex", {})
     if not {"x", "y", "z"} <= set(vertices):
         raise SourceError(f"{path} has no vertices with x, y and z.")
     positions = np.stack([vertices.pop(name) for name in "xyz"], 1)
     owner = vertices.pop(OBJECT_ID, None)
     kind, links, columns = _links(tables, left, path)
-    shapes = Shapes(
-        kind,
-        positions,
-        links=links,
-        vertex_attributes=_joined(vertices, left),
-        link_attributes=_joined(columns, left),
-    )
-    return Content(shapes if owner is None else _by_owner(shapes, owner, path), left=tuple(left))
+    own, between = _joined(vertices, left), _joined(columns, left)
+    shapes = Shapes(kind, positions, links=links, vertex_attributes=own, link_attributes=between)
+    return Content(shapes if owner is None else group_vertices(shapes, owner, str(path)), left=tuple(left))
 
 
 def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, NDArray[Any] | None, Table]:
@@ -129,16 +130,24 @@ def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, 
         counts = np.array([len(face) for face in corners])
         if len(counts) and counts.min() < 3:
             raise SourceError(f"{path}: face {counts.argmin()} has {counts.min()} corners; expected 3 or more.")
-        left.append(f"{int((counts > 3).sum())} faces of more than three corners are cut into triangles")
-        # A face of n corners becomes a fan of n - 2 triangles, each with the values of the face.
+        left.append(cut_loss(int((counts > 3).sum())))
         rows = np.repeat(np.arange(len(counts)), counts - 2)
-        cut = [[face[0], face[k], face[k + 1]] for face in corners for k in range(1, len(face) - 1)]
-        made = np.array(cut, np.int64).reshape(-1, 3)
-        return "mesh", made, {name: column[rows] for name, column in faces.items()}
-    if "edge" in tables and {"vertex1", "vertex2"} <= set(tables["edge"]):
-        edges = tables["edge"]
+        triangles = np.array([part for face in corners for part in cut_face(face)], np.int64).reshape(-1, 3)
+        return "mesh", triangles, {name: column[rows] for name, column in faces.items()}
+    edges = tables.get("edge", {})
+    if {"vertex1", "vertex2"} <= set(edges):
         return "graph", np.stack([edges.pop("vertex1"), edges.pop("vertex2")], 1).astype(np.int64), edges
     return "point_cloud", None, {}
+
+
+def cut_face(face: Sequence[Any]) -> list[list[Any]]:
+    """Return a face of n corners as a fan of n - 2 triangles."""
+    return [[face[0], face[k], face[k + 1]] for k in range(1, len(face) - 1)]
+
+
+def cut_loss(count: int) -> str:
+    """Say how many faces were cut."""
+    return f"{count} faces of more than three corners are cut into triangles"
 
 
 def _joined(table: Table, left: list[str]) -> dict[str, Attribute]:
@@ -155,31 +164,6 @@ def _joined(table: Table, left: list[str]) -> dict[str, Attribute]:
     return made
 
 
-def _by_owner(shapes: Shapes, owner: NDArray[Any], path: Path) -> Shapes:
-    """Put the vertices of each object together, and renumber the links."""
-    if owner.dtype.kind not in "iu" or (len(owner) and owner.min() < 0):
-        raise SourceError(f"{path} has a column {OBJECT_ID} of {owner.dtype}; expected whole numbers from 0.")
-    ids, codes = np.unique(owner, return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    links = shapes.links
-    if links is not None:
-        # As an index below, a negative row would count from the end instead of failing.
-        if links.size and (links.min() < 0 or links.max() >= len(place)):
-            raise SourceError(f"{path} has a face or edge of vertex {links.max()}; it has {len(place)} vertices.")
-        links = place[links]
-    return Shapes(
-        shapes.kind,
-        shapes.positions[order],
-        counts_to_offsets(np.bincount(codes, minlength=len(ids))),
-        ids.astype(np.int64),
-        links,
-        vertex_attributes={name: attribute.take(order) for name, attribute in shapes.vertex_attributes.items()},
-        link_attributes=shapes.link_attributes,
-    )
-
-
 def _header(data: bytes, path: Path) -> tuple[str, list[Element], int]:
     end = data.find(b"end_header", 0, MAX_HEADER)
     stop = data.find(b"\n", end)
@@ -193,10 +177,10 @@ def _header(data: bytes, path: Path) -> tuple[str, list[Element], int]:
                 order = ORDERS[words[1]]
             elif words[:1] == ["element"]:
                 elements.append(Element(words[1], int(words[2]), ()))
-            elif words[:2] == ["property", "list"]:
-                elements[-1] = _with(elements[-1], words[4], TYPES[words[2]], TYPES[words[3]])
             elif words[:1] == ["property"]:
-                elements[-1] = _with(elements[-1], words[2], "", TYPES[words[1]])
+                is_list = words[1] == "list"
+                own = (words[4], TYPES[words[2]], TYPES[words[3]]) if is_list else (words[2], "", TYPES[words[1]])
+                elements[-1] = replace(elements[-1], columns=(*elements[-1].columns, own))
         except (KeyError, IndexError, ValueError):
             raise SourceError(f"{path}, line {number} of the header is {line!r}, which means nothing in PLY.") from None
     if not order or any(element.count < 0 for element in elements):
@@ -204,96 +188,83 @@ def _header(data: bytes, path: Path) -> tuple[str, list[Element], int]:
     return order, elements, stop + 1
 
 
-def _with(element: Element, name: str, length: str, kind: str) -> Element:
-    return Element(element.name, element.count, (*element.columns, (name, length, kind)))
+class _Rows:
+    """Reader of the rows after the header, as text or bytes."""
 
+    def __init__(self, data: bytes, start: int, order: str, path: Path) -> None:
+        self.data, self.offset, self.order, self.path = data, start, order, path
+        self.words: list[bytes] = []
 
-def _read_binary(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
-    """Read rows at once where all lists are as long as in the first row, else row by row."""
-    if not element.count:
-        return {name: np.zeros(0, kind) for name, _, kind in element.columns if not _}, at
-    lengths = _first_lengths(data, at, element, order, path)
-    fields: list[Any] = []
-    for name, length, kind in element.columns:
-        if length:
-            # Lengths of lists are fields too; the NUL separates their names from those of columns.
-            fields += [(f"{name}\0", order + length), (name, order + kind, (lengths[name],))]
-        else:
-            fields.append((name, order + kind))
-    row = np.dtype(fields)
-    if at + row.itemsize * element.count <= len(data):
-        rows = np.frombuffer(data, row, element.count, at)
-        if all((rows[f"{name}\0"] == lengths[name]).all() for name in element.lists):
-            table = {name: rows[name].astype(rows[name].dtype.newbyteorder("=")) for name, _, _ in element.columns}
-            return table, at + row.itemsize * element.count
-    if not element.lists:
-        raise SourceError(f"{path} ends inside its {element.count} rows of {element.name!r}.")
-    return _read_rows(data, at, element, order, path)
+    def read(self, element: Element) -> Table:
+        """Return the columns of an element; lists of one length have two axes, others are arrays of arrays."""
+        if not element.count:
+            return {name: np.zeros(0, kind) for name, length, kind in element.columns if not length}
+        table = None if self.order == "=" else self._read_at_once(element)
+        return self._read_one_by_one(element) if table is None else table
 
-
-def _first_lengths(data: bytes, at: int, element: Element, order: str, path: Path) -> dict[str, int]:
-    table, _ = _read_rows(data, at, Element(element.name, 1, element.columns), order, path)
-    return {name: len(table[name][0]) for name in element.lists}
-
-
-def _read_rows(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
-    found: dict[str, list[Any]] = {name: [] for name, _, _ in element.columns}
-    for number in range(element.count):
+    def _read_at_once(self, element: Element) -> Table | None:
+        """Return bytes as columns; None if not all lists are as long as in the first row."""
+        start = self.offset
+        first = self._read_one_by_one(replace(element, count=1))
+        fields: list[Any] = []
         for name, length, kind in element.columns:
-            count = 1
-            if length:
-                count = int(_values(data, at, 1, order + length, f"{path}, {element.name} {number}")[0])
-                at += np.dtype(length).itemsize
-            values = _values(data, at, count, order + kind, f"{path}, {element.name} {number}")
-            at += np.dtype(kind).itemsize * count
-            found[name].append(values if length else values[0])
-    return {name: _column(found[name], length, kind) for name, length, kind in element.columns}, at
+            # Lengths of lists are fields too; the NUL separates their names from those of columns.
+            fields += [(f"{name}\0", self.order + length)] if length else []
+            fields.append((name, self.order + kind, first[name].shape[1:]))
+        row, self.offset = np.dtype(fields), start
+        if start + row.itemsize * element.count <= len(self.data):
+            rows = np.frombuffer(self.data, row, element.count, start)
+            if all((rows[f"{name}\0"] == first[name].shape[1]).all() for name in element.lists):
+                self.offset += row.itemsize * element.count
+                return {name: rows[name].astype(rows[name].dtype.newbyteorder("=")) for name, *_ in element.columns}
+        return None
 
+    def _read_one_by_one(self, element: Element) -> Table:
+        found: dict[str, list[Any]] = {name: [] for name, *_ in element.columns}
+        for number in range(element.count):
+            try:
+                self._begin()
+                for name, length, kind in element.columns:
+                    count = int(self._take(length, 1)[0]) if length else 1
+                    values = self._take(kind, count)
+                    found[name].append(values if length else values[0])
+            except (IndexError, ValueError):
+                raise SourceError(
+                    f"{self.path}, {element.name} {number} is not as its header says, or the file ends inside it."
+                ) from None
+        return {name: _column(found[name], length, kind) for name, length, kind in element.columns}
 
-def _values(data: bytes, at: int, count: int, kind: str, where: str) -> NDArray[Any]:
-    if count < 0 or at + count * np.dtype(kind).itemsize > len(data):
-        raise SourceError(f"{where}: the file ends inside it.")
-    return np.frombuffer(data, kind, count, at)
+    def _begin(self) -> None:
+        """Begin a row, which in text is a line."""
+        if self.order == "=":
+            stop = self.data.find(b"\n", self.offset)
+            stop = len(self.data) if stop < 0 else stop
+            self.words, self.offset = self.data[self.offset : stop].split(), min(stop + 1, len(self.data))
+
+    def _take(self, kind: str, count: int) -> NDArray[Any]:
+        """Return the next values of the row."""
+        if self.order == "=":
+            words, self.words = self.words[:count], self.words[count:]
+            if count < 0 or len(words) < count:
+                raise IndexError
+            # By way of float64, which holds all integers of PLY and also parses "1.0".
+            return np.array(words, np.dtype("S")).astype(np.float64).astype(kind)
+        # A negative count would be all of the remaining bytes.
+        if count < 0:
+            raise IndexError
+        values = np.frombuffer(self.data, self.order + kind, count, self.offset)
+        self.offset += values.nbytes
+        return values
 
 
 def _column(values: list[Any], length: str, kind: str) -> NDArray[Any]:
     if not length:
         return np.array(values, kind)
-    # Filled afterwards: `np.array` would make two axes of lists of one length.
+    if len({len(each) for each in values}) == 1:
+        return np.stack(values).astype(kind)
     column = np.empty(len(values), object)
     column[:] = values
     return column
-
-
-def _read_ascii(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
-    found: dict[str, list[Any]] = {name: [] for name, _, _ in element.columns}
-    for number in range(element.count):
-        stop = data.find(b"\n", at)
-        stop = len(data) if stop < 0 else stop
-        words = data[at:stop].split()
-        at = min(stop + 1, len(data))
-        place = 0
-        try:
-            for name, length, kind in element.columns:
-                count = int(words[place]) if length else 1
-                place += bool(length)
-                if count < 0 or place + count > len(words):
-                    raise IndexError
-                # By way of float64, which holds all integers of PLY and also parses "1.0".
-                values = np.array(words[place : place + count], np.dtype("S")).astype(np.float64).astype(kind)
-                place += count
-                found[name].append(values if length else values[0])
-        except (IndexError, ValueError):
-            raise SourceError(
-                f"{path}, {element.name} {number} is {data[at:stop][:60]!r}; not as its header says."
-            ) from None
-    table = {name: _column(found[name], length, kind) for name, length, kind in element.columns}
-    # Two axes, as from `_read_binary`: `_links` tells lists of one length by their dtype.
-    for name in element.lists:
-        if len({len(values) for values in table[name]}) == 1:
-            table[name] = np.stack(list(table[name]))
-    del order
-    return table, at
 
 
 def write_ply(content: Content, path: Path, *, ascii: bool = False) -> None:
@@ -497,8 +468,8 @@ def _take_face(pieces: Pieces, texts: list[str], where: str) -> None:
     pieces.cut += len(corners) > 3
     if not pieces.names:
         pieces.names.append("")
-    for k in range(1, len(corners) - 1):
-        pieces.corners += [corners[0], corners[k], corners[k + 1]]
+    for triangle in cut_face(corners):
+        pieces.corners += triangle
         pieces.objects.append(len(pieces.names) - 1)
 
 
@@ -528,7 +499,7 @@ def _content(pieces: Pieces) -> Content:
     named = {} if ids is not None or not any(names) else {"name": Attribute(np.array(names, dtype=str))}
     shapes = Shapes("mesh", vertices[rows, :3], offsets, ids, links, link_offsets, attributes, object_attributes=named)
     if pieces.cut:
-        left.append(f"{pieces.cut} faces of more than three corners are cut into triangles")
+        left.append(cut_loss(pieces.cut))
     if pieces.other:
         left.append(f"lines {', '.join(sorted(pieces.other))} are left out")
     return Content(shapes, left=tuple(left))
@@ -573,7 +544,9 @@ def write_obj(content: Content, path: Path) -> None:
             columns.setdefault(word, []).append(column if column.ndim == 2 else column[:, None])
     slots = [("vt" in columns) or ("vn" in columns), "vn" in columns]
     names = _object_names(shapes)
-    links, owner = _links_by_object(shapes)
+    links = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    links = links[links_by_object(shapes.offsets, links)[0]]
+    owner = object_rows(shapes)[links[:, 0]]
     with path.open("w", encoding="utf-8") as file:
         for word, parts in columns.items():
             texts = [[repr(value) for value in shortest(part).ravel().tolist()] for part in parts]
@@ -605,17 +578,12 @@ def _object_names(shapes: Shapes) -> list[str]:
     return [] if ids == [0] else [f"object_{i}" for i in ids]
 
 
-def _links_by_object(shapes: Shapes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    links = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
-    owner = np.searchsorted(shapes.offsets, links[:, 0], side="right") - 1
-    order = np.argsort(owner, kind="stable")
-    return links[order], owner[order]
-
-
 HEADER = 84
 RECORD = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
 
-STL_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=("attribute",), object=())
+STL_HOLDING = Capabilities(
+    kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=("attribute",), object=(), float32=True
+)
 
 
 def read_stl(path: Path, *, merge: bool = True) -> Content:
@@ -676,17 +644,7 @@ def _read_ascii_triangles(path: Path, *, merge: bool) -> Content:
     corners = number_rows(rows, path)
     shapes = _merged(corners, [count // 3 for count in counts], {}, merge=merge)
     attributes = {"name": Attribute(np.array(names, dtype=str))} if any(names) else {}
-    return Content(
-        Shapes(
-            "mesh",
-            shapes.positions,
-            shapes.offsets,
-            shapes.ids,
-            shapes.links,
-            shapes.link_offsets,
-            object_attributes=attributes,
-        )
-    )
+    return Content(replace(shapes, object_attributes=attributes))
 
 
 def _merged(corners: NDArray[Any], counts: list[int], words: dict[str, Attribute], *, merge: bool) -> Shapes:
@@ -727,23 +685,3 @@ def write_stl(content: Content, path: Path) -> None:
     if "attribute" in shapes.link_attributes:
         rows["attribute"] = shapes.link_attributes["attribute"].values
     path.write_bytes(b"raggedatlas".ljust(80, b" ") + np.uint32(len(faces)).tobytes() + rows.tobytes())
-
-
-def stl_losses(shapes: Shapes) -> list[str]:
-    """Say which positions are rounded."""
-    return rounded(shapes, np.float32, "32 bits")
-
-
-def rounded(shapes: Shapes, kind: type[np.floating[Any]], what: str) -> list[str]:
-    """Say whether positions change when they are written as a narrower type; `ValuesError` for those beyond it."""
-    with np.errstate(over="ignore"):
-        narrow = shapes.positions.astype(kind)
-    beyond = ~np.isfinite(narrow).all(1) & np.isfinite(shapes.positions).all(1)
-    if beyond.any():
-        row = int(np.argmax(beyond))
-        raise ValuesError(
-            f"Vertex {row} lies at {shapes.positions[row].tolist()}, beyond floats of {what}; scale the positions first."
-        )
-    if np.array_equal(narrow.astype(shapes.positions.dtype), shapes.positions):
-        return []
-    return [f"rounded: positions, from {shapes.positions.dtype} to {what}"]

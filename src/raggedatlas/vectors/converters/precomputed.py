@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Capabilities, Content
-from raggedatlas.vectors.converters.meshes import rounded
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_objects
 
@@ -136,7 +135,7 @@ def value_losses(family: str, name: str, attribute: Attribute) -> Iterator[str]:
 
 SKELETON_TYPE = "neuroglancer_skeletons"
 
-SKELETON_HOLDING = Capabilities(kinds=("skeleton", "graph"), dims=(3,), link=(), object=(), strings=False)
+SKELETON_HOLDING = Capabilities(kinds=("skeleton", "graph"), dims=(3,), link=(), object=(), strings=False, float32=True)
 
 NANOMETRES = tuple(Axis(name, "nanometer") for name in "xyz")
 
@@ -269,14 +268,13 @@ def _coded(attribute: Attribute) -> bool:
 
 def skeleton_losses(shapes: Shapes) -> Iterator[str]:
     """Yield which values become narrower, or are left out."""
-    yield from rounded(shapes, np.float32, "32 bits")
     for name, attribute in shapes.vertex_attributes.items():
         yield from value_losses("vertex", name, attribute)
 
 
 MESH_TYPE = "neuroglancer_legacy_mesh"
 
-MESH_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=())
+MESH_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=(), float32=True)
 
 
 def read_meshes(path: Path) -> Content:
@@ -359,8 +357,3 @@ def write_meshes(content: Content, path: Path) -> None:
         (path / f"{key}:0").write_text(json.dumps({"fragments": [f"{key}:0:0"]}), encoding="utf-8")
         points = np.ascontiguousarray(one.positions, "<f4")
         (path / f"{key}:0:0").write_bytes(np.uint32(one.n_vertices).tobytes() + points.tobytes() + faces.tobytes())
-
-
-def mesh_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield whether positions become narrower."""
-    yield from rounded(shapes, np.float32, "32 bits")

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_text
-from raggedatlas.vectors.converters.meshes import rounded
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Groups, Shapes, counts_to_offsets
@@ -132,8 +131,7 @@ def _rows(found: Mapping[str, NDArray[Any]], folder: str, rows: int, path: Path)
         if name.startswith(folder):
             if len(values) != rows:
                 raise SourceError(f"{path}: {name} has {len(values)} rows; expected {rows}.")
-            flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-            made[name.removeprefix(folder).split(".")[0]] = Attribute(flat)
+            made[name.removeprefix(folder).split(".")[0]] = _flat(values)
     return made
 
 
@@ -263,7 +261,9 @@ def trx_losses(shapes: Shapes) -> Iterator[str]:
 
 
 TRK_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False)
-TCK_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), objects="anonymous", vertex=(), link=(), object=())
+TCK_HOLDING = Capabilities(
+    kinds=SEQUENTIAL, dims=(3,), objects="anonymous", vertex=(), link=(), object=(), float32=True
+)
 
 NAME_BYTES = 18
 """How long the name of a value may be in TRK: 20 bytes, two for its channels."""
@@ -407,8 +407,3 @@ def trk_losses(shapes: Shapes) -> Iterator[str]:
 def _exact(ids: NDArray[np.int64]) -> bool:
     # Up to 2**23, all integers are float32 values.
     return bool((np.abs(ids) <= 1 << np.finfo(np.float32).nmant).all())
-
-
-def tck_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield what TCK does not hold besides attributes: wide positions."""
-    yield from rounded(shapes, np.float32, "32 bits")

@@ -26,8 +26,8 @@ from raggedatlas.vectors.storage.codecs import (
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray
-from raggedatlas.vectors.validation.context import STEP, LevelSummary, Place, StoreChecker, batches
 from raggedatlas.vectors.validation.metadata_checks import divides, is_numeric, is_text
+from raggedatlas.vectors.validation.rules import STEP, LevelSummary, Place, StoreChecker, batches
 
 _TOLERANCE = 1e-6
 

@@ -18,7 +18,7 @@ from raggedatlas.vectors.geometry import (
     parse_root,
 )
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES
-from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
+from raggedatlas.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
 _ROOT = Place()
 _WORDS = {

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
         register_space,
     )
     from raggedatlas.query.query import Query
-    from raggedatlas.results.convert import convert_results
-    from raggedatlas.results.dataset import ResultDataset, load_results_dataset
-    from raggedatlas.results.npy_results import InferenceDataSet
+    from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.results.npy_results import InferenceDataSet, convert_results, load_results_dataset
     from raggedatlas.results.provider import DataProvider
     from raggedatlas.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
     from raggedatlas.store.executors import Workers
@@ -71,10 +70,10 @@ _HOMES = {
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
     "concat": "raggedatlas.formats.concat",
-    "convert_results": "raggedatlas.results.convert",
+    "convert_results": "raggedatlas.results.npy_results",
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.writer",
-    "load_results_dataset": "raggedatlas.results.dataset",
+    "load_results_dataset": "raggedatlas.results.npy_results",
     "make_transcripts": "raggedatlas.ingest.geometry",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",

@@ -18,7 +18,7 @@ import raggedatlas.results.row_readers
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndexError, RowTypeError, SourceError
 from raggedatlas.results.data_request import HyraxDataset
-from raggedatlas.results.tensors import import_torch
+from raggedatlas.results.schema import import_torch
 from raggedatlas.verbs import lookup, save_to_database
 
 pytestmark = pytest.mark.fast

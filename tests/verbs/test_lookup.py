@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.results.folder import open_table
 from raggedatlas.testing.atlases import npy_run
-from raggedatlas.verbs import lookup, neighbors, pca, save_to_database, vector_index
-from raggedatlas.verbs.vector_index import Neighbors, compute_recall, exact_neighbors
+from raggedatlas.verbs import lookup, neighbors, pca, save_to_database
+from raggedatlas.verbs.lookup import Neighbors, compute_recall, exact_neighbors
+
+# The function `lookup` hides the module of this name.
+module = import_module("raggedatlas.verbs.lookup")
 
 Write = Callable[..., ResultDataset]
 
@@ -105,7 +109,7 @@ def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, me
     among = np.flatnonzero(rng.random(n) < 0.7)
     without = np.array([rng.integers(0, n), -1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vector_index, "_BLOCK_VALUES", block)
+        patch.setattr(module, "_BLOCK_VALUES", block)
         found = exact_neighbors(Held(), "data", queries, k, metric=metric, among=among, without=without)
     for query, own, rows, distances in zip(queries, without, found.rows, found.distances, strict=True):
         with np.errstate(invalid="ignore"):
@@ -228,14 +232,14 @@ def test_older_results_become_a_table_that_has_an_index(tmp_path: Path) -> None:
 def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recall counts other rows only: a search that finds nothing but the row that it is asked for has none."""
     found = write(clustered(200, 9).astype("f4"))
-    searched = vector_index.search_index
+    searched = module.search_index
 
     def only_own(table: Any, vectors: Any, k: int, report: Any) -> Neighbors:
         all_found = searched(table, vectors, k, report)
         all_found.rows[:, 1:], all_found.distances[:, 1:] = -1, np.nan
         return all_found
 
-    monkeypatch.setattr(vector_index, "search_index", only_own)
+    monkeypatch.setattr(module, "search_index", only_own)
     assert save_to_database(found, least_rows=10).recall == 0
 
 
@@ -278,12 +282,12 @@ def test_a_new_index_has_no_record_of_the_old_one(write: Write, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(vector_index, "_measure_recall", die)
+        patch.setattr(module, "_measure_recall", die)
         with pytest.raises(KeyboardInterrupt):
             save_to_database(found, least_rows=10)
-    assert vector_index.read_index_report(open_table(found.location), "data", "l2") is None
+    assert module.read_index_report(open_table(found.location), "data", "l2") is None
     assert save_to_database(found, least_rows=10).kind == "IVF_SQ"
-    assert vector_index.read_index_report(open_table(found.location), "data", "l2") is not None
+    assert module.read_index_report(open_table(found.location), "data", "l2") is not None
 
 
 @pytest.mark.long

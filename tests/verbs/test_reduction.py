@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from raggedatlas import ResultDataset
 from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.testing.atlases import npy_run
-from raggedatlas.verbs import infer, pca, pca_model, reduction, umap
-from raggedatlas.verbs.pca_model import fit_pca, load_pca
-from raggedatlas.verbs.umap_model import load_umap
+from raggedatlas.verbs import infer, pca, reduction, umap
+from raggedatlas.verbs.reduction import fit_pca, load_pca, load_umap
 
 pytestmark = pytest.mark.fast
 
@@ -80,7 +79,7 @@ def test_wide_rows_are_reduced_as_narrow_ones(seed: int, sparse: bool) -> None:
     given_back = sp.csr_array(values) if sparse else values
     exact = fit_pca(given_back, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pca_model, "EXACT_WIDTH", 5)
+        patch.setattr(reduction, "EXACT_WIDTH", 5)
         projected = fit_pca(given_back, 3, seed=seed)
         again = fit_pca(given_back, 3, seed=seed)
     assert np.array_equal(projected.components, again.components)

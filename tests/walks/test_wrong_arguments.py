@@ -23,7 +23,7 @@ from raggedatlas.formats import anndata as anndata_rules
 from raggedatlas.formats import cxg
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.lightning import Split, split_loader
-from raggedatlas.loader.options import LoaderChoices
+from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results
 from raggedatlas.testing.spatial import spots

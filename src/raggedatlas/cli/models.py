@@ -361,7 +361,7 @@ def save_to_database(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Give results an index for nearest neighbours, in place, and print its measured recall."""
-    from raggedatlas.verbs.vector_index import save_to_database as save
+    from raggedatlas.verbs.lookup import save_to_database as save
 
     with progress(f"index {results}") as callback:
         report = save(
@@ -455,7 +455,7 @@ def convert_results(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Convert the .npy results of a model run to a Lance table in the same folder; the .npy files are never changed."""
-    from raggedatlas.results.convert import convert_results as convert
+    from raggedatlas.results.npy_results import convert_results as convert
 
     with progress(f"convert {results_dir}") as callback:
         done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)

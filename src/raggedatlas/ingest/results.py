@@ -40,8 +40,9 @@ from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
 from raggedatlas.model.reports import ResultReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
-from raggedatlas.results.dataset import ResultDataset, load_results_dataset
+from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import read_config
+from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import DATA
 from raggedatlas.results.validation import require_intact
 from raggedatlas.store.arrays import ArrayWriter, create_group

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.batch_plan import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
+from raggedatlas.loader.plan import ObsColumn
 from raggedatlas.loader.torch import require_torch
 from raggedatlas.model.frames import INDEX
 from raggedatlas.query.modalities import make_var

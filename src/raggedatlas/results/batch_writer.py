@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, ReadOnlyError, SourceError
 from raggedatlas.results.folder import DATABASE, atomic_write, table_path
-from raggedatlas.results.schema import OBJECT_ID, ResultColumn, results_schema
-from raggedatlas.results.tensors import as_ids, as_outputs
+from raggedatlas.results.schema import OBJECT_ID, ResultColumn, as_ids, as_outputs, results_schema
 from raggedatlas.store.location import file_digest, store_errors
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import FILE_FORMAT

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,7 +15,6 @@ from raggedatlas.model.arguments import brief, checked
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.folder import (
     DATABASE,
-    find_results,
     has_table,
     is_committed,
     open_table,
@@ -23,7 +23,6 @@ from raggedatlas.results.folder import (
     results_location,
     table_path,
 )
-from raggedatlas.results.npy_results import InferenceDataSet, has_npy_results
 from raggedatlas.results.row_readers import (
     LanceRowReader,
     ObjectIds,
@@ -33,8 +32,17 @@ from raggedatlas.results.row_readers import (
     lookup_rows,
     map_column,
 )
-from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, read_facts
-from raggedatlas.results.tensors import as_rows, as_tensor, torch_dataset_class, unstack
+from raggedatlas.results.schema import (
+    DATA,
+    OBJECT_ID,
+    ResultColumn,
+    as_rows,
+    as_tensor,
+    read_columns,
+    read_facts,
+    torch_dataset_class,
+    unstack,
+)
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
@@ -100,7 +108,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         self._storage_options = storage_options
         self._location = results_location(data_location, storage_options)
         if self._location.is_local:
-            _require_results(self._location.path)
+            require_results(self._location.path)
         self._table = self._open(version)
         self.version = int(self._table.version)
         self.columns = read_columns(self._table.schema, self._location.uri)
@@ -393,7 +401,14 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         return (stored if small else stored.cast(pa.large_string())).combine_chunks()
 
 
-def _require_results(folder: Any) -> None:  # noqa: ANN401
+def require_results(folder: Path) -> None:
+    """Raise if a local folder does not hold committed results.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist, or holds none, or only remains of an unfinished run.
+    """
     if not folder.is_dir():
         raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
     if is_committed(folder):
@@ -406,56 +421,4 @@ def _require_results(folder: Any) -> None:  # noqa: ANN401
     raise NotFoundError(
         f"{folder} holds no results in {DATABASE}; a run without batches writes none, and .npy results are converted by "
         "convert_results or read by InferenceDataSet."
-    )
-
-
-@checked
-def load_results_dataset(
-    config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
-) -> ResultDataset | InferenceDataSet:
-    """Open results, stored either as a Lance table or as ``.npy`` files.
-
-    Parameters
-    ----------
-    config : mapping
-        Configuration.
-    results_dir : str, path or None
-        Result folder; None uses the one named by the configuration, or the newest run of `verb` (see `find_results`).
-    verb : str or None
-        Kind of run to look for; None means ``infer``.
-
-    Returns
-    -------
-    ResultDataset or InferenceDataSet
-        The Lance table if one was committed, else the ``.npy`` files, even next to an uncommitted table.
-
-    Raises
-    ------
-    NotFoundError
-        If there are neither, or only remains of an unfinished run.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> folder = tempfile.mkdtemp()
-    >>> from raggedatlas import create_results_writer
-    >>> with create_results_writer(folder) as writer:
-    ...     writer.write_batch(["a"], np.zeros((1, 3)))
-    >>> load_results_dataset({}, folder).get_data(0)
-    array([0., 0., 0.])
-    """
-    if isinstance(results_dir, str) and "://" in results_dir:
-        return ResultDataset(config, results_dir)
-    folder = find_results(config, results_dir, verb)
-    if is_committed(folder):
-        return ResultDataset(config, folder)
-    if has_npy_results(folder):
-        return InferenceDataSet(config, folder)
-    if has_table(folder):
-        raise NotFoundError(
-            f"{folder} holds incomplete results: a run started to write {DATABASE} and did not commit. Run it again with this folder."
-        )
-    raise NotFoundError(
-        f"{folder} holds no results: neither a table in {DATABASE} nor .npy files. Run the model first."
     )

@@ -1,4 +1,4 @@
-"""Results in ``.npy`` files, as written by public releases up to 0.6: ``batch_<n>.npy`` files and an index. Read-only.
+"""Results in ``.npy`` files, as written by public releases up to 0.6: reading them, and their conversion to a Lance table.
 
 Three generations exist: ids were integers at first and later had the dtype of the original dataset;
 ``batch_index_insertion_order.npy`` and ``original_dataset_config.toml`` were added in between. All share what is read here.
@@ -11,25 +11,38 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, NotFoundError, SourceError
-from raggedatlas.model.arguments import checked
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.results.data_request import HyraxDataset, find_class, merge_config, parse_group
-from raggedatlas.results.folder import INDEX_FILE, find_results, read_config
-from raggedatlas.results.row_readers import ObjectIds
-from raggedatlas.results.schema import OBJECT_ID
-from raggedatlas.results.tensors import as_ids, as_numpy, as_rows, as_tensor, torch_dataset_class
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.folder import INDEX_FILE, find_results, is_committed, read_config
+from raggedatlas.results.row_readers import ObjectIds, to_matrix
+from raggedatlas.results.schema import (
+    DATA,
+    OBJECT_ID,
+    ResultColumn,
+    as_ids,
+    as_numpy,
+    as_rows,
+    as_tensor,
+    torch_dataset_class,
+)
+from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.runtime import warnings_as
 
 _BATCH = re.compile(r"batch_(\d+)\.npy")
 _ID, _TENSOR, _NUMBER = "id", "tensor", "batch_num"
 _MAX_LISTED = 5
 _BLOCK = 2**16
+_OPEN_FILES = 64
 
 
 def has_npy_results(folder: Path) -> bool:
@@ -104,6 +117,8 @@ class NpyResults:
         self.n_rows = len(self.index)
         self.batches = self._find_batches(strict=strict)
         self.starts = np.cumsum([0, *(batch.n_rows for batch in self.batches)], dtype=np.int64)
+        # A mapped file stays open as long as its array lives.
+        self.open_batch = lru_cache(_OPEN_FILES)(lambda position: self.batches[position].map())
 
     def _find_batches(self, *, strict: bool) -> list[RecordFile]:
         """Read the headers of all batch files, ordered by batch number."""
@@ -215,31 +230,31 @@ class NpyResults:
                 )
         return np.dtype((np.result_type(*{batch.tensor.base for batch in self.batches}), first.shape))
 
-    def iter_chunks(
-        self, max_bytes: int, rows: NDArray[np.int64] | None = None
-    ) -> Iterator[tuple[list[str], NDArray[Any]]]:
-        """Iterate over the batches in chunks of bounded size.
+    def read(self, rows: NDArray[np.int64]) -> tuple[list[str], NDArray[Any]]:
+        """Read ids and values of rows.
 
         Parameters
         ----------
-        max_bytes : int
-            Maximum size of a chunk in bytes; a chunk has at least one row.
-        rows : (k,) int64 or None
-            Rows to read, ascending, numbered over all batches; None reads all.
+        rows : (k,) int64
+            Row numbers, counted over all batches in batch order.
 
-        Yields
-        ------
-        tuple of list of str and (k, ...) array
-            Ids, and contiguous values in native byte order.
+        Returns
+        -------
+        list of str
+            Ids.
+        (k, ...) array
+            Values, in the common dtype of all batches.
         """
-        for batch, start, end in zip(self.batches, self.starts[:-1], self.starts[1:], strict=True):
-            records = batch.map()
-            if rows is not None:
-                records = records[rows[np.searchsorted(rows, start) : np.searchsorted(rows, end)] - start]
-            step = max(1, max_bytes // max(1, batch.dtype.itemsize))
-            for first in range(0, len(records), step):
-                piece = records[first : first + step]
-                yield as_ids(piece[_ID], batch.number), np.ascontiguousarray(piece[_TENSOR], batch.tensor.base)
+        tensor = self.tensor(promote=True)
+        names, values = np.empty(len(rows), object), np.empty((len(rows), *tensor.shape), tensor.base)
+        # Side `right` passes over batches without rows, which start where the next one does.
+        positions = np.searchsorted(self.starts, rows, side="right") - 1
+        for position in np.unique(positions):
+            chosen = np.flatnonzero(positions == position)
+            records = self.open_batch(int(position))[rows[chosen] - self.starts[position]]
+            names[chosen] = as_ids(records[_ID], self.batches[position].number)
+            values[chosen] = records[_TENSOR]
+        return names.tolist(), values
 
     @cached_property
     def by_id(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -298,9 +313,6 @@ def _abbreviate(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:_MAX_LISTED])) + more
 
 
-_OPEN_FILES = 64
-
-
 @checked
 class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     """The results of one run in ``.npy`` files, sorted by id; deprecated.
@@ -350,7 +362,6 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         super().__init__(config)
         self.results_dir = find_results(config, results_dir if data_location is None else data_location, verb)
         self._files = NpyResults(self.results_dir, strict=False)
-        self._mapped = lru_cache(_OPEN_FILES)(lambda position: self._files.batches[position].map()["tensor"])
 
     @property
     def data_location(self) -> Path:
@@ -423,7 +434,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
     def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
         """Return a copy of one row, or of several rows, in the stored dtype."""
         rows, single = self._rows(idx)
-        found = self._read(self._files.by_id[1][rows])
+        _, found = self._files.read(self._files.by_id[1][rows])
         return found[0] if single else found
 
     def get_object_id(self, idx: Any) -> Any:  # noqa: ANN401  (one text, or an array of texts)
@@ -434,8 +445,6 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
 
     def ids(self) -> ObjectIds:
         """Return all ids as strings, in row order."""
-        import pyarrow as pa
-
         return ObjectIds(pa.array(as_ids(self._files.by_id[0], 0), pa.string()))
 
     def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -468,19 +477,187 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
             return as_rows(np.where(given < 0, given + len(self), given), len(self))
         return as_rows(index, len(self))
 
-    def _read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows, numbered in batch order."""
-        tensor = self._files.tensor(promote=True)
-        out = np.empty((len(rows), *tensor.shape), tensor.base)
-        # Side `right` passes over batches without rows, which start where the next one does.
-        positions = np.searchsorted(self._files.starts, rows, side="right") - 1
-        for position in np.unique(positions):
-            chosen = np.flatnonzero(positions == position)
-            out[chosen] = self._mapped(int(position))[rows[chosen] - self._files.starts[position]]
-        return out
-
 
 InferenceDataset = InferenceDataSet
 """Alias used by later public releases."""
 
 HyraxDataset.registry["InferenceDataset"] = InferenceDataSet
+
+
+@checked
+def load_results_dataset(
+    config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
+) -> ResultDataset | InferenceDataSet:
+    """Open results, stored either as a Lance table or as ``.npy`` files.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration.
+    results_dir : str, path or None
+        Result folder; None uses the one named by the configuration, or the newest run of `verb` (see `find_results`).
+    verb : str or None
+        Kind of run to look for; None means ``infer``.
+
+    Returns
+    -------
+    ResultDataset or InferenceDataSet
+        The Lance table if one was committed, else the ``.npy`` files, even next to an uncommitted table.
+
+    Raises
+    ------
+    NotFoundError
+        If there are neither, or only remains of an unfinished run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> from raggedatlas import create_results_writer
+    >>> with create_results_writer(folder) as writer:
+    ...     writer.write_batch(["a"], np.zeros((1, 3)))
+    >>> load_results_dataset({}, folder).get_data(0)
+    array([0., 0., 0.])
+    """
+    if isinstance(results_dir, str) and "://" in results_dir:
+        return ResultDataset(config, results_dir)
+    folder = find_results(config, results_dir, verb)
+    if has_npy_results(folder) and not is_committed(folder):
+        return InferenceDataSet(config, folder)
+    return ResultDataset(config, folder)
+
+
+_CHUNK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Report of `convert_results`.
+
+    Parameters
+    ----------
+    results_dir : pathlib.Path
+        Result folder.
+    n_rows, n_batches : int
+        Number of rows, and of ``.npy`` files.
+    shape : tuple of int
+        Shape of one result.
+    dtype : numpy.dtype
+        Stored data type.
+    n_verified : int
+        Number of rows that were read back and compared bit by bit.
+    """
+
+    results_dir: Path
+    n_rows: int
+    n_batches: int
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    n_verified: int
+
+    def __str__(self) -> str:
+        """Return a one-sentence summary."""
+        checked = "all" if self.n_verified == self.n_rows else f"{self.n_verified:,}"
+        return (
+            f"Converted {self.n_rows:,} results of shape {self.shape} and dtype {self.dtype} from {self.n_batches:,} .npy files in "
+            f"{self.results_dir}, and compared {checked} of them bit by bit. The .npy files are unchanged and can be removed."
+        )
+
+
+@checked
+def convert_results(
+    results_dir: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    promote: bool = False,
+    spot_check: int | None = None,
+    progress: Progress = no_progress,
+) -> Conversion:
+    """Convert the ``.npy`` results of a folder to a Lance table in the same folder (seed 003, step 5).
+
+    The ``.npy`` files are never changed. Rows are in batch order, which is the order in which they were computed.
+    Until everything is written and verified, readers see the ``.npy`` files, or the previous table.
+
+    Parameters
+    ----------
+    results_dir : str or path
+        Result folder.
+    overwrite : bool
+        Whether an existing table may be replaced.
+    promote : bool
+        Whether batches of different dtypes may be stored in their common dtype.
+    spot_check : int or None
+        Number of rows to verify, chosen at random with a fixed seed; None verifies all.
+    progress : callable
+        Called with the step, the number of rows done, and the total number of rows.
+
+    Returns
+    -------
+    Conversion
+        Report of the conversion.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder or its index does not exist.
+    CorruptError
+        If a file is truncated, missing, unexpected or contradicts the index, or if the data read back differ.
+    SourceError
+        If batches differ in shape or dtype, ids are duplicated, or a dtype is not supported (also a ``ValueError``).
+    DuplicateError
+        If the folder already has a table and `overwrite` is False (also a ``FileExistsError``).
+
+    Examples
+    --------
+    >>> print(convert_results("results/20250201-120000-infer-AbCd"))  # doctest: +SKIP
+    """
+    files = NpyResults(Path(results_dir))
+    tensor = files.tensor(promote=promote)
+    ResultColumn(DATA, tensor.shape, tensor.base)  # Raises if a table cannot hold it.
+    files.check_ids()
+    rows = np.arange(files.n_rows) if spot_check is None else _sample(files.n_rows, spot_check)
+    step = max(1, _CHUNK_BYTES // max(1, tensor.itemsize))
+    with ResultDatasetWriter(files.folder, overwrite=overwrite) as writer:
+        for start, end in pairwise(files.starts.tolist()):
+            for first in range(start, end, step):
+                writer.write_batch(*files.read(np.arange(first, min(first + step, end))))
+                progress("write", len(writer), files.n_rows)
+        # Within the block, whose end commits: after a difference nothing is committed.
+        for done in _compare(files, writer, rows, step):
+            progress("compare", done, len(rows))
+    dataset = ResultDataset({}, files.folder, mapped=False)
+    if len(dataset) != files.n_rows:
+        raise CorruptError(f"{files.folder}: the table has {len(dataset):,} rows, but the index has {files.n_rows:,}.")
+    return Conversion(files.folder, files.n_rows, len(files.batches), tensor.shape, tensor.base, len(rows))
+
+
+def _sample(n_rows: int, size: int) -> NDArray[np.int64]:
+    if size < 1:
+        raise QueryError(f"spot_check={size}; expected at least 1, or None to verify all rows.")
+    # Sorted, because `read_back` needs ascending rows.
+    return np.sort(np.random.default_rng(0).choice(n_rows, min(size, n_rows), replace=False))
+
+
+def _compare(files: NpyResults, writer: ResultDatasetWriter, rows: NDArray[np.int64], step: int) -> Iterator[int]:
+    """Read the finished files back, compare them with the ``.npy`` files, and iterate over the number of rows compared so far."""
+    column = writer.columns[0]
+    done = 0
+    for batch in writer.read_back(rows=None if len(rows) == files.n_rows else rows):
+        for first in range(0, batch.num_rows, step):
+            piece = batch.slice(first, step)
+            own = rows[done : done + piece.num_rows]
+            names, values = files.read(own)
+            stored = to_matrix(piece.column(DATA), column)
+            # Bytes, because NaN is not equal to itself and -0.0 equals 0.0.
+            if piece.column(OBJECT_ID).to_pylist() != names or values.tobytes() != stored.tobytes():
+                raise CorruptError(
+                    f"{files.folder}: the data read back differ from the .npy files within {piece.num_rows:,} rows starting at "
+                    f"{names[0]!r}; nothing was committed. Check the disk, and run the conversion again."
+                )
+            done += piece.num_rows
+            yield done
+    if done != len(rows):
+        raise CorruptError(
+            f"{files.folder}: {done:,} of {len(rows):,} rows could be read back; nothing was committed. Check the disk."
+        )

@@ -25,8 +25,7 @@ from raggedatlas.results.data_request import (
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.results.row_readers import ObjectIds
-from raggedatlas.results.schema import OBJECT_ID
-from raggedatlas.results.tensors import as_ids, as_rows, torch_dataset_class
+from raggedatlas.results.schema import OBJECT_ID, as_ids, as_rows, torch_dataset_class
 
 Sample = dict[str, Any]
 

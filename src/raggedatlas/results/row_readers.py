@@ -3,7 +3,7 @@
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -414,12 +414,21 @@ def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArra
     if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()) or has_deletions(table):
         return None
     found = table.to_table(columns=[OBJECT_ID], filter=in_list(OBJECT_ID, ids), with_row_address=True)
-    addresses = found.column("_rowaddr").to_numpy()
+    position = pc.index_in(found.column(OBJECT_ID), value_set=pa.array(list(ids), pa.string()))
+    return row_numbers(table)(found), position.to_numpy().astype(np.int64)
+
+
+def row_numbers(table: "lance.LanceDataset") -> Callable[[pa.Table], NDArray[np.int64]]:
+    """Return a function of rows that were read with their addresses, which returns their numbers, (k,) int64."""
     fragments = table.get_fragments()
     starts = np.cumsum([0, *(each.count_rows() for each in fragments)])
     first = {each.fragment_id: start for each, start in zip(fragments, starts, strict=False)}
-    # A row address has the fragment's id in its upper 32 bits and the row within it in the lower ones.
-    rows = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
-    rows += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
-    position = pc.index_in(found.column(OBJECT_ID), value_set=pa.array(list(ids), pa.string()))
-    return rows, position.to_numpy().astype(np.int64)
+
+    def numbers(rows: pa.Table) -> NDArray[np.int64]:
+        # A row address has the fragment's id in its upper 32 bits and the row within it in the lower ones.
+        addresses = rows.column("_rowaddr").to_numpy()
+        row: NDArray[np.int64] = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
+        row += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
+        return row
+
+    return numbers

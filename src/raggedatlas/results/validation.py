@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
 from raggedatlas.model.validation import Problem, Problems
-from raggedatlas.results.dataset import load_results_dataset
 from raggedatlas.results.folder import (
     CHECKSUMS,
     CONFIG_FILE,
@@ -22,6 +21,7 @@ from raggedatlas.results.folder import (
     read_config,
     results_location,
 )
+from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import OBJECT_ID, read_columns
 from raggedatlas.store.location import file_digest
 from raggedatlas.store.runtime import warnings_as

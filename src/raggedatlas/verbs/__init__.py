@@ -9,9 +9,8 @@ True
 
 from raggedatlas.verbs.evaluation import ScoredResults, Scores, test
 from raggedatlas.verbs.inference import engine, infer, infer_part
-from raggedatlas.verbs.lookup import lookup, neighbors
+from raggedatlas.verbs.lookup import IndexReport, lookup, neighbors, save_to_database
 from raggedatlas.verbs.reduction import embedder, pca, umap
-from raggedatlas.verbs.vector_index import IndexReport, save_to_database
 from raggedatlas.verbs.visualize import make_view, view, visualize
 
 __all__ = [

@@ -17,7 +17,7 @@ from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.verbs.inference_run import (
+from raggedatlas.verbs.inference import (
     InferenceRun,
     ModelOptions,
     annotate_errors,

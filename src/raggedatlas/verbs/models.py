@@ -1,7 +1,8 @@
-"""What computes results: a function, a PyTorch module or an ONNX file, made alike before anything is read."""
+"""Models: a function, a PyTorch module or an ONNX file, opened with one interface before anything is read."""
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.options import OutputFormat
+from raggedatlas.loader.plan import OutputFormat
+from raggedatlas.results.schema import DATA
+from raggedatlas.store.location import file_digest
 
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""
@@ -104,10 +107,8 @@ class ModelSource:
         found = import_object(self.model) if isinstance(self.model, str) else self.model
         name = self.model if isinstance(self.model, str) else _name_of(found)
         if is_torch(found):
-            from raggedatlas.verbs.torch_models import open_module
-
-            opened = open_module(found, self.weights, self.options, self.device)
-            return Model(self._named(opened.call), name, self.as_ or "torch-dense", opened.digest)
+            call, digest = open_module(found, self.weights, self.options, self.device)
+            return Model(self._named(call), name, self.as_ or "torch-dense", digest)
         if self.weights is not None:
             raise SourceError(f"{name} is no PyTorch module, so it cannot take the weights {os.fspath(self.weights)}.")
         if isinstance(found, type):
@@ -227,3 +228,306 @@ def _import_file(path: Path) -> Any:  # noqa: ANN401  (a module)
 def _name_of(found: Any) -> str:  # noqa: ANN401
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+_SAFE = ".safetensors"
+_STATE = "state_dict"
+
+
+def open_module(
+    module: Any,  # noqa: ANN401  (a torch.nn.Module, or a class of them)
+    weights: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+    device: str | None,
+) -> tuple[Callable[[Any], Any], str]:
+    """Create a module with its weights, on its device, in evaluation mode.
+
+    Parameters
+    ----------
+    module : torch.nn.Module, or class of them
+        A class is called with `options`.
+    weights : str, path or None
+        Its state; None leaves it as it is.
+    options : mapping of str to object
+        Arguments of the class.
+    device : str or None
+        E.g. ``"cuda"``.
+
+    Returns
+    -------
+    callable
+        Computes without gradients.
+    str
+        SHA-256 of the weights' file; empty without.
+
+    Raises
+    ------
+    SourceError
+        If the class does not take the options, or the weights do not read or do not fit.
+    """
+    import torch
+
+    digest = "" if weights is None else file_digest(weights)
+    if isinstance(module, type):
+        try:
+            module = module(**options)
+        except TypeError as error:
+            raise SourceError(
+                f"{module.__name__} cannot be made with the options {dict(options)!r}: {error}."
+            ) from error
+    elif options:
+        raise SourceError(f"The module is made already; options {sorted(options)} are for a class.")
+    if weights is not None:
+        try:
+            module.load_state_dict(read_weights(weights))
+        except RuntimeError as error:
+            # PyTorch lists missing and unexpected keys in lines of their own.
+            message = " ".join(str(error).split())
+            raise SourceError(
+                f"The weights {os.fspath(weights)} do not fit {type(module).__name__}: {message}"
+            ) from error
+    try:
+        module = module.eval() if device is None else module.eval().to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise QueryError(f"The module cannot be moved to the device {device!r}: {error}.") from error
+
+    def call(*given: Any) -> Any:  # noqa: ANN401  (tensors)
+        with torch.inference_mode():
+            return module(*given)
+
+    return call, digest
+
+
+def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read the state of a module.
+
+    Parameters
+    ----------
+    path : str or path
+        ``.safetensors``, or what ``torch.save`` wrote of a state or of a checkpoint that has one as ``state_dict``.
+
+    Returns
+    -------
+    mapping of str to torch.Tensor
+        On the CPU.
+
+    Raises
+    ------
+    SourceError
+        If the file holds anything but tensors, or is damaged.
+    MissingExtraError
+        If safetensors is needed and not installed.
+    """
+    import torch
+
+    if Path(path).suffix == _SAFE:
+        return _read_safetensors(path)
+    try:
+        # To the CPU first: the tensors may be saved from a device that this machine does not have.
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    # What PyTorch raises for a damaged file is of many types, depending on where reading fails.
+    except Exception as error:
+        message = " ".join(str(error).split())[:200]
+        raise SourceError(
+            f"The weights {os.fspath(path)} do not read: {message or type(error).__name__}. Expected what "
+            "torch.save(module.state_dict(), path) writes, or .safetensors; a whole pickled module is never read."
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get(_STATE), Mapping):
+        found = found[_STATE]
+    if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise SourceError(f"The weights {os.fspath(path)} hold a {type(found).__name__}; expected named tensors.")
+    return found
+
+
+def _read_safetensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise MissingExtraError(
+            f"The weights {os.fspath(path)} need safetensors, which is not installed; pip install 'raggedatlas[infer]'."
+        ) from error
+    try:
+        found: Mapping[str, Any] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise SourceError(f"The weights {os.fspath(path)} do not read: {error}.") from error
+    return found
+
+
+VALUES = "X"
+"""The word for the first layer of a batch among the inputs of a model."""
+
+_DTYPES = {
+    "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
+    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+_OTHER = re.compile(r"\W+")
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One input of a model: what of a batch it takes, and as what."""
+
+    name: str
+    takes: str
+    dtype: "np.dtype[Any]"
+    shape: tuple[Any, ...]
+
+    def read(self, batch: TrainingBatch) -> NDArray[Any]:
+        """Return what the input takes of a batch."""
+        if self.takes == VALUES:
+            return np.ascontiguousarray(batch.X, self.dtype)
+        column = np.asarray(batch.obs[self.takes]).astype(self.dtype)
+        return column[:, None] if len(self.shape) == 2 else column
+
+
+def open_onnx(
+    path: str | os.PathLike[str], inputs: Mapping[str, str] | None = None, providers: Sequence[str] | None = None
+) -> Model:
+    """Open an ONNX file.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    inputs : mapping of str to str, or None
+        Input of the model -> what of a batch it takes: ``"X"``, or a metadata column (categories as codes). None is for a model
+        with one input, which takes ``"X"``.
+    providers : sequence of str, or None
+        Execution providers of ONNX Runtime; None takes the CPU.
+
+    Returns
+    -------
+    Model
+        Its outputs are the model's; a single one is called ``data``, others by their names with ``_`` for what no column may
+        have.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file, or the model has no input of a given name.
+    SourceError
+        If the file does not read, an input is left out, or one takes something that is no tensor of numbers.
+    MissingExtraError
+        If ONNX Runtime is not installed.
+    """
+    digest = file_digest(path)
+    session = _open_session(os.fspath(path), providers)
+    wanted = _inputs_of(session, os.fspath(path), inputs)
+    names = _outputs_of(session, os.fspath(path))
+    values = [each for each in wanted if each.takes == VALUES]
+    # A batch axis that is a name or None takes any size; only a positive number fixes it.
+    sizes = {each.shape[0] for each in wanted if each.shape and isinstance(each.shape[0], int) and each.shape[0] > 0}
+    if len(sizes) > 1:
+        raise SourceError(f"{os.fspath(path)}: the inputs want batches of different sizes: {sorted(sizes)}.")
+    return Model(
+        _runner(session, wanted, names, next(iter(sizes), None)),
+        os.fspath(path),
+        "dense",
+        digest,
+        values[0].dtype if values else None,
+        tuple(each.takes for each in wanted if each.takes != VALUES),
+        _checker(values, os.fspath(path)),
+        next(iter(sizes), None),
+    )
+
+
+def _open_session(path: str, providers: Sequence[str] | None) -> Any:  # noqa: ANN401  (an InferenceSession)
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{path} needs ONNX Runtime, which is not installed; pip install 'raggedatlas[onnx]'."
+        ) from error
+    known = onnxruntime.get_available_providers()
+    chosen = list(providers or ["CPUExecutionProvider"])
+    unknown = [each for each in chosen if each not in known]
+    if unknown:
+        raise NotFoundError(f"ONNX Runtime has no provider {unknown[0]!r} here; there are {known}.")
+    options = onnxruntime.SessionOptions()
+    # errors are raised, and need not be written to stderr too
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(path, sess_options=options, providers=chosen)
+    except Exception as error:
+        message = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path} does not read as an ONNX model: {message}.") from error
+
+
+def _inputs_of(session: Any, path: str, given: Mapping[str, str] | None) -> list[_Input]:  # noqa: ANN401
+    known = {each.name: each for each in session.get_inputs()}
+    if given is None:
+        if len(known) != 1:
+            raise SourceError(
+                f"{path} has the inputs {list(known)}; say what each takes, e.g. inputs={{{next(iter(known), 'x')!r}: 'X'}}."
+            )
+        given = dict.fromkeys(known, VALUES)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise NotFoundError(f"{path} has no input {unknown[0]!r}; it has {list(known)}.")
+    missing = [name for name in known if name not in given]
+    if missing:
+        raise SourceError(f"{path} has the inputs {list(known)}; nothing is given for {missing[0]!r}.")
+    found = []
+    for name, takes in given.items():
+        kind = known[name].type
+        if kind not in _DTYPES:
+            raise SourceError(f"{path}: the input {name!r} takes {kind}; a batch holds numbers.")
+        found.append(_Input(name, takes, np.dtype(_DTYPES[kind]), tuple(known[name].shape)))
+    return found
+
+
+def _outputs_of(session: Any, path: str) -> list[tuple[str, str]]:  # noqa: ANN401
+    """Name the outputs: in the model, and in the results."""
+    found = session.get_outputs()
+    strange = [each for each in found if not each.type.startswith("tensor(")]
+    if strange:
+        raise SourceError(
+            f"{path}: the output {strange[0].name!r} is {strange[0].type}, and results hold tensors; export the model "
+            "without it (scikit-learn's converter: zipmap=False)."
+        )
+    if len(found) == 1:
+        return [(found[0].name, DATA)]
+    return [(each.name, _OTHER.sub("_", each.name).strip("_")) for each in found]
+
+
+def _checker(values: list[_Input], path: str) -> Callable[[Mapping[str, NDArray[np.object_]]], None]:
+    def check(features: Mapping[str, NDArray[np.object_]]) -> None:
+        """Compare the number of features with what the inputs take."""
+        n = len(next(iter(features.values())))
+        for each in values:
+            width = each.shape[1] if len(each.shape) == 2 else None
+            # A space without features, such as an embedding, has no uids: `n` is 0, and nothing can be compared.
+            if n and isinstance(width, int) and width > 0 and width != n:
+                raise SourceError(
+                    f"{path}: the input {each.name!r} takes {width:,} features, and the query has {n:,}; choose the features that "
+                    "the model was trained with, in their order."
+                )
+
+    return check
+
+
+def _runner(
+    session: Any,  # noqa: ANN401  (an InferenceSession)
+    wanted: list[_Input],
+    names: list[tuple[str, str]],
+    size: int | None,
+) -> Callable[[TrainingBatch], Any]:
+    inside = [name for name, _ in names]
+
+    def run(batch: TrainingBatch) -> dict[str, Any]:
+        n = len(batch)
+        fed = {each.name: _padded(each.read(batch), size) for each in wanted}
+        given = session.run(inside, fed)
+        # a model with batches of one size computes rows for padding too
+        cut = [values[:n] if size is not None and n < size and len(values) == size else values for values in given]
+        return {outside: values for (_, outside), values in zip(names, cut, strict=True)}
+
+    return run
+
+
+def _padded(values: NDArray[Any], size: int | None) -> NDArray[Any]:
+    # `prepare_run` gives the loader the size of the model, so only the last batch can be shorter.
+    if size is None or len(values) == size:
+        return values
+    return np.concatenate([values, np.zeros((size - len(values), *values.shape[1:]), values.dtype)])

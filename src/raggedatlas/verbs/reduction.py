@@ -1,23 +1,412 @@
 """The verbs ``pca`` and ``umap``: fitted to a sample, applied batch by batch, the same for the same seed."""
 
+import json
 import os
+import sys
+import warnings
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import LimitError, QueryError, SourceError
+from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.location import file_digest
-from raggedatlas.verbs.pca_model import PcaModel, check_seed, fit_pca, load_pca
-from raggedatlas.verbs.umap_model import UmapModel, UmapSettings, fit_umap, load_umap
+from raggedatlas.store.sparse import centred_svd
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import Embedder
+
+
+EXACT_WIDTH = 2048
+"""Up to this width the full covariance is decomposed; beyond it, random projections find its range."""
+
+_OVERSAMPLED = 16
+_POWERS = 6
+
+
+def _save_arrays(path: Path, **arrays: Any) -> None:  # noqa: ANN401  (arrays)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+@contextmanager
+def _stored_arrays(path: str | os.PathLike[str], what: str) -> Iterator[Any]:
+    """Open the arrays of a model; nothing is unpickled. Errors of the block mean that the file is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            yield stored
+    except FileNotFoundError as error:
+        raise NotFoundError(f"There is no model {os.fspath(path)}.") from error
+    except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
+        raise CorruptError(f"{os.fspath(path)} is no {what}: {error}.") from error
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy's generators do not take.
+
+    Raises
+    ------
+    QueryError
+        If it is negative or has more than 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise QueryError(f"The seed {seed} is out of range; expected 0 to {2**32 - 1}.")
+
+
+@dataclass(frozen=True, eq=False)
+class PcaModel:
+    """Fitted principal components.
+
+    Parameters
+    ----------
+    mean : (width,) float64
+        Mean of the sample.
+    components : (n_components, width) float64
+        Orthonormal rows; the entry of each that is largest in size is positive.
+    explained_variance, explained_variance_ratio : (n_components,) float64
+        Variance along each, descending, and its share of the total.
+    features : (width,) text
+        Feature uids of the columns; empty for results.
+    target_sum : float
+        What the counts of a cell were scaled to before log(1 + x); NaN where values were taken as they are.
+    seed, n_rows : int
+        Of the sample.
+    """
+
+    mean: NDArray[np.float64]
+    components: NDArray[np.float64]
+    explained_variance: NDArray[np.float64]
+    explained_variance_ratio: NDArray[np.float64]
+    features: NDArray[np.str_]
+    target_sum: float
+    seed: int
+    n_rows: int
+
+    @property
+    def scaled_to(self) -> float | None:
+        """The sum that counts are scaled to; None where values are taken as they are."""
+        return None if np.isnan(self.target_sum) else float(self.target_sum)
+
+    def transform(self, values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a sparse one)
+        """Project rows, ``(k, width)`` to ``(k, n_components)``.
+
+        Raises
+        ------
+        QueryError
+            If the rows have another width.
+        """
+        if values.shape[1] != len(self.mean):
+            raise QueryError(f"The model was fitted to rows of {len(self.mean):,} values, not of {values.shape[1]:,}.")
+        projected = values @ self.components.T - self.mean @ self.components.T
+        return np.asarray(projected).astype(np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write the model; an existing file is replaced atomically."""
+        _save_arrays(path, **{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+def load_pca(path: str | os.PathLike[str]) -> PcaModel:
+    """Read what `PcaModel.save` wrote; without unpickling.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    CorruptError
+        If it is no such model.
+    """
+    with _stored_arrays(path, "model of principal components") as stored:
+        stored_fields = {each.name: stored[each.name] for each in fields(PcaModel)}
+    if stored_fields["components"].ndim != 2 or stored_fields["components"].shape[1:] != stored_fields["mean"].shape:
+        raise CorruptError(f"{os.fspath(path)}: the components do not fit the mean.")
+    plain: dict[str, Any] = {
+        "target_sum": float(stored_fields.pop("target_sum")),
+        "seed": int(stored_fields.pop("seed")),
+        "n_rows": int(stored_fields.pop("n_rows")),
+    }
+    return PcaModel(**stored_fields, **plain)
+
+
+def fit_pca(
+    values: Any,  # noqa: ANN401  (an array or a sparse one)
+    n_components: int,
+    *,
+    seed: int = 0,
+    features: tuple[str, ...] = (),
+    target_sum: float | None = None,
+) -> PcaModel:
+    """Fit principal components to rows.
+
+    Parameters
+    ----------
+    values : (n, width) array, or sparse CSR
+        The sample; it is not changed.
+    n_components : int
+        Number of components.
+    seed : int
+        Of the random projections for wide rows; narrow ones need none.
+    features : tuple of str
+        Kept with the model.
+    target_sum : float or None
+        Kept with the model.
+
+    Raises
+    ------
+    QueryError
+        If there are fewer rows or columns than components.
+
+    Examples
+    --------
+    >>> fit_pca(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 1.0]]), 1).explained_variance_ratio
+    array([0.8])
+    """
+    n, width = values.shape
+    if not 1 <= n_components <= min(n - 1, width):
+        raise QueryError(
+            f"{n_components} components of {n:,} rows of {width:,} values; there can be 1 to {min(n - 1, width)}."
+        )
+    wide = values.astype(np.float64)
+    mean = np.asarray(wide.mean(axis=0)).reshape(-1)
+    squared = wide.multiply(wide) if hasattr(wide, "multiply") else wide * wide
+    # From sums of squares, because centring would make sparse values dense.
+    total = (float(squared.sum()) - n * float(mean @ mean)) / (n - 1)
+    if width <= EXACT_WIDTH:
+        components, variance = _exact(wide, mean, n_components)
+    else:
+        _, lengths, components = centred_svd(
+            lambda basis: np.asarray(wide @ basis), lambda basis: np.asarray(wide.T @ basis), mean, n, n_components,
+            n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
+        )  # fmt: skip
+        variance = lengths**2 / (n - 1)
+    # The sign of a component is arbitrary; fixing it makes results comparable between machines.
+    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
+    components = components * np.where(largest < 0, -1.0, 1.0)
+    ratio = variance / total if total > 0 else np.zeros_like(variance)
+    # An array without pickle cannot hold None; `scaled_to` turns NaN back.
+    scaled = float("nan") if target_sum is None else float(target_sum)
+    return PcaModel(mean, components, variance, ratio, np.array(features, np.str_), scaled, seed, n)
+
+
+def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # noqa: ANN401
+    n = wide.shape[0]
+    if hasattr(wide, "indptr"):
+        scatter = np.asarray((wide.T @ wide).toarray()) - n * np.outer(mean, mean)
+    else:
+        centred = wide - mean
+        scatter = centred.T @ centred
+    values, vectors = np.linalg.eigh(scatter)
+    # `eigh` sorts ascending. A variance of 0 may come out negative; the copy frees the other vectors.
+    return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)
+
+
+METRICS = ("euclidean", "cosine", "manhattan", "correlation", "chebyshev")
+
+
+@dataclass(frozen=True)
+class UmapSettings:
+    """Settings of the layout.
+
+    Parameters
+    ----------
+    n_components : int
+        Dimensions of the layout.
+    n_neighbors : int
+        Neighbours considered; more preserve the global structure, fewer the local one.
+    min_dist : float
+        Least distance of points.
+    metric : str
+        Distance of the rows.
+    seed : int
+        The same seed gives the same layout.
+    target_sum : float or None
+        What the counts of a cell are scaled to before log(1 + x); None takes values as they are.
+    features : tuple of str
+        Feature uids of the columns; empty for results.
+    """
+
+    n_components: int = 2
+    n_neighbors: int = 15
+    min_dist: float = 0.1
+    metric: str = "euclidean"
+    seed: int = 0
+    target_sum: float | None = None
+    features: tuple[str, ...] = ()
+
+    def check(self, n_rows: int) -> None:
+        """Check the settings.
+
+        Raises
+        ------
+        QueryError
+            For settings out of range, or fewer rows than neighbours.
+        """
+        if self.metric not in METRICS:
+            raise QueryError(f"UMAP is asked for the metric {self.metric!r}; there are {', '.join(METRICS)}.")
+        check_seed(self.seed)
+        if not (1 <= self.n_components < n_rows and 2 <= self.n_neighbors < n_rows and 0 <= self.min_dist <= 1):
+            raise QueryError(
+                f"UMAP of {n_rows:,} rows takes n_components from 1, n_neighbors from 2 to {n_rows - 1:,}, and min_dist from 0 to 1; "
+                f"not {self.n_components}, {self.n_neighbors} and {self.min_dist}."
+            )
+
+
+class UmapModel:
+    """A fitted layout.
+
+    Parameters
+    ----------
+    settings : UmapSettings
+        Settings of the fit.
+    sample : (n, width) float32
+        The rows it was fitted to.
+    layout : (n, n_components) float32
+        Their coordinates.
+    fitted : umap.UMAP or None
+        The library's object; None builds it when it is first needed.
+    """
+
+    def __init__(
+        self,
+        settings: UmapSettings,
+        sample: NDArray[np.float32],
+        layout: NDArray[np.float32],
+        fitted: Any = None,  # noqa: ANN401
+    ) -> None:
+        self.settings, self.sample, self.layout = settings, sample, layout
+        self._fitted = fitted
+
+    def transform(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Place rows, ``(k, width)``, among those of the sample; positions also depend on the other rows of the call.
+
+        Raises
+        ------
+        QueryError
+            If the rows have another width.
+        """
+        if values.shape[1] != self.sample.shape[1]:
+            raise QueryError(f"The layout is of rows of {self.sample.shape[1]:,} values, not of {values.shape[1]:,}.")
+        if not len(values):
+            return np.empty((0, self.settings.n_components), np.float32)
+        if self._fitted is None:
+            # without epochs UMAP builds only the graph and the search index, from the same seed as the original fit
+            self._fitted = _fit(self.settings, self.sample, n_epochs=0, init="random")
+            self._fitted.embedding_ = self.layout.copy()
+            # Left at 0, `transform` would run no epochs either; None makes it choose their number.
+            self._fitted.n_epochs = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.asarray(self._fitted.transform(values), np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write the model; an existing file is replaced atomically."""
+        settings = np.array(json.dumps(asdict(self.settings)))
+        _save_arrays(path, settings=settings, sample=self.sample, layout=self.layout)
+
+
+def fit_umap(sample: NDArray[np.float32], settings: UmapSettings) -> UmapModel:
+    """Fit a layout to a sample.
+
+    Parameters
+    ----------
+    sample : (n, width) float32
+        Rows; finite.
+    settings : UmapSettings
+        Settings of the fit.
+
+    Raises
+    ------
+    QueryError
+        For settings out of range.
+    MissingExtraError
+        Without umap-learn.
+    """
+    settings.check(len(sample))
+    fitted = _fit(settings, sample)
+    return UmapModel(settings, sample, np.asarray(fitted.embedding_, np.float32), fitted)
+
+
+def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> Any:  # noqa: ANN401  (a umap.UMAP)
+    with warnings.catch_warnings():
+        # warnings of a disconnected graph, and deprecations in umap-learn's dependencies
+        warnings.simplefilter("ignore")
+        try:
+            import umap
+        except ImportError as error:
+            raise MissingExtraError(
+                "UMAP needs umap-learn, which is not installed; pip install 'raggedatlas[umap]', or use pca."
+            ) from error
+        _keep_compiled()
+        model = umap.UMAP(
+            n_components=settings.n_components,
+            n_neighbors=settings.n_neighbors,
+            min_dist=settings.min_dist,
+            metric=settings.metric,
+            random_state=settings.seed,
+            transform_seed=settings.seed,
+            # With a seed umap-learn runs in one thread and warns of any other number.
+            n_jobs=1,
+            **more,
+        )
+        return model.fit(sample)
+
+
+@cache
+def _keep_compiled() -> None:
+    """Cache umap-learn's compiled functions between processes: compiling takes 14 s, loading 0.3 s.
+
+    The folder's name contains the versions, so that functions of other versions are never loaded; where no folder can be
+    written, everything is compiled again.
+    """
+    import numba
+    from numba.core.dispatcher import Dispatcher
+
+    config: Any = numba.config
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    versions = [f"{name}-{version(name)}" for name in ("umap-learn", "pynndescent", "numba")]
+    # The folder is read when caching is enabled. The setting is global, so it is restored below.
+    before, config.CACHE_DIR = config.CACHE_DIR, str(root / "raggedatlas" / "-".join(versions))
+    try:
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in {"umap", "pynndescent"}:
+                for function in vars(module).values():
+                    if isinstance(function, Dispatcher):
+                        function.enable_caching()
+    # A RuntimeError is what numba raises if it finds no folder to write to.
+    except (OSError, RuntimeError):
+        return
+    finally:
+        config.CACHE_DIR = before
+
+
+def load_umap(path: str | os.PathLike[str]) -> UmapModel:
+    """Read what `UmapModel.save` wrote; without unpickling.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    CorruptError
+        If it is no such model.
+    """
+    with _stored_arrays(path, "layout") as stored:
+        stored_settings, sample, layout = json.loads(str(stored["settings"])), stored["sample"], stored["layout"]
+        settings = UmapSettings(**{**stored_settings, "features": tuple(stored_settings["features"])})
+    if sample.ndim != 2 or layout.shape != (len(sample), settings.n_components):
+        raise CorruptError(f"{os.fspath(path)}: the layout does not fit the sample.")
+    return UmapModel(settings, sample, layout)
+
 
 PCA_FILE, UMAP_FILE = "pca.npz", "umap.npz"
 """Names of the models in the result folder."""
@@ -130,8 +519,7 @@ def pca(
     model = given or fit(vectors)
 
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        for first, ids, values in _rows(vectors, int(chosen.get("batch_size", 8192))):
-            check_finite(values, np.arange(first, first + len(ids)), "pca")
+        for _, ids, values in _finite_batches(vectors, chosen, "pca"):
             yield ids, model.transform(log_normalize(values, model.scaled_to))
 
     return _write("pca", result_dir, vectors, placed(), model, chosen, progress)
@@ -200,8 +588,7 @@ def umap(
     model: UmapModel = given
 
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        for first, ids, values in _rows(vectors, int(chosen.get("batch_size", 8192))):
-            check_finite(values, np.arange(first, first + len(ids)), "umap")
+        for first, ids, values in _finite_batches(vectors, chosen, "umap"):
             # Rows of the sample keep their place of the fit; `transform` would put them elsewhere.
             # With a given model `rows` is empty, and all rows are transformed.
             own = (rows >= first) & (rows < first + len(ids))
@@ -244,9 +631,11 @@ def read_sample(vectors: Vectors, sample_size: int, seed: int, target_sum: float
     return log_normalize(values, target_sum)
 
 
-def _rows(vectors: Vectors, size: int) -> Iterator[tuple[int, Any, Any]]:
+def _finite_batches(vectors: Vectors, chosen: dict[str, Any], verb: str) -> Iterator[tuple[int, Any, Any]]:
+    """Iterate over the number of the first row, ids and values; values that are not finite are refused by their row."""
     first = 0
-    for ids, values in vectors.batches(size):
+    for ids, values in vectors.batches(int(chosen.get("batch_size", 8192))):
+        check_finite(values, np.arange(first, first + len(ids)), verb)
         yield first, ids, values
         first += len(ids)
 
@@ -347,8 +736,6 @@ def embedder(
         raise QueryError(f"There is no embedding {method!r}; choose 'pca' or 'umap'.")
 
     def layout(components: NDArray[np.float32]) -> NDArray[Any]:
-        from raggedatlas.verbs.umap_model import UmapSettings, fit_umap
-
         # UMAP takes at least 2 neighbours and fewer than there are cells, of which a CXG may have few.
         neighbors = max(2, min(n_neighbors, len(components) - 1))
         settings = UmapSettings(n_neighbors=neighbors, min_dist=min_dist, seed=seed)

@@ -11,7 +11,8 @@ from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
-from raggedatlas.results.dataset import ResultDataset, load_results_dataset
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import DATA
 
 VectorSource = ResultDataset | Query | str | os.PathLike[str]

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, Unpack
 
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
-from raggedatlas.results.dataset import ResultDataset, load_results_dataset
-from raggedatlas.results.npy_results import InferenceDataSet
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.npy_results import InferenceDataSet, load_results_dataset
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import Look, Scene

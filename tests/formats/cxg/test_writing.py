@@ -430,14 +430,14 @@ def test_another_way_to_embed_is_handed_over(tmp_path: Path) -> None:
 
 def test_a_umap_is_made_of_thirty_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedder of the verbs fits a UMAP to principal components, with no more neighbours than there are cells."""
-    from raggedatlas.verbs import umap_model
+    from raggedatlas.verbs import reduction
 
     def fit(sample: Any, settings: Any) -> Any:
         assert sample.shape == (10, 30)
         assert settings.n_neighbors == 9
-        return umap_model.UmapModel(settings, sample, sample[:, :2])
+        return reduction.UmapModel(settings, sample, sample[:, :2])
 
-    monkeypatch.setattr(umap_model, "fit_umap", fit)
+    monkeypatch.setattr(reduction, "fit_umap", fit)
     given = small(10)
     del given.obsm["X_umap"]
     path = write(given, tmp_path / "a.cxg", compute_embedding=embedder("umap"))

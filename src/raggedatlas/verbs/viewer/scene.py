@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
-from raggedatlas.verbs.pca_model import check_seed
+from raggedatlas.verbs.reduction import check_seed
 from raggedatlas.verbs.viewer.columns import Column, as_table, read_column
 from raggedatlas.verbs.viewer.palette import read_colors
 

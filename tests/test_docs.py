@@ -29,6 +29,7 @@ from raggedatlas.ingest.options import AddChoices
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
 from raggedatlas.model.records import LAYOUTS_SCHEMA
+from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -162,7 +163,7 @@ def test_the_names_on_the_page_of_calls_exist() -> None:
 def test_the_page_of_the_disk_names_every_column() -> None:
     """docs/reference/on-disk.md names all columns of the tables that it describes, and object-stores.md all storage options."""
     page = (ROOT / "docs/reference/on-disk.md").read_text("utf-8")
-    schemas = (RESULTS_SCHEMA, GEOMETRY_SCHEMA, GENES_SCHEMA, ORTHOLOGS_SCHEMA, LAYOUTS_SCHEMA)
+    schemas = (RESULTS_SCHEMA, GEOMETRY_SCHEMA, GENES_SCHEMA, ORTHOLOGS_SCHEMA, TERMS_SCHEMA, LAYOUTS_SCHEMA)
     schemas += (FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA)
     assert [name for schema in schemas for name in schema.names if f"`{name}`" not in page] == []
     stores = (ROOT / "docs/how-to/object-stores.md").read_text("utf-8")

@@ -61,6 +61,7 @@ PUBLIC_NAMES = [
     "read",
     "register_space",
     "transcripts_to_counts",
+    "under",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

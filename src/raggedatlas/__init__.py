@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from raggedatlas.results.provider import DataProvider
     from raggedatlas.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
     from raggedatlas.store.executors import Workers
-    from raggedatlas.store.filters import col
+    from raggedatlas.store.filters import col, under
 
 __version__ = "0.1.0"
 
@@ -80,6 +80,7 @@ _HOMES = {
     "read": "raggedatlas.formats.modalities",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.geometry",
+    "under": "raggedatlas.store.filters",
 }
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "read",
     "register_space",
     "transcripts_to_counts",
+    "under",
 ]
 
 

@@ -21,6 +21,7 @@ from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
     from raggedatlas.query.query import Query
@@ -469,6 +470,57 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         options = AnnotateOptions(name, on, dataset, columns, obsm, cast or {}, on_conflict, unknown, dry_run)
         return annotate(self._opened, source, options)
+
+    def load_terms(
+        self,
+        source: Any,  # noqa: ANN401  (a path, the name of an ontology, or any table)
+        *,
+        ontology: str | None = None,
+        release: str = "",
+    ) -> "pd.DataFrame":
+        """Keep an ontology in the atlas, which `under` and `map_terms` then use in place of the packaged one; snapshots pin it.
+
+        Parameters
+        ----------
+        source : path, DataFrame, Arrow table, or str
+            A CSV or TSV file or a table with the columns ``id`` and ``label``, and any of ``synonyms``, ``parents``, ``part_of``,
+            ``replaced_by`` and ``deprecated`` (or ``name``, ``synonym``, ``is_a``, ``is_obsolete``, as in OBO). Several values of a text are
+            separated by ``|`` or ``;``. Or the name of a packaged ontology, e.g. ``"CL"``, to keep its present release.
+        ontology : str or None
+            Name of the ontology; None takes the prefix of the ids. A table of this name replaces the one before.
+        release : str
+            Its release.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The table, as ``identity.tables()`` lists it; ``identity.remove(name)`` takes it away.
+
+        Raises
+        ------
+        SourceError
+            If columns are missing, ids repeated, a parent is no term of the table, or terms form a cycle, which is named.
+        MissingFileError
+            If there is no such file.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> atlas = RaggedAtlas.create(tempfile.mkdtemp() + "/my.atlas")
+        >>> table = {"id": ["MY:1", "MY:2"], "label": ["cell", "odd cell"], "parents": ["", "MY:1"]}
+        >>> atlas.load_terms(table, release="2026-11")[["kind", "release", "n_rows"]]
+               kind  release  n_rows
+        name
+        MY    terms  2026-11       2
+        """
+        from raggedatlas.catalog.genes import put_tables
+        from raggedatlas.model.accessions import GeneTable
+        from raggedatlas.store.ontologies import read_term_table
+
+        self._opened.require_tip("load_terms()")
+        terms = read_term_table(source, ontology, release)
+        put_tables(self._opened, [GeneTable(info, terms.rows) for info in terms.infos])
+        return self.identity.tables().loc[[info.name for info in terms.infos]]
 
     def drop_annotation(self, name: str) -> MaintenanceReport:
         """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""

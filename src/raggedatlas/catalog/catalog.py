@@ -22,11 +22,11 @@ from raggedatlas.store.tables import Tables
 RESULTS, GEOMETRY = RESULTS_TABLE, GEOMETRY_TABLE
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
-GENE_TABLE, ORTHOLOG_TABLE = "_genes", "_orthologs"
+GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE = "_genes", "_orthologs", "_terms"
 """Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,
-`GEOMETRY` with the first geometry store, `IDENTITY` with the first snapshot or link, `LINKS` with the first link, the last two with the first gene table, `FACTS` with the first snapshot after it."""
+`GEOMETRY` with the first geometry store, `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
 
-IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE)
+IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE)
 OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
 """Optional tables; they have no index."""
 

@@ -37,6 +37,7 @@ from raggedatlas.catalog.catalog import (
     LINKS,
     ORTHOLOG_TABLE,
     RESULTS,
+    TERM_TABLE,
     VERSIONS,
     Catalog,
 )
@@ -53,6 +54,7 @@ from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import AXES, PointerKind, pointer_columns
+from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_files
@@ -590,6 +592,7 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     results |= {FACTS: FACTS_SCHEMA} if catalog.tables.has(FACTS) else {}
     results |= {GENE_TABLE: GENES_SCHEMA} if catalog.tables.has(GENE_TABLE) else {}
     results |= {ORTHOLOG_TABLE: ORTHOLOGS_SCHEMA} if catalog.tables.has(ORTHOLOG_TABLE) else {}
+    results |= {TERM_TABLE: TERMS_SCHEMA} if catalog.tables.has(TERM_TABLE) else {}
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 

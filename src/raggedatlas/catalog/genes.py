@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, Catalog
+from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE, Catalog
 from raggedatlas.catalog.layouts import BY_HAND
 from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
 from raggedatlas.model.accessions import (
@@ -26,11 +26,16 @@ from raggedatlas.model.accessions import (
     infos_from_json,
     infos_to_json,
 )
+from raggedatlas.model.terms import TERMS, TERMS_SCHEMA
 
 _INFOS = b"raggedatlas.gene_tables"
-"""Schema metadata of both tables: the list of loaded tables, so that it changes in the commit that changes their rows."""
+"""Schema metadata of these tables: the list of loaded tables, so that it changes in the commit that changes their rows."""
 
-_STORED = {GENES: (GENE_TABLE, GENES_SCHEMA), ORTHOLOGS: (ORTHOLOG_TABLE, ORTHOLOGS_SCHEMA)}
+_STORED = {
+    GENES: (GENE_TABLE, GENES_SCHEMA),
+    ORTHOLOGS: (ORTHOLOG_TABLE, ORTHOLOGS_SCHEMA),
+    TERMS: (TERM_TABLE, TERMS_SCHEMA),
+}
 
 SYMBOL, PREVIOUS, ALIAS = 0, 1, 2
 """How a gene has a name; the first that any gene has decides."""
@@ -198,7 +203,7 @@ def read_genes(catalog: Catalog) -> Genes | None:
     if not catalog.tables.has(GENE_TABLE):
         return None
     infos = _infos(catalog, GENE_TABLE)
-    return Genes(infos, _rows(catalog, GENE_TABLE, GENES_SCHEMA, infos)) if infos else None
+    return Genes(infos, read_rows(catalog, GENE_TABLE, GENES_SCHEMA, infos)) if infos else None
 
 
 def read_orthologs(catalog: Catalog) -> tuple[tuple[GeneTableInfo, ...], pa.Table] | None:
@@ -206,11 +211,17 @@ def read_orthologs(catalog: Catalog) -> tuple[tuple[GeneTableInfo, ...], pa.Tabl
     if not catalog.tables.has(ORTHOLOG_TABLE):
         return None
     infos = _infos(catalog, ORTHOLOG_TABLE)
-    return (infos, _rows(catalog, ORTHOLOG_TABLE, ORTHOLOGS_SCHEMA, infos)) if infos else None
+    return (infos, read_rows(catalog, ORTHOLOG_TABLE, ORTHOLOGS_SCHEMA, infos)) if infos else None
 
 
-def _rows(catalog: Catalog, stored: str, schema: pa.Schema, infos: Sequence[GeneTableInfo]) -> pa.Table:
-    """Read the rows of some tables."""
+def read_rows(catalog: Catalog, stored: str, schema: pa.Schema, infos: Sequence[GeneTableInfo]) -> pa.Table:
+    """Read the rows of some of the tables that are stored as one.
+
+    Raises
+    ------
+    CorruptError
+        If the columns are not those of the schema.
+    """
     rows = catalog.tables.read(stored)
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise _damaged(stored)
@@ -247,7 +258,7 @@ def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
     Raises
     ------
     DuplicateError
-        If a table of the other kind has such a name.
+        If a table of another kind has such a name.
     """
     catalog.require_tip("identity.load()")
     kind_of = {info.name: info.kind for info in list_tables(catalog)}
@@ -278,7 +289,7 @@ def remove_table(catalog: Catalog, name: str) -> None:
     info = next((info for info in list_tables(catalog) if info.name == name), None)
     if info is None:
         raise NotFoundError(
-            f"The atlas {catalog.location.uri} has no gene table {name!r}; it has {[i.name for i in list_tables(catalog)]}."
+            f"The atlas {catalog.location.uri} has no table {name!r}; it has {[i.name for i in list_tables(catalog)]}."
         )
     _change(catalog, *_STORED[info.kind], {name}, [])
 
@@ -297,7 +308,7 @@ def restore_tables(catalog: Catalog, then: Catalog) -> None:
         infos = _infos(then, stored) if then.tables.has(stored) else ()
         if infos == _infos(catalog, stored):
             continue
-        rows = _rows(then, stored, schema, infos) if infos else schema.empty_table()
+        rows = read_rows(then, stored, schema, infos) if infos else schema.empty_table()
         kept = [GeneTable(info, rows.filter(pc.equal(rows.column("table"), info.name))) for info in infos]
         _change(catalog, stored, schema, {info.name for info in list_tables(catalog) if info.kind == kind}, kept)
 
@@ -326,7 +337,7 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
         infos = (*(info for info in old if info.name not in gone), *dated)
         if {*infos} == {*old}:
             return
-        kept = _rows(catalog, stored, schema, [info for info in old if info.name not in gone]).cast(schema)
+        kept = read_rows(catalog, stored, schema, [info for info in old if info.name not in gone]).cast(schema)
         every = pa.concat_tables([kept, *(table.rows.cast(schema) for table in fresh)])
         stamped = every.replace_schema_metadata({_INFOS: infos_to_json(infos).encode()})
         if not catalog.tables.overwrite_if(stored, stamped, at):

@@ -14,8 +14,10 @@ from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX, ColumnFacts, ColumnTable, facts_of
 from raggedatlas.model.ids import column_name
+from raggedatlas.model.terms import TermSource
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
+from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
 from raggedatlas.store.sparse import remap_csr
 from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.tables import Tables
@@ -80,7 +82,8 @@ def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
         arrays.append(cells.column(i))
         fields.append(pa.field(stored, field.type, metadata=facts.to_metadata()))
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-    columns, asked = Columns(pa.schema(fields[1:])), as_filter(where)
+    terms = TermSource(lambda name: _texts(table.column(name)) or [], packaged_ontologies, read_packaged)
+    columns, asked = Columns(pa.schema(fields[1:]), terms=terms), as_filter(where)
     condition = to_sql([asked], columns)
     warn_of_unknown([asked], columns, lambda name: _texts(table.column(columns.stored(name))))
     with TemporaryDirectory(prefix="raggedatlas-") as folder:

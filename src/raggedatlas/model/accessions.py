@@ -417,7 +417,7 @@ class GeneTableInfo:
     ----------
     name : str
         Its name in the atlas; a table of this name replaces the one before.
-    kind : {"genes", "orthologs"}
+    kind : {"genes", "orthologs", "terms"}
         What it says.
     source : str
         Who says it, e.g. ``"HGNC"``, ``"GENCODE"``.
@@ -426,7 +426,7 @@ class GeneTableInfo:
     organisms : tuple of str
         Common names.
     n_rows : int
-        Genes, or pairs.
+        Genes, pairs or terms.
     sha256 : str
         Of the file's text, unpacked.
     loaded_at : str

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import find_geometries, group_by_dataset, read_records, read_specs, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns, result_columns
 from raggedatlas.model.frames import DATASET, IDS, column_stacks, facts_of, metadata_columns, nan_to_null
@@ -108,7 +109,7 @@ def cell_columns(catalog: Catalog) -> Columns:
     datasets = group_by_dataset(read_records(catalog))
     names = {uid: records[0].name or uid for uid, records in datasets.items()}
     layouts = {uid: _layout(records) for uid, records in datasets.items()}
-    return Columns(catalog.tables.schema(CELLS), names, layouts)
+    return Columns(catalog.tables.schema(CELLS), names, layouts, term_source(catalog))
 
 
 def _layout(records: Sequence[DatasetRecord]) -> str | None:

@@ -17,6 +17,7 @@ from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord
 from raggedatlas.model.frames import DATASET
+from raggedatlas.model.terms import Expansion
 from raggedatlas.query.cells import (
     CellRows,
     Cells,
@@ -53,7 +54,7 @@ from raggedatlas.query.modalities import (
 from raggedatlas.query.read import choose_column_copies, is_one_block
 from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
-from raggedatlas.store.filters import Columns, calling_level
+from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
@@ -275,8 +276,21 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
         "identity": spec.describe_identity(),
         "on_merge": spec.on_merge,
         **({} if spec.orthologs is None else {"orthologs": spec.orthologs}),
+        **({"ontologies": "; ".join(versions)} if (versions := [*expansions(spec, catalog)]) else {}),
         "raggedatlas": _release(),
     }
+
+
+def expansions(spec: QuerySpec, catalog: Catalog) -> dict[str, list[Expansion]]:
+    """Return what `under` means in the filters of a query, by the version of the ontology."""
+    found: dict[str, list[Expansion]] = {}
+    if spec.filters:
+        columns = cell_columns(catalog)
+        for leaf in (leaf for part in spec.filters for leaf in part.leaves(columns)):
+            if isinstance(leaf, UnderTerm):
+                one = columns.expand(leaf.column, leaf.under)
+                found.setdefault(one.version, []).append(one)
+    return found
 
 
 @cache
@@ -510,6 +524,7 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
         f"{catalog.location.uri} at {at}",
         f"asked: {spec.describe()}",
         f"filter: {to_sql(spec.filters, cell_columns(catalog)) or 'none'}",
+        *(one.describe() for several in expansions(spec, catalog).values() for one in several),
         f"cells: {plan.n_cells:,}"
         + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
     ]

@@ -39,6 +39,7 @@ from raggedatlas.query.read_plan import (
     check_count,
     flatten_names,
 )
+from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql import all_of, is_not_null
@@ -619,7 +620,11 @@ class Query:
         return compute.aggregate(spec, self.catalog, columns, executor)
 
     def count(
-        self, by: str | Sequence[str] | None = None, *, executor: Executor | Workers | None = None
+        self,
+        by: str | Sequence[str] | None = None,
+        *,
+        level: int | str | None = None,
+        executor: Executor | Workers | None = None,
     ) -> "int | pd.Series[int]":
         """Count the selected cells, in total or per group.
 
@@ -627,16 +632,63 @@ class Query:
         ----------
         by : str, sequence of str or None
             Columns whose values make the groups; missing values are a group. None counts all.
+        level : int, str or None
+            Count the cells under each term of the column's ontology that is so many steps below its root, or under each term of a
+            curated list of CELLxGENE, such as ``"tissue_general"``, ``"cell_class"`` or ``"organ"``. Cells may be under several of them.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers count, each some datasets. What a sample, a search or a limit chooses is counted here.
 
         Returns
         -------
         int, or pandas.Series named ``n_cells``
-            Sorted by group, missing values last.
+            Sorted by group, missing values last. With `level`, indexed by id and label of the term; cells under none of them are last.
+
+        Raises
+        ------
+        QueryError
+            If `level` is given without a single column, or there is no ontology for it.
+
+        Examples
+        --------
+        >>> query.count("tissue", level="tissue_general")  # doctest: +SKIP
         """
+        if level is not None:
+            if by is None or len(column := flatten_names("count", (by,))) != 1:
+                raise QueryError("count(level=...) counts by one column of terms, e.g. count('cell_type', level=2).")
+            return count_level(term_tree(self.spec, self.catalog, column[0], None, executor), level)
         groups = None if by is None else flatten_names("count", (by,))
         return compute.count(self.spec, self.catalog, groups, executor)
+
+    def tree(self, column: str, *, ontology: str | None = None, executor: Executor | Workers | None = None) -> TermTree:
+        """Count the selected cells under each term of an ontology.
+
+        Parameters
+        ----------
+        column : str
+            Column of labels, of ids, or both: cells count by their id, those without one by their label, as in `under`.
+        ontology : str or None
+            Name of the ontology; None takes that of the column.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers count.
+
+        Returns
+        -------
+        TermTree
+            Shown as text and in notebooks as HTML; ``to_pandas()`` gives a row for each term.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column or ontology.
+
+        Examples
+        --------
+        >>> query.tree("cell_type")  # doctest: +SKIP
+        cell_type: 38 cells by CL v2026-03-26
+          lymphocyte (CL:0000542): 38
+            T cell (CL:0000084): 26
+        """
+        return term_tree(self.spec, self.catalog, column, ontology, executor)
 
     def explain(self) -> str:
         """Describe what would be read: cells, groups, arrays, bytes, layers, join and filter; reads no values of layers.

@@ -22,6 +22,7 @@ from raggedatlas.model.frames import (
     metadata_columns,
     shown_names,
 )
+from raggedatlas.model.terms import SUFFIX, Expansion, TermColumns, TermSource, Under, expand
 from raggedatlas.store.sql import (
     Target,
     all_of,
@@ -61,11 +62,15 @@ class Columns:
         Dataset uid -> name, which is the value of the column `dataset`.
     layouts : mapping of str to str or None
         Dataset uid -> feature layout, which is the value of the column `layout_uid`.
+    terms : TermSource or None
+        Where `under` looks terms and values up.
     """
 
     schema: pa.Schema
     datasets: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, str | None] = field(default_factory=dict)
+    terms: TermSource | None = None
+    _expansions: dict[tuple[str, Under], Expansion] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def facts(self) -> dict[str, ColumnFacts]:
@@ -132,6 +137,54 @@ class Columns:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return Target(stored, kind, facts.kind if facts else "")
 
+    def expand(self, name: str, under: Under) -> Expansion:
+        """Find the values that a column has under a term.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column or term, or the column does not hold text.
+        """
+        # One query asks for its SQL several times.
+        known = self._expansions.get((name, under))
+        if known is None:
+            known = self._expansions[name, under] = expand(self.term_columns(name), under, self.term_source())
+        return known
+
+    def term_columns(self, name: str) -> TermColumns:
+        """Return the columns with the ids and labels of terms.
+
+        Raises
+        ------
+        QueryError
+            If there is neither, or one does not hold text.
+        """
+        if self.virtual(name) is not None:
+            raise QueryError(f"The values of {name!r} are no terms of an ontology; name a column of the cells.")
+        base = name.removesuffix(SUFFIX)
+        if find_column(self.schema, base + SUFFIX) is None:
+            self.stored(name)  # for its error, which suggests similar names
+        labels = find_column(self.schema, base) if name == base else None
+        found = TermColumns(base, find_column(self.schema, base + SUFFIX), labels)
+        for stored in filter(None, (found.ids, found.labels)):
+            if self.target(stored).family != "text":
+                raise QueryError(
+                    f"The column {name!r} holds {self.target(stored).type}, and terms of an ontology are text."
+                )
+        return found
+
+    def term_source(self) -> TermSource:
+        """Return where terms are looked up.
+
+        Raises
+        ------
+        QueryError
+            If these are not the columns of cells.
+        """
+        if self.terms is None:
+            raise QueryError("under() asks for the terms of cells; it cannot be used here.")
+        return self.terms
+
 
 class Filter:
     """A condition on cells; combine with ``&``, ``|`` and ``~``.
@@ -185,7 +238,11 @@ class Filter:
     def _opposite(self, columns: Columns, depth: int) -> str:
         return negation(self.to_sql(columns, depth + 1))
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+    def leaves(self, columns: Columns) -> Iterator["Filter"]:
+        """Yield the conditions that this one is made of."""
+        yield self
+
+    def asked(self) -> Iterator[tuple[str, str]]:
         """Yield each column and text that cells are compared with for equality."""
         yield from ()
 
@@ -206,11 +263,13 @@ class Column:
 
     def __eq__(self, value: object) -> "Filter":  # type: ignore[override]
         """Equal; ``== None`` asks for missing values."""
-        return IsNull(self.name) if value is None else Comparison(self.name, "==", plain_value(value))
+        return equal_to(self.name, value)
 
     def __ne__(self, value: object) -> "Filter":  # type: ignore[override]
         """Different; ``!= None`` asks for values that are there."""
-        return ~IsNull(self.name) if value is None else Comparison(self.name, "!=", plain_value(value))
+        if value is None or isinstance(value, Under):
+            return ~equal_to(self.name, value)
+        return Comparison(self.name, "!=", plain_value(value))
 
     def __lt__(self, value: object) -> "Filter":
         """Smaller."""
@@ -232,15 +291,21 @@ class Column:
     __hash__ = None  # type: ignore[assignment]
 
     def isin(self, values: Iterable[Any]) -> "Filter":
-        """Be one of some values; None among them also takes missing values."""
+        """Be one of some values; None among them also takes missing values, and `under` a term with all under it."""
+        if isinstance(values, Under):
+            return UnderTerm(self.name, values)
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise QueryError(
                 f"col({self.name!r}).isin takes a list of values, got {values!r}; write col({self.name!r}) == {values!r}."
             )
-        listed = [None if v is None else plain_value(v) for v in values]
-        members: Filter = Membership(self.name, tuple(v for v in listed if v is not None))
+        listed = [v if v is None or isinstance(v, Under) else plain_value(v) for v in values]
+        plain = tuple(v for v in listed if v is not None and not isinstance(v, Under))
         # SQL's IN is never true for a missing value, so None needs a condition of its own.
-        return members | IsNull(self.name) if None in listed else members
+        parts: list[Filter] = [
+            equal_to(self.name, v) for v in dict.fromkeys(listed) if v is None or isinstance(v, Under)
+        ]
+        parts = [Membership(self.name, plain), *parts] if plain or not parts else parts
+        return parts[0] if len(parts) == 1 else Combination("OR", tuple(parts))
 
     def is_null(self) -> "Filter":
         """Be missing; for a pointer column: lack that modality."""
@@ -274,6 +339,42 @@ def col(name: str) -> Column:
     (col('donor').is_null()) | (col('donor') == 'D1')
     """
     return Column(name)
+
+
+@checked
+def under(term: str, *, ontology: str | None = None, part_of: bool = True) -> Under:
+    """Name a term of an ontology together with all terms under it, in place of a value in a filter.
+
+    Parameters
+    ----------
+    term : str
+        Name, synonym or id, e.g. ``"T cell"``, ``"T lymphocyte"`` or ``"CL:0000084"``. A deprecated id stands for the one that replaces it.
+    ontology : str or None
+        Its ontology. None takes that of the column: CL for ``cell_type``, UBERON for ``tissue``, MONDO for ``disease``, EFO for ``assay``,
+        HsapDv, MmusDv and others for ``development_stage``, NCBITaxon for ``organism``; for other columns those of their ids.
+    part_of : bool
+        Whether parts of a term (lobes of the lung) count as well as its kinds. The packaged ontologies do not tell the two apart.
+
+    Returns
+    -------
+    Under
+        What the column is compared with. Cells are kept by the id in ``<column>_ontology_term_id``; those without an id by their label, if
+        it is a name, a synonym or an id of the terms. `Query.explain` lists the values.
+
+    Examples
+    --------
+    >>> col("cell_type") == under("T cell")
+    col('cell_type').isin(under('T cell'))
+    >>> query.where(tissue=under("lung"), disease=under("MONDO:0005550"))  # doctest: +SKIP
+    """
+    return Under(term, ontology, part_of)
+
+
+def equal_to(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value that people compare with)
+    """Return the condition that a column has a value, is missing (None), or is under a term."""
+    if isinstance(value, Under):
+        return UnderTerm(name, value)
+    return IsNull(name) if value is None else Comparison(name, "==", plain_value(value))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -324,7 +425,7 @@ class Comparison(Condition):
         text = _text(self.value)
         return None if value is None else _OPERATORS[self.operator][1](value, text)
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+    def asked(self) -> Iterator[tuple[str, str]]:
         """Yield the column and its text, for ``==`` and ``!=``."""
         if self.operator in {"==", "!="} and isinstance(self.value, str):
             yield self.column, self.value
@@ -345,7 +446,7 @@ class Membership(Condition):
     def _holds(self, value: str | None) -> bool | None:
         return None if value is None else value in self.values
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+    def asked(self) -> Iterator[tuple[str, str]]:
         """Yield the column with each text."""
         yield from ((self.column, value) for value in self.values if isinstance(value, str))
 
@@ -396,6 +497,36 @@ class TextMatch(Condition):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class UnderTerm(Filter):
+    """A column that holds a term or one under it: by its id, or by its label where a cell has no id."""
+
+    column: str
+    under: Under
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        return self._either(columns, depth, opposite=False)
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        # Not De Morgan's: a cell without an id is judged by its label in the opposite, too.
+        return self._either(columns, depth, opposite=True)
+
+    def _either(self, columns: Columns, depth: int, *, opposite: bool) -> str:
+        found = columns.expand(self.column, self.under)
+        of = found.columns
+        parts: list[Filter] = []
+        for name, values in ((of.ids, found.ids), (of.labels, found.labels)):
+            if name is not None:
+                inside = Membership(name, values)
+                parts.append(Negation(inside) if opposite else inside)
+        if of.ids is not None and of.labels is not None:
+            parts[1] = Combination("AND", (IsNull(of.ids), parts[1]))
+        return any_of(*(part.to_sql(columns, depth + 1) for part in parts))
+
+    def __repr__(self) -> str:
+        return f"col({self.column!r}).isin({self.under!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Combination(Filter):
     """Several conditions joined by AND or OR."""
 
@@ -411,10 +542,10 @@ class Combination(Filter):
         word = "OR" if self.word == "AND" else "AND"
         return Combination(word, tuple(map(Negation, self.parts))).to_sql(columns, depth)
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
-        """Yield what the parts ask for."""
+    def leaves(self, columns: Columns) -> Iterator[Filter]:
+        """Yield the conditions of the parts."""
         for part in self.parts:
-            yield from part.asked(columns)
+            yield from part.leaves(columns)
 
     def __repr__(self) -> str:
         return f" {'&' if self.word == 'AND' else '|'} ".join(f"({part!r})" for part in self.parts)
@@ -432,9 +563,9 @@ class Negation(Filter):
     def _opposite(self, columns: Columns, depth: int) -> str:
         return self.inner.to_sql(columns, depth + 1)
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
-        """Yield what the condition asks for."""
-        yield from self.inner.asked(columns)
+    def leaves(self, columns: Columns) -> Iterator[Filter]:
+        """Yield the conditions of which this is the opposite."""
+        yield from self.inner.leaves(columns)
 
     def __repr__(self) -> str:
         return f"~({self.inner!r})"
@@ -456,7 +587,7 @@ class Verbatim(Filter):
 def warn_of_unknown(
     filters: Sequence[Filter], columns: Columns, values: Callable[[str], Iterable[str] | None] = lambda _: None
 ) -> None:
-    """Warn of texts that filters ask for and no cell has, with the near matches.
+    """Warn of texts and terms that filters ask for and no cell has, with the near matches, and of deprecated terms.
 
     Parameters
     ----------
@@ -470,10 +601,21 @@ def warn_of_unknown(
     Warns
     -----
     UnknownValueWarning
-        For each of these texts.
+        For each of these texts and terms.
+    UserWarning
+        For each deprecated id.
     """
     known: dict[str, list[str] | None] = {}
-    for name, text in dict.fromkeys(pair for part in filters for pair in part.asked(columns)):
+    leaves = [leaf for part in filters for leaf in part.leaves(columns)]
+    for leaf in leaves:
+        if isinstance(leaf, UnderTerm):
+            found_terms = columns.expand(leaf.column, leaf.under)
+            for note in found_terms.notes:
+                warnings.warn(note, stacklevel=calling_level())
+            if not found_terms.ids and not found_terms.labels:
+                message = f"No cell has a {found_terms.columns.name} under {' or '.join(found_terms.roots)} of {found_terms.version}."
+                warnings.warn(message, UnknownValueWarning, stacklevel=calling_level())
+    for name, text in dict.fromkeys(pair for leaf in leaves for pair in leaf.asked()):
         if name not in known:
             found = _listed(columns, name) or values(name)
             known[name] = None if found is None else list(found)

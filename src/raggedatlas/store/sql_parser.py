@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.errors import QueryError
+from raggedatlas.model.terms import Under
 from raggedatlas.store.filters import (
     DEEPEST,
     Column,
@@ -19,9 +20,11 @@ from raggedatlas.store.filters import (
     IsNull,
     Membership,
     Negation,
+    UnderTerm,
     Verbatim,
+    equal_to,
 )
-from raggedatlas.store.sql import all_of, is_missing, plain_value, quote_identifier, value_by_dataset
+from raggedatlas.store.sql import all_of, is_missing, quote_identifier, value_by_dataset
 
 # Longer signs come before their beginnings, and a number directly before a letter is no token at all.
 _TOKEN = re.compile(
@@ -165,9 +168,9 @@ class Sql(Filter):
     def _opposite(self, columns: Columns, depth: int) -> str:
         return Negation(self._parsed(columns)).to_sql(columns, depth)
 
-    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
-        """Yield what the text asks for."""
-        yield from self._parsed(columns).asked(columns)
+    def leaves(self, columns: Columns) -> Iterator[Filter]:
+        """Yield the conditions that the text is made of."""
+        yield from self._parsed(columns).leaves(columns)
 
     def __repr__(self) -> str:
         return self.text
@@ -179,7 +182,7 @@ def _from_item(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value tha
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         values: Iterable[Any] = value.tolist() if isinstance(value, np.ndarray) else value
         return Column(name).isin(values)
-    return IsNull(name) if value is None else Comparison(name, "==", plain_value(value))
+    return equal_to(name, value)
 
 
 @dataclass(frozen=True)
@@ -312,9 +315,11 @@ class _Parser:
 
     def _simple(self, tokens: Sequence[_Token]) -> Filter | None:
         """Read a comparison of one column with literals; None for anything else."""
+        words = [token.keyword for token in tokens]
+        if words[:2] == ["UNDER", "("]:
+            return self._under(tokens)
         if not any(token.column for token in tokens):
             return None
-        words = [token.keyword for token in tokens]
         if not tokens[0].column:
             value, rest = self._literal(tokens)
             flips = len(rest) == 2 and rest[0].text in _OPERATORS and rest[1].column
@@ -329,6 +334,16 @@ class _Parser:
         negated = bool(rest) and rest[0].keyword == "NOT"
         condition = self._ranged(column, rest[1:] if negated else rest)
         return Negation(condition) if negated and condition is not None else condition
+
+    def _under(self, tokens: Sequence[_Token]) -> Filter:
+        """Read ``under(column, 'term')`` and ``under(column, 'term', 'ontology')``."""
+        texts = [token.text[1:-1].replace("''", "'") for token in tokens[4:-1:2] if token.kind == "text"]
+        signs = [token.text for token in (tokens[1], *tokens[3::2])]
+        if len(texts) not in {1, 2} or signs != ["(", *"," * len(texts), ")"] or not tokens[2].column:
+            raise self._refused(
+                "under takes a column, a term and perhaps an ontology: under(cell_type, 'T cell', 'CL')"
+            )
+        return UnderTerm(tokens[2].column, Under(texts[0], texts[1] if len(texts) > 1 else None))
 
     def _ranged(self, column: _Token, rest: Sequence[_Token]) -> Filter | None:
         """Read ``IN (...)`` and ``BETWEEN ... AND ...``."""

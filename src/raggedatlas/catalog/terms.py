@@ -1,0 +1,85 @@
+"""Ontologies of an atlas: tables of terms that it keeps, else those of cellxgene-ontology-guide, and the values of its columns."""
+
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.catalog import CELLS, TERM_TABLE, Catalog
+from raggedatlas.catalog.genes import list_tables, read_rows
+from raggedatlas.errors import MissingExtraError, QueryError
+from raggedatlas.model.frames import is_text, metadata_columns
+from raggedatlas.model.terms import TERMS, TERMS_SCHEMA, Terms, TermSource
+from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
+from raggedatlas.store.tables import walk
+
+
+def term_source(catalog: Catalog) -> TermSource:
+    """Return where `under` finds terms and the values of columns."""
+    return TermSource(partial(column_values, catalog), partial(known_ontologies, catalog), partial(read_terms, catalog))
+
+
+def known_ontologies(catalog: Catalog) -> dict[str, str]:
+    """Return every ontology by its name and the prefixes of its ids.
+
+    Raises
+    ------
+    MissingExtraError
+        If the atlas keeps no ontology and cellxgene-ontology-guide is not installed.
+    """
+    kept = {info.name: info.name for info in list_tables(catalog) if info.kind == TERMS}
+    try:
+        return packaged_ontologies() | kept
+    except MissingExtraError:
+        if not kept:
+            raise
+        return kept
+
+
+def read_terms(catalog: Catalog, name: str) -> Terms:
+    """Read an ontology: the table that the atlas keeps, else that of cellxgene-ontology-guide.
+
+    Raises
+    ------
+    MissingExtraError
+        If the atlas does not keep it and cellxgene-ontology-guide is not installed.
+    """
+    infos = tuple(info for info in list_tables(catalog) if info.kind == TERMS and info.name == name)
+    if not infos:
+        return read_packaged(name)
+    return catalog.remember(
+        "terms", infos, lambda: Terms(infos, read_rows(catalog, TERM_TABLE, TERMS_SCHEMA, infos).combine_chunks())
+    )
+
+
+def column_values(catalog: Catalog, stored: str) -> list[str]:
+    """Return the distinct texts of a stored column of the cell table; categories are known without reading cells."""
+    facts = metadata_columns(catalog.tables.schema(CELLS)).get(stored)
+    if facts is not None and facts.kind == "categorical" and facts.categories and is_text(facts.category_kind):
+        return [*map(str, facts.categories)]
+
+    def read() -> list[str]:
+        visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+        found: dict[str, None] = {}
+        for batch in walk(catalog.tables, CELLS, [stored, "dataset_uid"]):
+            # Cells of adds that are under way have no record.
+            own = batch.column(stored).filter(pc.is_in(batch.column("dataset_uid"), value_set=visible))
+            found |= dict.fromkeys(pc.unique(own).drop_null().to_pylist())
+        return list(found)
+
+    return catalog.remember("values", stored, read)
+
+
+def check_text_column(catalog: Catalog, stored: str, name: str) -> None:
+    """Raise if a column does not hold text.
+
+    Raises
+    ------
+    QueryError
+        Naming its type.
+    """
+    kind = catalog.tables.schema(CELLS).field(stored).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise QueryError(f"The column {name!r} holds {kind}, and terms are text.")

@@ -527,7 +527,7 @@ class Hdf5Output:
         self._compression = compression_of(compression)
         require_plugin(self._compression)
         self.path, self._overwrite = path, overwrite
-        self._hidden = _hidden(path, overwrite=overwrite)
+        self._hidden = partial_path(path, overwrite=overwrite)
         with writable(path):
             self._file = h5py.File(self._hidden, "x", userblock_size=userblock)
             self._writeback = PageFlusher(self._hidden)
@@ -585,7 +585,7 @@ class Hdf5Output:
             self._file.close()
             self._writeback.finish(header)
             if not self._overwrite:
-                _refuse_existing(self.path)
+                refuse_existing(self.path)
             self._hidden.replace(self.path)
 
     def discard(self) -> None:
@@ -625,7 +625,7 @@ class ZarrOutput:
         self._compression = compression_of(compression)
         self._compression.zarr(zarr_format, np.dtype(np.float32))  # raises if Zarr does not support it
         self.path, self._overwrite, self._format = path, overwrite, zarr_format
-        self._hidden = _hidden(path, overwrite=overwrite)
+        self._hidden = partial_path(path, overwrite=overwrite)
         with writable(path):
             self._root = zarr.open_group(store=str(self._hidden), mode="w-", zarr_format=2 if zarr_format == 2 else 3)
 
@@ -659,18 +659,9 @@ class ZarrOutput:
 
         with writable(self.path), warnings_as("ignore"):
             zarr.consolidate_metadata(self._root.store)
-            # A rename cannot replace a folder with contents; a crash between the two leaves the former one as `.old`.
+            # A crash between the two renames leaves the former folder as `.old`.
             old = self._hidden.with_name(f"{self._hidden.name}.old")
-            if self._overwrite and self.path.exists():
-                self.path.rename(old)
-            else:
-                _refuse_existing(self.path)
-            try:
-                self._hidden.rename(self.path)
-            except BaseException:
-                if old.exists():
-                    old.rename(self.path)
-                raise
+            publish_folder(self._hidden, self.path, old, overwrite=self._overwrite)
             if old.exists():
                 _remove(old)
 
@@ -704,15 +695,34 @@ def _row_chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (max(1, min(CHUNK // across, shape[0])), *(max(1, n) for n in shape[1:]))
 
 
-def _hidden(path: Path, *, overwrite: bool) -> Path:
+def publish_folder(folder: Path, path: Path, old: Path, *, overwrite: bool) -> None:
+    """Rename a complete folder to its final path; one that is there is renamed to `old`, and put back after an error.
+
+    A rename cannot replace a folder with contents, so nothing is at the path between the two renames.
+    """
+    if overwrite and path.exists():
+        path.rename(old)
+    else:
+        refuse_existing(path)
+    try:
+        folder.rename(path)
+    except BaseException:
+        if old.exists():
+            old.rename(path)
+        raise
+
+
+def partial_path(path: Path, *, overwrite: bool) -> Path:
+    """Return a hidden path next to a new one, where it is written until it is complete; raise if it cannot be."""
     if not overwrite:
-        _refuse_existing(path)
+        refuse_existing(path)
     if not path.parent.is_dir():
         raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
     return path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
 
 
-def _refuse_existing(path: Path) -> None:
+def refuse_existing(path: Path) -> None:
+    """Raise for a path that exists."""
     if path.exists():
         raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
 

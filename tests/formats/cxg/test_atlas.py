@@ -8,7 +8,6 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas
@@ -20,10 +19,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing import cxg_files
 from raggedatlas.testing.atlases import small_anndata
 from raggedatlas.testing.cxg_files import VALUES, write_cxg
-
-
-def dense(matrix: Any) -> Any:
-    return matrix.toarray() if sp.issparse(matrix) else np.asarray(matrix)
+from reading import dense, read_element
 
 
 def ask(*words: object) -> Any:
@@ -50,9 +46,8 @@ def test_a_cxg_is_added_and_given_back(tmp_path: Path, form: Any) -> None:
     np.testing.assert_array_equal(dense(back.X), VALUES)
     assert back.uns["title"] == "Small"
     made = view.dataset("small").write(tmp_path / "again.cxg")
-    source = open_source(made)
-    assert source.element("obs")["sample"].tolist() == ["a", "ä", "", "b", "b", "a"]
-    np.testing.assert_array_equal(dense(source.element("X")), VALUES)
+    assert read_element(made, "obs")["sample"].tolist() == ["a", "ä", "", "b", "b", "a"]
+    np.testing.assert_array_equal(dense(read_element(made, "X")), VALUES)
 
 
 def test_a_damaged_cxg_leaves_no_trace(tmp_path: Path) -> None:
@@ -103,18 +98,8 @@ def given(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_the_command_converts_to_and_fro(given: Path, tmp_path: Path) -> None:
     """h5ad to CXG with profile and title, and on to Zarr and h5ad, whole and in part; what changes is told on stderr."""
-    said = ask(
-        "convert",
-        given,
-        tmp_path / "a.cxg",
-        "--strict",
-        "--profile",
-        "0.2.0",
-        "--title",
-        "Mine",
-        "--about",
-        "https://a.b",
-    )
+    words = ["--strict", "--profile", "0.2.0", "--title", "Mine", "--about", "https://a.b"]
+    said = ask("convert", given, tmp_path / "a.cxg", *words)
     assert said.exit_code == 0, said.stderr
     assert "converted: obs/n_genes" in said.stderr
     assert said.stdout.strip() == f"Wrote {tmp_path / 'a.cxg'}"
@@ -152,16 +137,12 @@ def test_the_command_computes_an_embedding(tmp_path: Path, data_dir: Path) -> No
     assert detect(tmp_path / "a.cxg").embeddings == ("pca",)
 
 
-def test_the_command_refuses_what_would_be_lost(tmp_path: Path, data_dir: Path) -> None:
-    """With --strict a file that a CXG does not hold is refused in one line, with exit code 1."""
+def test_the_command_refuses_what_would_be_lost(given: Path, tmp_path: Path, data_dir: Path) -> None:
+    """With --strict a file that a CXG does not hold is refused, with exit code 1; options of a CXG for another target are a fault of usage."""
     refused = ask("convert", data_dir / "pbmc68k_reduced.h5ad", tmp_path / "a.cxg", "--strict")
     assert refused.exit_code == 1
     assert "lost: obsp/connectivities" in refused.stderr
     assert not (tmp_path / "a.cxg").exists()
-
-
-def test_options_of_a_cxg_are_for_a_cxg(given: Path, tmp_path: Path) -> None:
-    """Options of a CXG for another target are a fault of usage."""
     said = ask("convert", given, tmp_path / "a.zarr", "--strict", "--title", "x")
     assert said.exit_code == 2
     assert "--title are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
@@ -223,10 +204,9 @@ def test_a_snapshot_is_exported_by_command(given: Path, tmp_path: Path) -> None:
     atlas.snapshot()
     said = ask("export", tmp_path / "atlas", tmp_path / "b.cxg", "--where", "cell_type = 'B'", "--title", "B cells")
     assert said.exit_code == 0, said.stderr
-    source = open_source(tmp_path / "b.cxg")
     cells = ad.read_h5ad(given).obs.query("cell_type == 'B'")
-    assert sorted(source.element("obs")["cell_name"]) == sorted(cells.index)
-    assert source.element("uns/title") == "B cells"
+    assert sorted(read_element(tmp_path / "b.cxg", "obs")["cell_name"]) == sorted(cells.index)
+    assert read_element(tmp_path / "b.cxg", "uns/title") == "B cells"
 
 
 def test_one_modality_becomes_a_cxg(tmp_path: Path, data_dir: Path) -> None:

@@ -65,11 +65,10 @@ def test_notebooks_see_a_tree(found: CxgInspection) -> None:
     assert "percent.mt" in page
 
 
-def test_hostile_metadata_is_text(tmp_path: Path) -> None:
+def test_hostile_metadata_is_text(cxg: Path) -> None:
     """Markup in metadata is escaped, long values are cut, and their size is said."""
-    path = write_cxg(tmp_path / "x.cxg")
-    set_meta(path / "uns", spatial="<script>alert(1)</script>" + "x" * 5_000)
-    seen = inspect(path)
+    set_meta(cxg / "uns", spatial="<script>alert(1)</script>" + "x" * 5_000)
+    seen = inspect(cxg)
     assert "<script>" not in seen._repr_html_()
     assert "5.03 kB" in all_of(seen.root)["uns@spatial"].facts()
 

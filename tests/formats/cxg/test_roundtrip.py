@@ -1,7 +1,6 @@
 """AnnData through a CXG and back: equal, up to the conversions that `docs/reference/cxg.md` lists."""
 
 import itertools
-import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,26 +15,12 @@ from hypothesis import strategies as st
 
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.modalities import as_anndata, split_modalities
-from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.formats.registry import open_sink
 from raggedatlas.testing.anndata_strategies import FORMS, KINDS, in_form, make_obs, make_values
 from raggedatlas.testing.cxg_files import FORMS as CXG_FORMS
 from raggedatlas.testing.cxg_files import write_cxg
 from raggedatlas.testing.hypothesis_profile import examples
-
-
-def read_cxg(path: str | Path, **options: Any) -> ad.AnnData:
-    """Read a CXG whole."""
-    source = open_source(path, **options)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return as_anndata(source, split_modalities(source).modalities[0])
-    finally:
-        source.close()
-
-
-def dense(matrix: Any) -> Any:
-    return matrix.toarray() if sp.issparse(matrix) else np.asarray(matrix)
+from reading import dense, read_source
 
 
 @st.composite
@@ -105,7 +90,7 @@ def test_what_a_cxg_holds_comes_back(given: ad.AnnData, profile: str, layout: st
     with TemporaryDirectory() as folder:
         made = copy(given, open_sink(f"{folder}/a.cxg", profile=profile, layout=layout))
         assert {p.rule for p in validate(made, "full") if p.level != "practice"} <= {"C06"}
-        back = read_cxg(made)
+        back = read_source(made)
     # Entries of one place count as their sum, which truth values and small integers could not hold.
     np.testing.assert_array_equal(dense(back.X), dense(given.X.astype(np.float64)).astype(np.float32))
     assert list(back.obs_names) == list(given.obs_names)
@@ -136,9 +121,9 @@ def test_a_second_trip_changes_nothing(tmp_path: Path, profile: str) -> None:
     rng = np.random.default_rng(1)
     obs = make_obs(20, rng).drop(columns=["big"])
     given = ad.AnnData(sp.random(20, 9, 0.2, "csr", rng=rng), obs=obs, obsm={"X_umap": rng.normal(size=(20, 2))})
-    first = read_cxg(copy(given, open_sink(tmp_path / "a.cxg", profile=profile)))
+    first = read_source(copy(given, open_sink(tmp_path / "a.cxg", profile=profile)))
     sink = open_sink(tmp_path / "b.cxg", profile=profile, strict=True)
-    second = read_cxg(copy(first, sink))
+    second = read_source(copy(first, sink))
     assert getattr(sink, "losses", None) == ()
     pd.testing.assert_frame_equal(second.obs, first.obs)
     pd.testing.assert_frame_equal(second.var, first.var)
@@ -155,8 +140,8 @@ def test_any_cxg_goes_through_any_format(tmp_path: Path, form: Any, ending: str)
     """A CXG of any version and layout becomes h5ad, Zarr, h5mu or CXG, and a CXG again, with all that it held."""
     given = write_cxg(tmp_path / "given.cxg", form)
     there = copy(given, open_sink(tmp_path / f"there.{ending}"))
-    back = read_cxg(copy(there, open_sink(tmp_path / "back.cxg")))
-    known = read_cxg(given)
+    back = read_source(copy(there, open_sink(tmp_path / "back.cxg")))
+    known = read_source(given)
     np.testing.assert_array_equal(dense(back.X), dense(known.X))
     assert list(back.obs_names) == list(known.obs_names)
     assert list(back.obs.columns) == list(known.obs.columns)

@@ -13,12 +13,18 @@ import pytest
 from raggedatlas.errors import ArgumentError, NotFoundError
 from raggedatlas.formats.cxg import RULES, validate
 from raggedatlas.formats.cxg import checks_values as values_module
+from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.testing import cxg_files
 from raggedatlas.testing.cxg_faults import DAMAGES, Damage
 from raggedatlas.testing.cxg_files import FORMS, Form, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
+
+ROOT = Path(__file__).parents[3]
+LEVELS = ("must", "should", "practice")
+
+NUMBERS = [*range(8), *range(10, 33), *range(40, 46), *range(50, 54), 60, 61, 70, 71]
 
 MILD = {"unnamed": {"C26"}}
 """What is told of a small CXG without fault."""
@@ -32,8 +38,7 @@ def goods(tmp_path_factory: pytest.TempPathFactory) -> dict[Form, Path]:
 
 
 def copied(good: Path, to: Path) -> Path:
-    shutil.copytree(good, to)
-    return to
+    return Path(shutil.copytree(good, to))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -185,3 +190,22 @@ def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pyte
     assert told == ["2 values occur again, the first at cell 5, feature 0."]
     monkeypatch.setattr(values_module, "MAX_EMPTY_READS", -1)
     assert [p.path for p in validate(path, "full") if p.rule == "C00"] == ["Xr", "Xc"]
+
+
+@pytest.mark.fast
+def test_every_rule_has_a_damage() -> None:
+    """Rules are C00 to C71; there is a way to break each rule and no other, and none is worse than its rule."""
+    assert list(RULES) == [f"C{number:02d}" for number in NUMBERS]
+    assert {damage.rule for damage in DAMAGES} == set(RULES)
+    assert {damage.rule for damage in DAMAGES if not damage.also} == set(RULES)
+    for damage in DAMAGES:
+        assert LEVELS.index(damage.level) >= LEVELS.index(RULES[damage.rule].level), damage
+    worst = {rule: min(LEVELS.index(d.level) for d in DAMAGES if d.rule == rule) for rule in RULES}
+    assert {rule: LEVELS[at] for rule, at in worst.items()} == {rule.id: rule.level for rule in RULES.values()}
+
+
+@pytest.mark.fast
+def test_the_page_is_that_of_the_rules() -> None:
+    """docs/reference/cxg-rules.md is what `rules_page` makes of the rules, which are sentences; write it again after a change."""
+    assert (ROOT / "docs" / "reference" / "cxg-rules.md").read_text("utf-8") == rules_page()
+    assert all(rule.sentence.endswith(".") and rule.fix.endswith(".") for rule in RULES.values())

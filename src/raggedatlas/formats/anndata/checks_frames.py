@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,35 +39,35 @@ OLD_ROOT = {"raw.X", "raw.var", "raw.varm", "raw.cat"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Axes:
-    """Numbers of cells and features, and hashes of their names; None if unknown or not read."""
+class _Axis:
+    """Number of cells or features, and hashes of their names; None if unknown or not read."""
 
-    n_obs: int | None
-    n_var: int | None
-    obs_names: Hashes | None = None
-    var_names: Hashes | None = None
+    size: int | None = None
+    names: Hashes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rules of the entries of one mapping, and what they require."""
+    """Rules of the entries of one mapping, the encodings that they may have, and the axes that they begin with."""
 
     types: str
     shape: str
     kinds: tuple[str, ...]
-    sizes: Callable[[_Axes], tuple[int | None, ...]]
-    names: Callable[[_Axes], Hashes | None] = lambda axes: None
+    axes: tuple[str, ...]
     exact: bool = False
 
 
 GROUPS = {
-    "layers": _Group("A16", "A17", MATRICES, lambda axes: (axes.n_obs, axes.n_var), exact=True),
-    "obsm": _Group("A18", "A19", ROWS, lambda axes: (axes.n_obs,), lambda axes: axes.obs_names),
-    "varm": _Group("A20", "A21", ROWS, lambda axes: (axes.n_var,), lambda axes: axes.var_names),
-    "obsp": _Group("A22", "A23", MATRICES, lambda axes: (axes.n_obs, axes.n_obs)),
-    "varp": _Group("A24", "A25", MATRICES, lambda axes: (axes.n_var, axes.n_var)),
+    "layers": _Group("A16", "A17", MATRICES, ("obs", "var"), exact=True),
+    "obsm": _Group("A18", "A19", ROWS, ("obs",)),
+    "varm": _Group("A20", "A21", ROWS, ("var",)),
+    "obsp": _Group("A22", "A23", MATRICES, ("obs", "obs")),
+    "varp": _Group("A24", "A25", MATRICES, ("var", "var")),
 }
 """Mapping -> rules of its entries."""
+
+Axes = dict[str, _Axis]
+"""``"obs"`` and ``"var"``."""
 
 
 def check_anndata(checker: AnnDataChecker, node: Node) -> None:
@@ -75,8 +75,7 @@ def check_anndata(checker: AnnDataChecker, node: Node) -> None:
     if node.is_array:
         checker.report("A10", node, "it is an array; expected a group.")
         return
-    (n_obs, obs_names), (n_var, var_names) = (_check_axis(checker, node, name) for name in ("obs", "var"))
-    axes = _Axes(n_obs, n_var, obs_names, var_names)
+    axes = {name: _check_axis(checker, node, name) for name in ("obs", "var")}
     _check_x(checker, node, axes)
     for name, group in GROUPS.items():
         mapping = node.child(name)
@@ -92,28 +91,28 @@ def check_anndata(checker: AnnDataChecker, node: Node) -> None:
             checker.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")
 
 
-def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | None, Hashes | None]:
+def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> _Axis:
     """Check obs or var, and return its length, and its names if values are read."""
     frame = node.child(name)
     if frame is None:
         checker.report("A12", node, f"there is no {name}.")
-        return None, None
+        return _Axis()
     if frame.fault:
         checker.unreadable(frame, frame.fault)
-        return None, None
+        return _Axis()
     if checker.layout and frame.kind == "record":
         with checker.guarded(frame):
             checker.checks["dataframe"](checker, frame)
-        return n_rows(frame), None
+        return _Axis(n_rows(frame))
     if encoding_of(frame) != "dataframe":
         checker.report("A13", frame, f"it is of encoding {encoding_of(frame)}; expected a dataframe.")
-        return None, None
+        return _Axis()
     index = names_node(frame)
     if checker.full and index is not None:
         # The key makes `check_text` collect the hashes while it reads the index.
         checker.read_names[index.path] = []
     checker.element(frame)
-    return n_rows(frame), _names(checker, frame, node.child(f"{name}m"))
+    return _Axis(n_rows(frame), _names(checker, frame, node.child(f"{name}m")))
 
 
 def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes | None:
@@ -130,7 +129,7 @@ def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes
     return None
 
 
-def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
+def _check_x(checker: AnnDataChecker, node: Node, axes: Axes) -> None:
     x = node.child("X")
     if x is None:
         return
@@ -142,7 +141,7 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     if kind not in MATRICES and not (x.is_array and x.text is not None):
         checker.report("A14", x, f"it is of encoding {kind}; expected a dense or sparse array.")
         return
-    _check_shape(checker, x, "A15", (axes.n_obs, axes.n_var), exact=True)
+    _check_shape(checker, x, "A15", (axes["obs"].size, axes["var"].size), exact=True)
     values = x if x.is_array else x.child("data")
     flat = len(extent(x) or (0, 0)) == 2
     if values is not None and values.is_array and not (flat and values.kind in NUMBERS):
@@ -153,14 +152,15 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
         )
 
 
-def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _Group) -> None:
+def check_mapping(checker: AnnDataChecker, mapping: Node, axes: Axes, group: _Group) -> None:
     """Check a mapping along an axis, and its entries."""
+    sizes = tuple(axes[name].size for name in group.axes)
     if mapping.is_array:
         # anndata 0.5 and 0.6 stored obsm and varm as arrays of records, with a field for each member.
         if not (checker.layout and mapping.kind == "record"):
             checker.element(mapping)
             checker.report("A80", mapping, "it is an array; expected a group.")
-        elif mapping.shape and mapping.shape[:1] != group.sizes(axes)[:1]:
+        elif mapping.shape and mapping.shape[:1] != sizes[:1]:
             checker.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
         return
     checker.element(mapping)
@@ -176,10 +176,10 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _G
             )
             continue
         rule = "A151" if kind == "awkward-array" else group.shape
-        _check_shape(checker, child, rule, group.sizes(axes), exact=group.exact)
+        _check_shape(checker, child, rule, sizes, exact=group.exact)
         if child.is_array and len(child.shape or ()) == 1 and "dataframe" in group.kinds:
             checker.report(group.types, child, "it has one axis; expected two or more.", "practice")
-        names = group.names(axes) if kind == "dataframe" and not child.is_array else None
+        names = axes[group.axes[0]].names if kind == "dataframe" and not child.is_array else None
         if names is not None:
             with checker.guarded(child):
                 _check_names(checker, child, names, rule)
@@ -205,11 +205,12 @@ def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[in
         checker.report(rule, node, f"its shape is {shape}; expected ({wanted}{more}) according to obs and var.")
 
 
-def _check_raw(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
+def _check_raw(checker: AnnDataChecker, node: Node, axes: Axes) -> None:
+    n_obs = axes["obs"].size
     raw, dotted = node.child("raw"), node.child("raw.X")
     if raw is None and dotted is not None:
         checker.element(dotted)
-        _check_shape(checker, dotted, "A27", (axes.n_obs, None), exact=True)
+        _check_shape(checker, dotted, "A27", (n_obs, None), exact=True)
     if raw is not None and raw.fault:
         checker.unreadable(raw, raw.fault)
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
@@ -221,25 +222,23 @@ def _check_raw(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     if declared != ("raw", "0.1.0") and not checker.layout:
         encoding = " ".join(declared).strip() or "undeclared"
         checker.report("A27", raw, f"its encoding is {encoding}; expected raw 0.1.0.")
-    parts = {name: raw.child(name) for name in ("X", "var", "varm")}
-    for name in ("X", "var"):
-        if parts[name] is None:
+    _check_raw_parts(checker, raw, n_obs)
+
+
+def _check_raw_parts(checker: AnnDataChecker, raw: Node, n_obs: int | None) -> None:
+    x, var, varm = (raw.child(name) for name in ("X", "var", "varm"))
+    for name, part in (("X", x), ("var", var)):
+        if part is None:
             checker.report("A27", raw, f"it has no {name}.")
-    _check_raw_parts(checker, axes.n_obs, parts["X"], parts["var"], parts["varm"])
-
-
-def _check_raw_parts(
-    checker: AnnDataChecker, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None
-) -> None:
-    axes = _Axes(n_obs, None if var is None else n_rows(var))
+    features = _Axis()
     if var is not None:
         checker.element(var)
-        axes = replace(axes, var_names=_names(checker, var, varm))
+        features = _Axis(n_rows(var), _names(checker, var, varm))
     if x is not None:
         checker.element(x)
-        _check_shape(checker, x, "A27", (axes.n_obs, axes.n_var), exact=True)
+        _check_shape(checker, x, "A27", (n_obs, features.size), exact=True)
     if varm is not None:
-        check_mapping(checker, varm, axes, GROUPS["varm"])
+        check_mapping(checker, varm, {"var": features}, GROUPS["varm"])
 
 
 OLD_CATEGORIES = "__categories"

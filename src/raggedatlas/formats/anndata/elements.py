@@ -51,10 +51,10 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
         raise SourceError(f"{container.uri}: there is no element {path!r}; the file is not complete.")
     with readable(container.uri, path):
         spec = attribute(node, "encoding-type"), attribute(node, "encoding-version")
-        reader = ELEMENTS.get((store_kind(node), *spec))
+        reader = ELEMENTS.get(spec)
     if reader is None:
-        known = sorted(version for _, name, version in ELEMENTS if name == spec[0])
-        said = f"of version {spec[1]!r}; known are {sorted(set(known))}" if known else "which nothing is registered for"
+        known = sorted(version for name, version in ELEMENTS if name == spec[0])
+        said = f"of version {spec[1]!r}; known are {known}" if known else "which nothing is registered for"
         raise SourceError(
             f"{container.uri}: {path} is encoded as {spec[0]!r} {said}. Remove the element, or write it again with a known one."
         )
@@ -278,7 +278,7 @@ def _awkward(container: Container, path: str) -> Any:  # noqa: ANN401
     return _by_anndata(container, path)
 
 
-_ANYWHERE: dict[tuple[str, str], Reader] = {
+ELEMENTS: dict[tuple[str, str], Reader] = {
     ("", ""): _legacy,
     ("anndata", "0.1.0"): _by_anndata,
     ("array", "0.2.0"): _array,
@@ -301,10 +301,7 @@ _ANYWHERE: dict[tuple[str, str], Reader] = {
     ("string-array", "0.2.0"): _texts,
 }
 
-ELEMENTS: dict[tuple[str, str, str], Reader] = {
-    (kind, *spec): reader for kind in ("hdf5", "zarr") for spec, reader in _ANYWHERE.items()
-}
-"""(Store kind, encoding type, encoding version) -> what reads such an element."""
+"""(Encoding type, encoding version) -> what reads such an element."""
 
 
 FRAME = ("dataframe", "0.2.0")

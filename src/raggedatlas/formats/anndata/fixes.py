@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, DuplicateError, SourceError
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rules import (
@@ -34,7 +34,7 @@ from raggedatlas.formats.anndata.rules import (
 )
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
-from raggedatlas.formats.output_files import writable
+from raggedatlas.formats.output_files import partial_path, writable
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.runtime import warnings_as
@@ -97,15 +97,12 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     ('A02 uns/k: declared as array 0.2.0',)
     """
     path, target = Path(path), Path(target)
-    if target.exists():
-        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
-    if not target.parent.is_dir():
-        raise StoreError(f"{target} cannot be written: there is no folder {target.parent}; make it first.")
+    _refuse_existing(target)
+    hidden = partial_path(target, overwrite=True)
     if is_zip(path):
         raise SourceError(f"{path} is a zip file, which cannot be changed in place; repair the folder that it holds.")
     left = validate(path, level)
     mended: list[str] = []
-    hidden = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     try:
         with writable(target):
             _copy(path, hidden)
@@ -113,11 +110,20 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
             if any(problem.rule in FIXES for problem in left):
                 with _open_for_writing(hidden) as root:
                     mended, left = _fix(root, left, full=level == "full")
-        _publish(hidden, target)
+            if hidden.is_file():
+                with hidden.open("r+b") as file:
+                    os.fsync(file.fileno())
+            _refuse_existing(target)
+            hidden.rename(target)
     except BaseException:
         shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
         raise
     return Repair(str(target), tuple(mended), tuple(left))
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
 
 
 def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Problems]:
@@ -199,16 +205,6 @@ def _remove_consolidated(folder: Path) -> bool:
             group.write_text(json.dumps(metadata, indent=2))
             existed = True
     return existed
-
-
-def _publish(hidden: Path, target: Path) -> None:
-    with writable(target):
-        if hidden.is_file():
-            with hidden.open("r+b") as file:
-                os.fsync(file.fileno())
-        if target.exists():
-            raise DuplicateError(f"{target} exists now; choose another name for the repaired copy.")
-        hidden.rename(target)
 
 
 Fix = Callable[[Node], str]

@@ -1,10 +1,8 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +109,7 @@ class TreeSink:
 
     def __init__(self, target: OutputFile, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
-        self._writers: dict[str, MatrixWriter] = {}
+        self._writers: dict[str, SparseWriter | DenseWriter] = {}
         self._lengths: dict[str, int] = {}
         self._var_names: dict[str, NDArray[Any]] = {}
         self._maps: dict[str, NDArray[Any]] = {}
@@ -133,8 +131,11 @@ class TreeSink:
                     f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
                 )
             self._seen(matrix.key)
-            stored = matrix.dtype if matrix.form == "dense" else sparse_dtype(matrix.dtype)
-            self._writers[matrix.key] = WRITERS[matrix.form](self._target, replace(matrix, dtype=stored))
+            if matrix.form == "dense":
+                self._writers[matrix.key] = DenseWriter(self._target, matrix)
+            else:
+                stored = replace(matrix, dtype=sparse_dtype(matrix.dtype))
+                self._writers[matrix.key] = SparseWriter(self._target, stored)
 
     def write(self, key: str, block: Block) -> None:
         """Append rows to one matrix.
@@ -325,168 +326,98 @@ NARROW_MOST = np.iinfo(np.int32).max
 """Most entries that pointers of 32 bits can count."""
 
 
-class MatrixWriter(Protocol):
-    """A matrix that is being written."""
+class SparseWriter:
+    """A CSR or CSC matrix that is written from rows.
 
-    matrix: SinkMatrix
+    Values and minor indices are appended; pointers wait in memory (eight bytes each). Entries of a CSC matrix beyond one band are
+    kept in temporary files until `finish`. Pointers and indices are int32, as SciPy makes them, unless more entries or columns
+    need int64 or it is asked for.
 
-    def append(self, block: Block) -> None:
-        """Take rows."""
-        ...
-
-    def finish(self) -> None:
-        """Write what waits and what can only be known at the end."""
-        ...
-
-    def close(self) -> None:
-        """Let go of temporary files."""
-        ...
-
-
-class _Compressed:
-    """The group of a sparse matrix: values and minor indices are appended, pointers wait in memory (eight bytes each).
-
-    Pointers and indices are int32, as SciPy makes them, unless more entries or columns need int64 or it is asked for.
+    Parameters
+    ----------
+    target : OutputFile
+        The file.
+    matrix : SinkMatrix
+        Its description.
     """
 
-    def __init__(self, target: OutputFile, matrix: SinkMatrix, encoding: str, n_minor: int) -> None:
-        self._target, self._key = target, matrix.key
-        self._wide = matrix.wide[0]
-        self._index = np.dtype(np.int32 if n_minor < 2**31 and not matrix.wide[1] else np.int64)
-        self._small = n_minor < 2**31
-        group = target.group(matrix.key, (encoding, "0.1.0"))
-        group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
-        # Only an exact number fixes the length; with an upper bound the arrays grow.
-        length = (matrix.n_entries,) if matrix.exact and matrix.n_entries is not None else None
-        self._data = target.array(f"{matrix.key}/data", matrix.dtype, length)
-        self._indices = target.array(f"{matrix.key}/indices", self._index, length)
-        self._length = length
-        self._pointers = [np.zeros(1, np.int64)]
-
-    def append(self, pointers: NDArray[np.int64], indices: NDArray[Any], values: NDArray[Any]) -> None:
-        """Take rows (or columns) whose pointers start at 0."""
-        self._pointers.append(pointers[1:] + self._pointers[-1][-1])
-        self._data.append(values)
-        self._indices.append(indices.astype(self._index, copy=False))
-
-    def finish(self) -> None:
-        """Write the rest and the pointers."""
-        pointers = np.concatenate(self._pointers)
-        if self._length not in (None, (pointers[-1],)):
-            raise SchemaError(
-                f"{self._key} received {pointers[-1]:,} of its {self._length[0]:,} entries; write them all before commit()."
-            )
-        self._data.flush()
-        self._indices.flush()
-        # Known only at the end, which is why the pointers are kept in memory.
-        small = pointers[-1] <= NARROW_MOST and self._small and not self._wide
-        stored = pointers.astype(np.int32 if small else np.int64)
-        appender = self._target.array(f"{self._key}/indptr", stored.dtype, stored.shape)
-        appender.append(stored)
-        appender.flush()
-
-
-class _SparseWriter(ABC):
-    """Base of writers of a sparse matrix from rows; `major` is the axis of its pointers."""
-
-    def __init__(self, target: OutputFile, matrix: SinkMatrix, major: int) -> None:
+    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         if len(matrix.shape) != 2:
             raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
-        self.matrix = matrix
-        self._group = _Compressed(target, matrix, ("csr_matrix", "csc_matrix")[major], matrix.shape[1 - major])
+        self.matrix, self._target = matrix, target
+        by_row, (n_rows, n_columns) = matrix.form == "csr", matrix.shape
+        self._small = (n_columns if by_row else n_rows) < 2**31
+        self._index = np.dtype(np.int32 if self._small and not matrix.wide[1] else np.int64)
+        group = target.group(matrix.key, (f"{matrix.form}_matrix", "0.1.0"))
+        group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
+        # Only an exact number fixes the length; with an upper bound the arrays grow.
+        self._length = (matrix.n_entries,) if matrix.exact and matrix.n_entries is not None else None
+        self._data = target.array(f"{matrix.key}/data", matrix.dtype, self._length)
+        self._indices = target.array(f"{matrix.key}/indices", self._index, self._length)
+        self._pointers = [np.zeros(1, np.int64)]
         self._n_rows = 0
+        expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
+        # Transposed: the rows of the sort are the columns of the matrix.
+        self._sort = None if by_row else ExternalRowSort((n_columns, n_rows), matrix.dtype, expected)
 
     def append(self, block: Block) -> None:
         """Append rows of a `CsrBlock` of the announced width and type."""
         if not isinstance(block, CsrBlock) or block.n_cols != self.matrix.shape[1]:
             raise SchemaError(f"{self.matrix.key} takes CSR blocks of {self.matrix.shape[1]:,} columns.")
-        self._append(block, _cast(block.layers["values"], self.matrix))
+        values = _cast(block.layers["values"], self.matrix)
+        if self._sort is None:
+            self._append(block.indptr, block.indices, values)
+        else:
+            numbers = np.repeat(np.arange(self._n_rows, self._n_rows + block.n_rows), np.diff(block.indptr))
+            for start in range(0, len(numbers), ENTRIES):
+                part = slice(start, start + ENTRIES)
+                self._sort.add(block.indices[part].astype(np.int64, copy=False), numbers[part], values[part])
         self._n_rows += block.n_rows
 
-    @abstractmethod
-    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
-        """Write the entries of one block."""
+    def _append(self, pointers: NDArray[np.int64], indices: NDArray[Any], values: NDArray[Any]) -> None:
+        """Append entries of rows (CSR) or columns (CSC) whose pointers start at 0."""
+        self._pointers.append(pointers[1:] + self._pointers[-1][-1])
+        self._data.append(values)
+        self._indices.append(indices.astype(self._index, copy=False))
 
-
-class CsrWriter(_SparseWriter):
-    """A CSR matrix, appended row by row.
-
-    Parameters
-    ----------
-    target : OutputFile
-        The file.
-    matrix : SinkMatrix
-        Its description.
-    """
-
-    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
-        super().__init__(target, matrix, 0)
-
-    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
-        self._group.append(rows.indptr, rows.indices, values)
-
-    def finish(self) -> None:
-        """Write the remaining entries and the row pointers."""
-        _check_height(self.matrix, self._n_rows)
-        self._group.finish()
-
-    def close(self) -> None:
-        """Do nothing, since there are no temporary files."""
-
-
-class CscWriter(_SparseWriter):
-    """A CSC matrix from rows; entries beyond one band are kept in temporary files until `finish`.
-
-    Parameters
-    ----------
-    target : OutputFile
-        The file.
-    matrix : SinkMatrix
-        Its description.
-    """
-
-    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
-        super().__init__(target, matrix, 1)
-        n_rows, n_columns = matrix.shape
-        expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
-        # Transposed: the rows of the sort are the columns of the matrix.
-        self._spill = ExternalRowSort((n_columns, n_rows), matrix.dtype, expected)
-
-    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
-        numbers = np.repeat(np.arange(self._n_rows, self._n_rows + rows.n_rows), np.diff(rows.indptr))
-        for start in range(0, len(numbers), ENTRIES):
-            part = slice(start, start + ENTRIES)
-            self._spill.add(rows.indices[part].astype(np.int64, copy=False), numbers[part], values[part])
-
-    def finish(self) -> None:
-        """Write all columns and their pointers."""
-        _check_height(self.matrix, self._n_rows)
-        self._spill.finish()
+    def _append_columns(self, entries: ExternalRowSort) -> None:
+        entries.finish()
         start, n_columns = 0, self.matrix.shape[1]
         while start < n_columns:
-            reached = int(np.searchsorted(self._spill.indptr, self._spill.indptr[start] + ENTRIES, side="right")) - 1
+            reached = int(np.searchsorted(entries.indptr, entries.indptr[start] + ENTRIES, side="right")) - 1
             stop = min(n_columns, max(start + 1, reached))
-            block = self._spill.read(start, stop)
-            self._group.append(block.indptr, block.indices, block.layers["values"])
+            block = entries.read(start, stop)
+            self._append(block.indptr, block.indices, block.layers["values"])
             start = stop
         self.close()
-        self._group.finish()
+
+    def finish(self) -> None:
+        """Write the remaining entries and the pointers."""
+        _check_height(self.matrix, self._n_rows)
+        if self._sort is not None:
+            self._append_columns(self._sort)
+        pointers = np.concatenate(self._pointers)
+        if self._length not in (None, (pointers[-1],)):
+            raise SchemaError(
+                f"{self.matrix.key} received {pointers[-1]:,} of its {self._length[0]:,} entries; write them all before commit()."
+            )
+        self._data.flush()
+        self._indices.flush()
+        # Known only at the end, which is why the pointers are kept in memory.
+        small = pointers[-1] <= NARROW_MOST and self._small and not self.matrix.wide[0]
+        stored = pointers.astype(np.int32 if small else np.int64)
+        appender = self._target.array(f"{self.matrix.key}/indptr", stored.dtype, stored.shape)
+        appender.append(stored)
+        appender.flush()
 
     def close(self) -> None:
-        """Remove the temporary files."""
-        self._spill.close()
+        """Remove the temporary files, if there are any."""
+        if self._sort is not None:
+            self._sort.close()
 
 
 class DenseWriter:
-    """A dense array of two or more axes.
-
-    Parameters
-    ----------
-    target : OutputFile
-        Where to.
-    matrix : SinkMatrix
-        What it is.
-    """
+    """A dense array of two or more axes; parameters as of `SparseWriter`."""
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         self.matrix = matrix
@@ -496,26 +427,18 @@ class DenseWriter:
         attributes["encoding-type"], attributes["encoding-version"] = "array", "0.2.0"
 
     def append(self, block: Block) -> None:
-        """Take rows of a `DenseBlock` of the announced shape and type."""
+        """Append rows of a `DenseBlock` of the announced shape and type."""
         if not isinstance(block, DenseBlock) or block.layers["values"].shape[1:] != self.matrix.shape[1:]:
             raise SchemaError(f"{self.matrix.key} takes dense rows of shape {self.matrix.shape[1:]}.")
         self._rows.append(_cast(block.layers["values"], self.matrix))
 
     def finish(self) -> None:
-        """Write the rest."""
+        """Write the remaining rows."""
         _check_height(self.matrix, self._rows.n_rows)
         self._rows.flush()
 
     def close(self) -> None:
-        """Keep nothing."""
-
-
-WRITERS: dict[str, Callable[[OutputFile, SinkMatrix], MatrixWriter]] = {
-    "csr": CsrWriter,
-    "csc": CscWriter,
-    "dense": DenseWriter,
-}
-"""How a matrix is to be stored -> what writes it."""
+        """Do nothing, since there are no temporary files."""
 
 
 def _cast(values: NDArray[Any], matrix: SinkMatrix) -> NDArray[Any]:

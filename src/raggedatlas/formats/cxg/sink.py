@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError, ValuesError
+from raggedatlas.errors import SchemaError, SourceError, StoreError, ValuesError
 from raggedatlas.formats.cxg.array_writer import (
     DenseBandWriter,
     MatrixWriter,
@@ -50,6 +50,7 @@ from raggedatlas.formats.cxg.table_encoder import (
 )
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
+from raggedatlas.formats.output_files import publish_folder, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
@@ -121,7 +122,7 @@ class CxgSink:
         self._main: MatrixWriter | None = None
         self._embeddings: dict[str, _EmbeddingWriter] = {}
         if not options.overwrite:
-            _raise_if_exists(path)
+            refuse_existing(path)
         if not path.parent.is_dir():
             raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
         # Next to the target, since `_publish` renames and a rename cannot cross file systems; `_remove_abandoned`
@@ -289,16 +290,10 @@ class CxgSink:
                 f"C71: {x.key} has shape {shape}, but there are {lengths} cells and features; a CXG needs at least one of each."
             )
         names = self._embedding_names()
-        self._losses += (
-            []
-            if x.dtype.kind != "f" or x.dtype.itemsize <= 4
-            else [ConversionLoss(x.key, "rounded", "float64 is written as float32")]
-        )
-        self._losses += (
-            []
-            if x.dtype in (np.float32, np.float64)
-            else [ConversionLoss(x.key, "converted", f"{x.dtype} is written as float32")]
-        )
+        if x.dtype.kind == "f" and x.dtype.itemsize > 4:
+            self._losses.append(ConversionLoss(x.key, "rounded", "float64 is written as float32"))
+        if x.dtype not in (np.float32, np.float64):
+            self._losses.append(ConversionLoss(x.key, "converted", f"{x.dtype} is written as float32"))
         tables = self._encode()
         contents = collect_metadata(self._uns, tables[0], self.options)
         self.losses = sort_losses([*self._losses, *tables[0].losses, *tables[1].losses, *contents.losses])
@@ -392,20 +387,9 @@ class CxgSink:
         writer.finish()
 
     def _publish(self) -> None:
-        old = self._work / REPLACED
         with tiledb_errors(self.path, writes=True):
-            # A kill between the two renames leaves no CXG under the name; `_remove_abandoned` of the next run
-            # moves the old one back.
-            if self.options.overwrite and self.path.exists():
-                self.path.rename(old)
-            else:
-                _raise_if_exists(self.path)
-            try:
-                self._folder.rename(self.path)
-            except BaseException:
-                if old.exists():
-                    old.rename(self.path)
-                raise
+            # After a kill between the two renames, `_remove_abandoned` of the next run moves the old CXG back.
+            publish_folder(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
         self._remove_work()
 
 
@@ -485,11 +469,6 @@ def _remove_abandoned(folder: Path) -> None:
 def _check_rows(key: str, n: int, expected: int) -> None:
     if n != expected:
         raise SchemaError(f"{key} has {n:,} of {expected:,} rows; write the rest before commit().")
-
-
-def _raise_if_exists(path: Path) -> None:
-    if path.exists():
-        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
 
 
 def _available_text(noted: list[ConversionLoss]) -> str:

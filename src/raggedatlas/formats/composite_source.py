@@ -1,6 +1,6 @@
 """`CompositeSource`, the `Source` of all formats: matrix readers and tables by key."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,18 @@ SPACES = {
     "Peaks": "chromatin_accessibility",
 }
 """10x feature type -> feature space."""
+
+
+def space_of(types: Iterable[Any]) -> str:
+    """Return the space of a matrix from the 10x types of its features; gene expression if they are mixed or unknown.
+
+    Examples
+    --------
+    >>> space_of(["Peaks", "Peaks"]), space_of(["Peaks", "x"])
+    ('chromatin_accessibility', 'gene_expression')
+    """
+    names = {str(name) for name in types}
+    return SPACES.get(next(iter(names)), "gene_expression") if len(names) == 1 else "gene_expression"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SourceError, StoreError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg.checks import validate
 from raggedatlas.formats.cxg.table_encoder import BATCH_ROWS, ColumnSpill, EncodingOptions, encode_table
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
+from raggedatlas.formats.cxg.validation import validate
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.frames import Column, ColumnTable, Texts
 

@@ -12,7 +12,7 @@ import pytest
 
 from raggedatlas.errors import ArgumentError, NotFoundError
 from raggedatlas.formats.cxg import RULES, validate
-from raggedatlas.formats.cxg import checks_values as values_module
+from raggedatlas.formats.cxg import validation as values_module
 from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.testing import cxg_files

@@ -1,6 +1,6 @@
 """Sources for AnnData: `.h5ad` files, Zarr folders and objects."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from raggedatlas.formats.anndata.elements import (
     stated_shape,
     unlisted_columns,
 )
-from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
 from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_object, open_zarr, readable
 from raggedatlas.formats.matrix_readers import (
     NUMBER_KINDS,
@@ -137,12 +137,6 @@ def columns_of(names: "list[str]") -> "pd.DataFrame":
     import pandas as pd
 
     return pd.DataFrame(index=pd.Index(names, dtype=object))
-
-
-def space_of(values: "Iterable[Any]") -> str:
-    """Return the space of a matrix from the 10x types of its features; gene expression if they are mixed or unknown."""
-    types = {str(value) for value in values}
-    return SPACES.get(next(iter(types)), "gene_expression") if len(types) == 1 else "gene_expression"
 
 
 class _Contents:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
 from raggedatlas.formats.cxg.array_reader import (
     DenseArray,
     LazyArray,
@@ -56,7 +57,9 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
     context,
     import_tiledb,
     open_array,
+    stored_bytes,
     tiledb_errors,
+    values_of,
 )
 from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
@@ -245,8 +248,8 @@ class _CxgReader:
         return rows if self.shift is None else ShiftedRowReader(rows, self.shift)
 
     def _split(self) -> SparseRowReader:
-        by_row, by_column = LazyArray(self.path / XR), LazyArray(self.path / XC)
-        try:
+        by_row = LazyArray(self.path / XR)
+        with closing(LazyArray(self.path / XC)) as by_column:
             for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
                 if opened.shape() != (n,):
                     raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
@@ -258,23 +261,17 @@ class _CxgReader:
                     raise SourceError(
                         f"{rule}: {opened.path} holds positions ({name!r}) of {dtype}; expected integers. Write the CXG again."
                     )
-            return SparseRowReader(by_row, self.shape, "C15")
-        finally:
-            by_column.close()
+        return SparseRowReader(by_row, self.shape, "C15")
 
     def _shift(self) -> NDArray[Any] | None:
         """Read the column shifts; return None if there are none."""
         if self.detection.members.get(SHIFT) != "array" or self.detection.layout != "sparse":
             return None
-        opened = LazyArray(self.path / SHIFT)
-        try:
+        with closing(LazyArray(self.path / SHIFT)) as opened:
             opened.attribute(ANONYMOUS, "C43")
             opened.require_fully_written()
             with tiledb_errors(opened.path):
-                read = opened.array[:]
-        finally:
-            opened.close()
-        shift = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+                shift = values_of(opened.array[:])
         if shift.shape != (self.shape[1],):
             raise SourceError(_shape_error(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
         # Without a shift rows stay sparse; a shift of zeros would make them dense for nothing (C45).
@@ -283,8 +280,7 @@ class _CxgReader:
     def _space(self) -> str:
         for name in ("feature_types", "feature_type"):
             if name in self.var.columns:
-                kinds = {str(v) for v in np.asarray(read_column(self.var, name), dtype=object).tolist()}
-                return SPACES.get(next(iter(kinds)), "gene_expression") if len(kinds) == 1 else "gene_expression"
+                return space_of(np.asarray(read_column(self.var, name), dtype=object).tolist())
         return "gene_expression"
 
     def _embeddings(self) -> list[MatrixPart]:
@@ -324,7 +320,7 @@ class _CxgReader:
         elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
         arrays = self._extras()
-        readers: dict[str, Callable[[], Any]] = {key: partial(_identity, value) for key, value in values.items()}
+        readers: dict[str, Callable[[], Any]] = {key: lambda value=value: value for key, value in values.items()}
         if side or arrays:
             readers[SIDE] = partial(_read_side_data, side, arrays)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}
@@ -389,7 +385,7 @@ class _CxgReader:
             # `coverage` is a member of the format without a place in AnnData.
             if name not in (COVERAGE, *self.detection.extras):
                 continue
-            size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
+            size = stored_bytes(self.path / name)
             if size > MAX_EXTRA_BYTES:
                 self.left_out[name] = f"{size:,} bytes, more than the limit for arrays outside the format"
             else:
@@ -417,10 +413,6 @@ def _shape_error(path: Path, name: str, extents: Sequence[Any], expected: Sequen
         f"{rule}: {path}: {name} has shape {tuple(extents)}, but the tables of cells and features require {tuple(expected)}; "
         "the CXG is inconsistent. Write it again."
     )
-
-
-def _identity(value: Any) -> Any:  # noqa: ANN401
-    return value
 
 
 def _decode_bytes(value: Any) -> Any:  # noqa: ANN401
@@ -456,15 +448,11 @@ def _read_extra(path: Path) -> dict[str, Any]:
             parts["table"].index = parts["table"].index.astype(str)
             parts |= {"axes": json.dumps(axes)} if sparse else {}
     else:
-        parts["values"] = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
-    plain = {
-        key: value for key, value in meta.items() if isinstance(value, str | int | float | np.generic | np.ndarray)
-    }
-    return (
-        {**parts, "metadata": json.dumps({k: getattr(v, "tolist", lambda v=v: v)() for k, v in plain.items()})}
-        if plain
-        else parts
-    )
+        parts["values"] = values_of(read)
+    # Numbers of metadata may be NumPy's, which JSON does not know.
+    plain = {key: getattr(value, "tolist", lambda value=value: value)() for key, value in meta.items()}
+    kept = {key: value for key, value in plain.items() if isinstance(value, str | int | float | list)}
+    return {**parts, "metadata": json.dumps(kept)} if kept else parts
 
 
 def _axis(axis: Any) -> dict[str, Any]:  # noqa: ANN401  (a TileDB dimension)

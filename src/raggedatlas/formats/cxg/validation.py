@@ -1,16 +1,41 @@
-"""Checks of all values of matrices and embeddings, block by block."""
+"""Validator of CXG: checks of all values of tables, matrices and embeddings, block by block, and `validate`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.cxg.array_reader import NUMBERED
+from raggedatlas.formats.cxg.inspection import is_cxg, list_members, tiledb_kind
 from raggedatlas.formats.cxg.options import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
-from raggedatlas.formats.cxg.rules import CxgChecker
-from raggedatlas.formats.cxg.tiledb_arrays import BUFFER_BYTES, ArrayInfo, open_array, query_attributes, tiledb_errors
+from raggedatlas.formats.cxg.rules import (
+    CxgChecker,
+    check_arrays,
+    check_columns,
+    check_members,
+    check_metadata,
+    check_shift,
+    check_sizes,
+    version_of,
+)
+from raggedatlas.formats.cxg.table_encoder import count_duplicates
+from raggedatlas.formats.cxg.tiledb_arrays import (
+    BUFFER_BYTES,
+    ArrayInfo,
+    attribute_files,
+    check_text_offsets,
+    open_array,
+    query_attributes,
+    tiledb_errors,
+    values_of,
+)
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.validation import Depth, Problems
 
 STEP_BYTES = 16 << 20
 """Approximate size of a block of a dense array."""
@@ -62,7 +87,10 @@ class EntryCounts:
 
 
 def check_values(checker: CxgChecker) -> None:
-    """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones break C00."""
+    """Check all values: C06, C07, C19, C20, C24, C31, C32, C44, C45; unreadable ones break C00."""
+    for name, hints in checker.hints.items():
+        if len(checker.arrays[name].axes) == 1 and checker.arrays[name].is_readable:
+            _read_columns(checker, name, hints)
     for name in checker.embeddings:
         found = checker.arrays[name]
         if found.is_readable and len(found.axes) == 2 and _is_real(found):
@@ -97,7 +125,7 @@ def iter_bands(checker: CxgChecker, name: str, found: ArrayInfo) -> Iterator[tup
         reader = query_attributes(array, ANONYMOUS)
         for start in range(0, found.shape[0], height):
             read = reader[start : min(start + height, found.shape[0])]
-            yield start, np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+            yield start, values_of(read)
 
 
 def _read_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
@@ -117,7 +145,7 @@ def _read_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
 def _read_shift(checker: CxgChecker, found: ArrayInfo) -> None:
     with open_array(checker.path / SHIFT) as array:
         read = array[:]
-    values = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+    values = values_of(read)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         checker.report(
@@ -312,3 +340,137 @@ def _compare(checker: CxgChecker, by_cell: EntryCounts, by_feature: EntryCounts)
     where = f", {len(cells):,} cells and {len(features):,} features differ" if len(cells) or len(features) else ""
     first = f", the first cell {cells[0]:,}, the first feature {features[0]:,}" if len(cells) and len(features) else ""
     checker.report("C19", XC, f"{XR} and {XC} have {numbers}{where}{first}.")
+
+
+ROWS = 1 << 18
+"""Rows of a column read at once."""
+
+_ALL_TRUE = "Set its hint to categorical with the categories False and True."
+
+
+def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[NDArray[Any]]:
+    """Read a column in blocks of `ROWS`."""
+    values = checker.arrays[name]
+    path = checker.path / name
+    with open_array(path) as array:
+        check_text_offsets(path, array.schema, attribute_files(array.schema, column))
+        # One column at a time: TileDB crashes if several of a damaged array are read at once.
+        reader = array.query(attrs=[column])
+        for start in range(0, values.shape[0], ROWS):
+            read = reader[start : min(start + ROWS, values.shape[0])]
+            yield np.asarray(read[column])
+
+
+def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None:
+    index = checker.shown.get(name)
+    for attribute in checker.arrays[name].attributes:
+        hint = hints.get(attribute.name, {})
+        categories = hint.get("categories")
+        # Within the loop: a damaged column must not hide problems of the others.
+        with checker.guarded(f"{name}/{attribute.name}"):
+            if attribute.dtype.kind in "iu" and isinstance(categories, list) and hint.get("type") == "categorical":
+                _read_codes(checker, name, attribute.name, len(categories))
+            elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
+                _read_booleans(checker, name, attribute.name)
+            elif attribute.name:
+                # The shown index and the original one (`TableInfo.index`) may be two columns.
+                is_index = attribute.is_text and (attribute.name == index or NUMBERED.fullmatch(attribute.name))
+                _read_text(checker, name, attribute.name, hashed=bool(is_index))
+
+
+def _read_text(checker: CxgChecker, name: str, column: str, *, hashed: bool) -> None:
+    """Read every value; of an index, also count repeated names."""
+    if not hashed:
+        # Reading is the check: damage raises, which `guarded` reports.
+        for _ in iter_column_blocks(checker, name, column):
+            pass
+        return
+    n_repeated = count_duplicates(partial(iter_column_blocks, checker, name, column), checker.arrays[name].shape[0])
+    if n_repeated:
+        checker.report("C32", f"{name}/{column}", f"{n_repeated:,} of its names occur before.")
+
+
+def _read_extent(checker: CxgChecker, name: str, column: str) -> tuple[int, int]:
+    """Return the lowest and highest value of a column, (0, -1) without rows."""
+    extents = [(int(v.min()), int(v.max())) for v in iter_column_blocks(checker, name, column)]
+    # The extent (0, -1) breaks none of the bounds that callers test.
+    lows, highs = zip(*extents, strict=True) if extents else ((0,), (-1,))
+    return min(lows), max(highs)
+
+
+def _read_codes(checker: CxgChecker, name: str, column: str, n_categories: int) -> None:
+    low, high = _read_extent(checker, name, column)
+    where = f"{name}/{column}"
+    if high >= n_categories:
+        checker.report("C31", where, f"it has the code {high:,}, but {n_categories:,} categories.")
+    if low < -1:
+        checker.report("C31", where, f"it has the code {low:,}; expected -1 or more.")
+
+
+def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
+    low, high = _read_extent(checker, name, column)
+    where = f"{name}/{column}"
+    if low < 0 or high > 1:
+        checker.report("C28", where, f"it is a boolean with the value {high if high > 1 else low}.")
+    # Viewers number the values that occur: the code 1 is beyond the only one, see `_Encoder._booleans`.
+    elif low == 1 and name == OBS:
+        checker.report("C28", where, "every value is true, which the Explorer cannot show.", "practice", _ALL_TRUE)
+
+
+@checked
+def validate(path: str | Path, level: Depth = "metadata") -> Problems:
+    """List the rules that a CXG breaks (seed 004; the reference lists the rules).
+
+    Parameters
+    ----------
+    path : str or Path
+        Path of the folder.
+    level : {"metadata", "full"}
+        ``metadata`` reads schemas and metadata. ``full`` reads every value as well, a block at a time: memory is bounded by the
+        blocks and 16 bytes per cell and per feature.
+
+    Returns
+    -------
+    Problems
+        Sorted by rule; empty for a valid CXG.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder does not exist.
+    SourceError
+        If the level is unknown.
+    MissingExtraError
+        If tiledb is not installed.
+
+    Examples
+    --------
+    >>> from raggedatlas.testing.cxg_files import write_cxg
+    >>> import tempfile
+    >>> validate(write_cxg(tempfile.mkdtemp() + "/x.cxg"), "full")
+    []
+    >>> print(validate("tests/data")[0])
+    C01 must: it is not a TileDB group, ...
+    """
+    path = Path(path)
+    if not path.exists():
+        raise NotFoundError(f"File or folder {path} does not exist; check the path.")
+    marked = tiledb_kind(path) == "group"
+    checker = CxgChecker(path, level == "full", list_members(path))
+    # Nothing else is checked here: every rule would be broken in any other folder.
+    if not marked and not is_cxg(path):
+        checker.report("C01", "", "it is not a TileDB group, and has no arrays obs and var.")
+        return checker.problems
+    if not marked:
+        checker.report("C01", "", "it is not a TileDB group, although it has the arrays of a CXG.")
+    checker.open_arrays()
+    checker.version = version_of(checker)
+    check_members(checker)
+    check_arrays(checker)
+    check_shift(checker)
+    check_sizes(checker)
+    check_columns(checker)
+    check_metadata(checker)
+    if checker.full:
+        check_values(checker)
+    return checker.by_rule()

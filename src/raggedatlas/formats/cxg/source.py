@@ -320,7 +320,7 @@ class _CxgReader:
         elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
         arrays = self._extras()
-        readers: dict[str, Callable[[], Any]] = {key: lambda value=value: value for key, value in values.items()}
+        readers: dict[str, Callable[[], Any]] = {key: partial(values.__getitem__, key) for key in values}
         if side or arrays:
             readers[SIDE] = partial(_read_side_data, side, arrays)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
-from raggedatlas.model.arguments import Progress, checked
+from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import OnConflict
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import AnnotationReport, MaintenanceReport
@@ -533,6 +533,49 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.catalog.assets import drop_geometry
 
         return drop_geometry(self._opened, name, dataset)
+
+    def sync(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> MaintenanceReport:
+        """Mirror all snapshots to another place, or bring an earlier mirror up to date; only files that differ are copied.
+
+        Until the last file is written the target shows what it showed before, and a call that died can be made again. Data that no
+        snapshot reaches are not copied; data of snapshots that were dropped here leave the mirror with its next `gc`.
+
+        Parameters
+        ----------
+        target : str or path
+            An empty place, or an earlier mirror that nothing else was written to: a path, ``s3://``, ``gs://`` or ``az://``.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of the target.
+        dry_run : bool
+            Only report what would be copied.
+        progress : callable or None
+            Called with step, done and total.
+
+        Returns
+        -------
+        MaintenanceReport
+            Groups with copied files, and the bytes of all copied files.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no snapshot.
+        StoreError
+            If the target is not a mirror of this atlas, is within it, or cannot be written.
+        CorruptError
+            If a file does not have its recorded SHA-256; the target stays as it was.
+        """
+        from raggedatlas.catalog.mirror import sync
+
+        place = Location.of(target, storage_options)
+        return sync(self._opened, place, dry_run=dry_run, progress=progress or no_progress)
 
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> MaintenanceReport:
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.

@@ -75,6 +75,20 @@ def test_dropped_datasets_leave_the_bucket(remote: Remote, three: Path) -> None:
     assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []
 
 
+@pytest.mark.long
+def test_an_atlas_is_mirrored_into_a_bucket(remote: Remote, three: Path) -> None:
+    """The bucket has the snapshots, a second call copies nothing, and a lost acknowledgement changes nothing."""
+    atlas = ra.RaggedAtlas.open(three)
+    remote.proxy.cut_after("PUT", r"zarr_store/.*zarr\.json")
+    assert len(atlas.sync(remote.uri, storage_options=remote.options).groups) == 3
+    view = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options)
+    np.testing.assert_array_equal(
+        view.query().to_anndata().X.toarray(), atlas.checkout(1).query().to_anndata().X.toarray()
+    )
+    assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
+    assert atlas.sync(remote.uri, storage_options=remote.options).n_bytes == 0
+
+
 def cost(proxy: FaultyProxy, action: Callable[[], object]) -> int:
     """Count the requests of an action."""
     before = len(proxy.requests)

@@ -151,6 +151,10 @@ CALLS: dict[str, Call] = {
         {"features": ["GENE1"], "space": "gene_expression", "every": True},
     ),
     "gc": lambda p: (p.atlas.gc, {"dry_run": True, "grace": dt.timedelta(hours=1)}),
+    "sync": lambda p: (
+        p.atlas.sync,
+        {"target": p.atlas.uri, "storage_options": None, "dry_run": True, "progress": None},
+    ),
     "purge": lambda p: (p.atlas.purge, {"uid_or_name": "nope"}),
     "register_features": lambda p: (
         p.atlas.register_features,

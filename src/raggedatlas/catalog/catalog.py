@@ -282,7 +282,7 @@ def create_catalog(
     # Called for its check: an unknown profile raises before anything is written.
     chunk_encoder(codec, np.uint32)
     _refuse_file(location)
-    catalog = _catalog(location)
+    catalog = catalog_at(location)
     if is_atlas(location):
         raise StoreError(
             f"There is an atlas at {location.uri} already; open it with RaggedAtlas.open, or choose another place."
@@ -323,7 +323,7 @@ def open_catalog(location: Location) -> Catalog:
         If there is no complete atlas.
     """
     _refuse_file(location)
-    catalog = _catalog(location)
+    catalog = catalog_at(location)
     try:
         version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
         complete = is_atlas(location)
@@ -352,8 +352,9 @@ def _refuse_file(location: Location) -> None:
 
 def is_atlas(location: Location) -> bool:
     """Return whether a location holds a complete atlas."""
-    return _catalog(location).tables.has(VERSIONS)
+    return catalog_at(location).tables.has(VERSIONS)
 
 
-def _catalog(location: Location) -> Catalog:
+def catalog_at(location: Location) -> Catalog:
+    """Return the catalog of a location, whether or not there is an atlas yet."""
     return Catalog(location, Tables(location.child("lance_db")), location.child("zarr_store"))

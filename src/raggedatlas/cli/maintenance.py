@@ -12,11 +12,12 @@ from raggedatlas.cli.options import (
     AtlasOptions,
     Space,
     argument,
+    parse_pairs,
     parse_version,
     repeatable_option,
     value_option,
 )
-from raggedatlas.cli.printing import minute, print_facts, print_json, print_table, print_text
+from raggedatlas.cli.printing import minute, print_facts, print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
@@ -236,6 +237,23 @@ def gc(
 ) -> tuple[Any, str]:
     """Delete data that no snapshot, dataset or running add references."""
     return _removed(atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)))
+
+
+@command(MAINTENANCE, "sync pbmc.atlas s3://bucket/pbmc.atlas --target-option aws_region=eu-central-1")
+def sync(
+    atlas_options: AtlasOptions,
+    target: Annotated[str, argument("Empty place, or an earlier mirror: a folder or address")],
+    target_option: Annotated[
+        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be copied.")] = False,
+) -> tuple[Any, str]:
+    """Mirror all snapshots to another place; only files that differ are copied."""
+    options = parse_pairs(target_option or [], "--target-option")
+    with progress("sync") as callback:
+        report = atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
+    done = f"{'Would copy' if dry_run else 'Copied'} {report.n_bytes:,} bytes to {target}: {'; '.join(report.notes)}"
+    return report.to_dict(), done
 
 
 def _removed(report: "MaintenanceReport") -> tuple[Any, str]:

@@ -627,24 +627,35 @@ def digest_file(location: Location, key: str) -> tuple[int, str]:
     >>> digest_file(place, "a")[1][:8]
     'a665a459'
     """
-    file = location.child(*key.split("/"))
     content, n_bytes = hashlib.sha256(), 0
+    for block in read_blocks(location, key):
+        content.update(block)
+        n_bytes += len(block)
+    return n_bytes, content.hexdigest()
+
+
+def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of one file in blocks.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    """
+    file = location.child(*key.split("/"))
     try:
         with store_errors(f"read {file.uri}"):
             if location.is_local:
                 with file.checked_path().open("rb") as opened:
-                    while piece := opened.read(_PIECE):
-                        content.update(piece)
-                        n_bytes += len(piece)
+                    while block := opened.read(_PIECE):
+                        yield block
             else:
                 import obstore
 
                 for fetched in obstore.get(location.store(), key).stream(min_chunk_size=_PIECE):
-                    content.update(memoryview(fetched))
-                    n_bytes += len(fetched)
+                    yield memoryview(fetched)
     except FileNotFoundError:
         raise NotFoundError(f"There is no {key!r} in {location.uri}.") from None
-    return n_bytes, content.hexdigest()
 
 
 def digest_files(location: Location) -> tuple[int, int, str]:

@@ -1,0 +1,272 @@
+"""Mirror the snapshots of an atlas to another place: only what differs, resumable, and never visible in part."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from raggedatlas.catalog.assets import asset_uids
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
+from raggedatlas.catalog.integrity import FileEntry, read_manifest, seal_versions
+from raggedatlas.catalog.versions import FOLDER, NUMBERED, delete_manifest_log, list_versions
+from raggedatlas.errors import CorruptError, NotFoundError, StoreError
+from raggedatlas.model.arguments import Progress
+from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.location import Location, digest_file, read_blocks, store_errors
+from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.tables import Tables
+
+_LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)
+"""Tables whose new versions become visible after those of all others, in this order: a record comes after what it names."""
+
+_BLOCK = 256
+"""Files that are compared or copied between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file that the target must have.
+
+    Parameters
+    ----------
+    key : str
+        Path below `lance_db` or `zarr_store`.
+    n_bytes : int
+        Length; -1 where it is not known.
+    sha256 : str
+        Empty where no hash is recorded.
+    settled : bool
+        Whether a snapshot of the target reaches the same file, so that one of the right length needs no comparison of contents.
+    """
+
+    key: str
+    n_bytes: int = -1
+    sha256: str = ""
+    settled: bool = False
+
+
+def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progress) -> MaintenanceReport:
+    """Copy all snapshots of an atlas to another place, or bring an earlier mirror up to date.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip. What no snapshot reaches is not copied.
+    target : Location
+        An empty place, or an earlier mirror.
+    dry_run : bool
+        Only report what would be copied.
+    progress : callable
+        Called with ``"arrays"`` and ``"tables"``.
+
+    Returns
+    -------
+    MaintenanceReport
+        Groups with files that were copied, and the bytes of all files that were.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no snapshot.
+    StoreError
+        If the target is within the source or the reverse, or holds something else than a mirror of it, or cannot be written.
+    CorruptError
+        If a file of the source does not have its recorded hash.
+
+    Notes
+    -----
+    Files of snapshots never change, so a file is copied if the target has none of that length and hash. Arrays come first, then the files
+    of tables, and the list of snapshots last: until it is written, the target shows what it showed before, and a call that died can be
+    made again.
+    """
+    catalog.refuse_unfinished_purge("sync")
+    records = list_versions(catalog)
+    if not records:
+        raise NotFoundError(f"{catalog.location.uri} has no snapshot to copy; take one with snapshot().")
+    _refuse_overlap(catalog, target)
+    mirror = catalog_at(target)
+    held = list_versions(mirror) if is_atlas(target) else []
+    _refuse_foreign(catalog, mirror, records, held)
+    groups, n_bytes, n_files = [], 0, 0
+    known = {uid for record in held for uid in asset_uids(mirror.at(record))}
+    uids = sorted({uid for record in records for uid in asset_uids(catalog.at(record))})
+    for done, uid in enumerate(uids):
+        progress("arrays", done, len(uids))
+        # Metadata of a group are compared in any case: `add_csc` adds to them.
+        files = [
+            _File(key, size, settled=uid in known and not key.endswith("zarr.json"))
+            for key, size, _ in catalog.arrays.child(uid).list_objects()
+        ]
+        copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), dry_run=dry_run)
+        n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
+        groups += [uid] if copied else []
+    progress("arrays", len(uids), len(uids))
+    if held and not dry_run:
+        # Tags of a snapshot move when the source purges a dataset; the hashes of the old ones would be reported as damage.
+        delete_manifest_log(mirror)
+    for step in _table_steps(catalog, records, _entries(mirror, held)):
+        copied = _copy(step, catalog.tables.location, mirror.tables.location, dry_run=dry_run)
+        n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
+        progress("tables", 0, 1)
+    if not dry_run:
+        _remove_tags(mirror, records)
+        seal_versions(mirror)
+    progress("tables", 1, 1)
+    notes = (f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}",)
+    return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=notes)
+
+
+def _refuse_overlap(catalog: Catalog, target: Location) -> None:
+    one, other = (f"{place.uri.rstrip('/')}/" for place in (catalog.location, target))
+    if one.startswith(other) or other.startswith(one):
+        raise StoreError(
+            f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
+        )
+
+
+def _refuse_foreign(
+    catalog: Catalog, mirror: Catalog, records: Sequence[AtlasVersionRecord], held: Sequence[AtlasVersionRecord]
+) -> None:
+    """Raise if the target holds something else than an earlier mirror of the source, or part of one."""
+    way_out = "Name an empty place, or the mirror that was made of this atlas."
+    made = {record.version: record.created_at for record in records}
+    newest = max(made)
+    for record in held:
+        # A snapshot that the source has dropped since is gone from `made`; its number is not given again.
+        if record.version > newest or made.get(record.version, record.created_at) != record.created_at:
+            raise StoreError(
+                f"{mirror.location.uri} has a snapshot {record.version} of {record.created_at}, which {catalog.location.uri} has not, so it is "
+                f"no mirror of it. {way_out}"
+            )
+    if held and not made.keys() & {record.version for record in held}:
+        raise StoreError(f"{mirror.location.uri} and {catalog.location.uri} have no snapshot in common. {way_out}")
+    entries = _entries(mirror, held)
+    for name in mirror.tables.names():
+        if name != VERSIONS and mirror.tables.has(name):
+            version = mirror.tables.version(name)
+            paths = [p for p in mirror.tables.files(name, version) if p.startswith("_versions/")]
+            key = f"{name}.lance/{paths[0]}"
+            if key not in entries and not _same_file(catalog.tables.location, mirror.tables.location, key):
+                raise StoreError(
+                    f"{mirror.location.uri} was written to: version {version} of its table {name!r} is not one of {catalog.location.uri}, "
+                    f"and would be lost. {way_out}"
+                )
+
+
+def _entries(catalog: Catalog, records: Iterable[AtlasVersionRecord]) -> dict[str, FileEntry]:
+    """Return the files of tables that snapshots reach; those of a snapshot without a manifest have no hash."""
+    tables, entries = Tables(catalog.tables.location), dict[str, FileEntry]()
+    for record in records:
+        if record.manifest:
+            entries |= read_manifest(catalog, record.manifest)
+        else:
+            paths = (f"{name}.lance/{p}" for name, v in record.table_versions.items() for p in tables.files(name, v))
+            entries |= {path: FileEntry(-1, "") for path in paths if path not in entries}
+    return entries
+
+
+def _table_steps(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], held: Mapping[str, FileEntry]
+) -> list[list[_File]]:
+    """Return the files below `lance_db` in the order in which they may become visible; each step follows the one before."""
+    tables = Tables(catalog.tables.location)
+    files = [
+        _File(path, *entry, settled=bool(entry.sha256) and held.get(path) == entry)
+        for path, entry in _entries(catalog, records).items()
+    ]
+    versions: dict[str, list[_File]] = {name: [] for name in ("", *_LAST)}
+    for file in files:
+        name, _, path = file.key.partition(".lance/")
+        if path.startswith("_versions/"):
+            versions[name if name in _LAST else ""].append(file)
+    newer = {file for step in versions.values() for file in step}
+    steps = [[file for file in files if file not in newer], *versions.values()]
+    tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
+    manifests = {f"{FOLDER}/{record.manifest}.json" for record in records if record.manifest}
+    steps.append([_File(path) for path in sorted(tags | manifests)])
+    own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
+    listed = {path for path in own if "/_versions/" in path}
+    steps += [[_File(path) for path in sorted(part)] for part in (own - listed, listed)]
+    return steps
+
+
+def _copy(files: Sequence[_File], source: Location, target: Location, *, dry_run: bool) -> list[int]:
+    """Copy the files that the target lacks or has otherwise; return their lengths."""
+    there = {key: size for key, size, _ in target.list_objects()}
+
+    def lacking(file: _File) -> bool:
+        if file.key not in there or (file.n_bytes >= 0 and there[file.key] != file.n_bytes):
+            return True
+        if file.sha256 and not file.settled:
+            return digest_file(target, file.key)[1] != file.sha256
+        return not file.settled and not _same_file(source, target, file.key)
+
+    def copy(file: _File) -> int:
+        return max(file.n_bytes, 0) if dry_run else _copy_file(source, file.key, target, file.sha256)
+
+    apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
+    missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
+    return [int(n) for n in apply(copy, missing)]  # type: ignore[call-overload]
+
+
+def _same_file(source: Location, target: Location, key: str) -> bool:
+    try:
+        return digest_file(source, key) == digest_file(target, key)
+    except NotFoundError:
+        return False
+
+
+def _remove_tags(mirror: Catalog, records: Iterable[AtlasVersionRecord]) -> None:
+    """Remove tags of snapshots that the source has dropped, so that `gc` frees what only they reached."""
+    kept = {record.tag for record in records}
+    tables = Tables(mirror.tables.location)
+    for name in tables.names():
+        for tag in tables.tags(name):
+            if NUMBERED.fullmatch(tag) and tag not in kept:
+                tables.untag(name, tag)
+
+
+def _copy_file(source: Location, key: str, target: Location, sha256: str = "") -> int:
+    """Copy one file to the same key of another location; readers of the target see all of it or nothing.
+
+    Raises
+    ------
+    NotFoundError
+        If the source has no such file.
+    CorruptError
+        If the source does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
+    """
+    n_bytes = 0
+
+    def checked() -> Iterator[bytes]:
+        nonlocal n_bytes
+        content = hashlib.sha256()
+        for block in read_blocks(source, key):
+            content.update(block)
+            n_bytes += len(block)
+            yield bytes(block)
+        # An error at the end of the blocks also ends a multipart upload, whose object then never appears.
+        if sha256 and content.hexdigest() != sha256:
+            raise CorruptError(
+                f"{source.uri}/{key} does not have the SHA-256 that was recorded when it was written; restore it from a copy. "
+                "Nothing was written in its place."
+            )
+
+    file = target.child(*key.split("/"))
+    with store_errors(f"write {file.uri}"):
+        if target.is_local:
+            path = file.checked_path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+            try:
+                with temporary.open("wb") as opened:
+                    opened.writelines(checked())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        else:
+            import obstore
+
+            obstore.put(target.store(), key, checked())
+    return n_bytes

@@ -1,0 +1,224 @@
+"""Mirrors: `sync` copies what snapshots reach, only what differs, and the target never shows a part."""
+
+import datetime as dt
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raggedatlas.catalog import assets, maintenance, mirror, snapshots
+from raggedatlas.catalog.catalog import Catalog, create_catalog, open_catalog
+from raggedatlas.catalog.checks import validate
+from raggedatlas.catalog.integrity import read_manifest
+from raggedatlas.catalog.versions import list_versions
+from raggedatlas.errors import CorruptError, NotFoundError, StoreError
+from raggedatlas.ingest.csc import add_csc
+from raggedatlas.model.arguments import no_progress
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.query.query import Query
+from raggedatlas.store.location import Location
+from raggedatlas.testing.atlases import write_dataset
+
+Two = tuple[Catalog, str, str]
+
+
+def copy(catalog: Catalog, target: Location, *, dry_run: bool = False) -> MaintenanceReport:
+    return mirror.sync(catalog, target, dry_run=dry_run, progress=no_progress)
+
+
+def contents(catalog: Catalog) -> dict[int, tuple[Any, Any]]:
+    """Return cells and values of every snapshot."""
+    found = {}
+    for record in list_versions(catalog):
+        view = catalog.at(record)
+        data = Query(view).to_anndata() if record.n_cells else None
+        found[record.version] = (
+            record.created_at,
+            None if data is None else (data.obs_names.tolist(), data.X.toarray()),
+        )
+    return found
+
+
+def assert_equal(catalog: Catalog, target: Location) -> None:
+    ours, theirs = contents(catalog), contents(open_catalog(target))
+    assert ours.keys() == theirs.keys()
+    for number, (created, data) in ours.items():
+        assert theirs[number][0] == created
+        if data is not None:
+            assert theirs[number][1][0] == data[0]
+            np.testing.assert_array_equal(theirs[number][1][1], data[1])
+    assert [p for p in validate(open_catalog(target), "deep") if p.level == "must"] == []
+
+
+@pytest.mark.long
+def test_a_mirror_has_the_snapshots_and_follows_them(two: Two, tmp_path: Path) -> None:
+    """Through additions, column-sorted copies, drops of datasets and snapshots, and a purge; what is equal is not copied again."""
+    catalog, first, second = two
+    target = Location(tmp_path / "mirror")
+    snapshots.snapshot(catalog, "one")
+    planned = copy(catalog, target, dry_run=True)
+    assert planned.dry_run
+    assert sorted(planned.groups) == sorted([first, second])
+    assert not target.exists()
+    assert copy(catalog, target).n_bytes >= planned.n_bytes > 0
+    assert_equal(catalog, target)
+    again = copy(catalog, target)
+    assert (again.groups, again.n_bytes) == ((), 0)
+
+    third = write_dataset(catalog, "c", ["A", "D"], np.ones((4, 2), "u1"), {"kind": ["z"] * 4})
+    add_csc(catalog, first, "gene_expression", None)
+    assets.drop_dataset(catalog, second)
+    snapshots.snapshot(catalog)
+    assert sorted(copy(catalog, target).groups) == sorted([first, third])
+    assert_equal(catalog, target)
+
+    snapshots.drop_snapshot(catalog, 1)
+    maintenance.gc(catalog, dry_run=False, grace=dt.timedelta(0))
+    copy(catalog, target)
+    assert_equal(catalog, target)
+    maintenance.gc(open_catalog(target), dry_run=False, grace=dt.timedelta(0))
+    assert not (target.path / "zarr_store" / second).exists()
+
+    maintenance.purge(catalog, third)
+    copy(catalog, target)
+    assert_equal(catalog, target)
+
+
+@pytest.fixture
+def grown(two: Two, tmp_path: Path) -> tuple[Catalog, Location]:
+    """An atlas with a snapshot, its mirror, and a second snapshot that the mirror lacks."""
+    catalog, target = two[0], Location(tmp_path / "mirror")
+    snapshots.snapshot(catalog)
+    copy(catalog, target)
+    write_dataset(catalog, "c", ["A", "D"], np.ones((4, 2), "u1"), {"kind": ["z"] * 4})
+    snapshots.snapshot(catalog)
+    return catalog, target
+
+
+class DiedError(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.long
+def test_a_call_that_dies_shows_the_mirror_as_it_was(
+    grown: tuple[Catalog, Location], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any of the files: the snapshots of the mirror are those of before, sound, and the next call completes it."""
+    catalog, target = grown
+    total = int(copy(catalog, target, dry_run=True).notes[0].split("; ")[1].split()[0])
+    original = mirror._copy_file
+    for n in sorted({0, 1, total // 3, total // 2, *range(total - 4, total)}):
+        place = Location(tmp_path / f"copy{n}")
+        shutil.copytree(target.path, place.path)
+        done: list[str] = []
+
+        def dying(source: Location, key: str, target: Location, sha256: str, done: list[str] = done, n: int = n) -> int:
+            if len(done) == n:
+                raise DiedError
+            done.append(key)
+            return original(source, key, target, sha256)
+
+        monkeypatch.setattr(mirror, "_copy_file", dying)
+        with pytest.raises(DiedError):
+            copy(catalog, place)
+        monkeypatch.setattr(mirror, "_copy_file", original)
+        there = open_catalog(place)
+        assert [record.version for record in list_versions(there)] == [1], n
+        assert [p for p in validate(there, "deep") if p.level == "must"] == [], n
+        copy(catalog, place)
+        assert_equal(catalog, place)
+
+
+def test_a_full_disk_is_an_error_and_the_next_call_completes(
+    grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file; no temporary file is left."""
+    catalog, target = grown
+
+    def full(location: Location, key: str) -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "read_blocks", full)
+        with pytest.raises(StoreError, match="No space left"):
+            copy(catalog, target)
+    assert list(target.path.rglob("*.tmp")) == []
+    copy(catalog, target)
+    assert_equal(catalog, target)
+
+
+def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
+    """A table file with another SHA-256 than recorded is refused by name, and the mirror stays as it was."""
+    catalog, target = grown
+    held = read_manifest(catalog, list_versions(catalog)[0].manifest)
+    key = next(k for k in read_manifest(catalog, list_versions(catalog)[1].manifest) if "/data/" in k and k not in held)
+    file = catalog.tables.location.path / key
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=key.rsplit("/", 1)[1]):
+        copy(catalog, target)
+    assert [record.version for record in list_versions(open_catalog(target))] == [1]
+
+
+def _no_snapshot(catalog: Catalog, target: Location) -> Location:
+    for record in list_versions(catalog):
+        snapshots.untag_everywhere(catalog, record.tag, list(record.table_versions))
+    shutil.rmtree(catalog.tables.location.path / "atlas_versions.lance")
+    fresh = Location(target.uri + "2")
+    create_catalog(fresh)
+    shutil.copytree(
+        fresh.child("lance_db", "atlas_versions.lance").path, catalog.tables.location.path / "atlas_versions.lance"
+    )
+    return target
+
+
+def _within(catalog: Catalog, target: Location) -> Location:
+    return catalog.location.child("mirror")
+
+
+def _another_atlas(catalog: Catalog, target: Location) -> Location:
+    other = create_catalog(Location(target.uri + "2"))
+    write_dataset(other, "a", ["A"], np.ones((2, 1), "u1"), {"kind": ["x"] * 2})
+    snapshots.snapshot(other)
+    return other.location
+
+
+def _no_snapshot_in_common(catalog: Catalog, target: Location) -> Location:
+    snapshots.drop_snapshot(catalog, 1)
+    return target
+
+
+def _written_to(catalog: Catalog, target: Location) -> Location:
+    write_dataset(open_catalog(target), "d", ["A"], np.ones((2, 1), "u1"), {"kind": ["x"] * 2})
+    return target
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error", "message"),
+    [
+        (_no_snapshot, NotFoundError, "has no snapshot to copy"),
+        (_within, StoreError, "one is within the other"),
+        (_another_atlas, StoreError, "is no mirror of it"),
+        (_no_snapshot_in_common, StoreError, "no snapshot in common"),
+        (_written_to, StoreError, "was written to"),
+    ],
+)
+def test_what_is_no_mirror_is_refused(
+    grown: tuple[Catalog, Location],
+    prepare: Callable[[Catalog, Location], Location],
+    error: type[Exception],
+    message: str,
+) -> None:
+    """Before anything is written."""
+    catalog, target = grown
+    place = prepare(catalog, target)
+    before = {file: file.stat().st_mtime_ns for file in place.path.rglob("*")} if place.exists() else {}
+    with pytest.raises(error, match=message):
+        copy(catalog, place)
+    assert {file: file.stat().st_mtime_ns for file in place.path.rglob("*")} == before

@@ -173,6 +173,10 @@ CALLS: dict[str, Call] = {
         {"identity": "default", "on_merge": "counts"},
     ),
     "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type", "layer": None, "executor": None}),
+    "query.compare": lambda p: (
+        functools.partial(p.query.compare, {"cell_type": "B"}),
+        {"reference": None, "method": "t-test", "layer": None, "normalize": None, "tie_correct": False},
+    ),
     "query.map": lambda p: (
         functools.partial(p.query.map, ones),
         {"batch_size": 3, "output_schema": pa.schema([("a", "int8")]), "executor": None},

@@ -21,6 +21,7 @@ from raggedatlas.model.batch import Batch
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
+from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import check_join, find_modality, read_modalities
@@ -619,6 +620,63 @@ class Query:
         columns = list(flatten_names("aggregate", (by,)))
         return compute.aggregate(spec, self.catalog, columns, executor)
 
+    def compare(
+        self,
+        group: "Selection",
+        reference: "Selection | None" = None,
+        *,
+        method: Literal["t-test", "wilcoxon"] = "t-test",
+        layer: str | None = None,
+        normalize: bool | None = None,
+        tie_correct: bool = False,
+    ) -> "pd.DataFrame":
+        """Compare two sets of cells by differential expression, in bounded memory, as `scanpy.tl.rank_genes_groups` defines it.
+
+        Parameters
+        ----------
+        group, reference : condition as of `where`, Query, or sequence of uids
+            The cells; `reference` None means all other cells of this query.
+        method : {"t-test", "wilcoxon"}
+            Welch's t-test, or the Wilcoxon rank-sum test, in which equal values share their mean rank.
+        layer : str or None
+            Layer; None takes the usual one.
+        normalize : bool or None
+            Compare log1p of counts per 10,000, computed as the counts are read, over all features of a cell. None does so for layers
+            of whole numbers, and takes others as they are; fold changes assume logarithms in either case.
+        tie_correct : bool
+            Correct the variance of Wilcoxon's statistic for ties.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each feature of the query that two cells of each set measured, highest score first: `names`, `scores`,
+            `logfoldchanges`, `pvals`, `pvals_adj` (Benjamini-Hochberg), `pct_nz_group`, `pct_nz_reference` and `symbol`.
+            ``attrs["compare"]`` says which values were compared, and of how many cells.
+
+        Raises
+        ------
+        QueryError
+            For cells that are in both sets or not in this query, sets of fewer than two cells, and unknown methods.
+
+        Examples
+        --------
+        >>> query.compare({"cell_type": "B"}, {"cell_type": "T"}, method="wilcoxon").head()  # doctest: +SKIP
+        """
+        options = CompareOptions(method, normalize, tie_correct)
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        other = None if reference is None else self._uids_of(reference)
+        return compare(spec, self.catalog, self._uids_of(group), other, options)
+
+    def _uids_of(self, cells: "Selection") -> pa.Array:
+        if isinstance(cells, str | Mapping | Filter):
+            cells = self.where(cells)
+        if isinstance(cells, Query):
+            return cells.obs([]).to_arrow().column("uid").cast(pa.string()).combine_chunks()
+        try:
+            return pa.array([*cells], pa.string())
+        except (TypeError, pa.ArrowException):
+            raise ArgumentError(f"compare() takes a condition, a query or uids, not {brief(cells)}.") from None
+
     def count(
         self,
         by: str | Sequence[str] | None = None,
@@ -741,6 +799,10 @@ class Query:
 
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)
         return Query(self.catalog, replace(self.spec, **changes))
+
+
+Selection = str | Mapping[str, Any] | Filter | Query | Sequence[str]
+"""Cells of a query: a condition as of `Query.where`, another query, or uids."""
 
 
 def make_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_merge: OnMerge) -> Query:

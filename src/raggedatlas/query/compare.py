@@ -1,0 +1,397 @@
+"""Differential expression between two sets of cells, streamed in blocks; statistics as scanpy's `rank_genes_groups` defines them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import QueryError
+from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.query.modalities import make_var
+from raggedatlas.query.plan import plan_read
+from raggedatlas.query.read import PartReader
+from raggedatlas.query.read_plan import QuerySpec, SpacePlan, refuse_arrays
+from raggedatlas.store.runtime import map_groups, prefetch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METHODS = ("t-test", "wilcoxon")
+TARGET_SUM = 1e4
+"""Counts per cell after normalization."""
+
+ENTRIES = 2**28
+"""Entries that are held at once for ranks, about 1 GiB; more are read in several passes of some features each."""
+
+_PER_THREAD = 256
+
+Blocks = Callable[[], Iterator[tuple[NDArray[np.int64], Block]]]
+"""Starts a pass over all cells: row numbers of each block, and the block, whose first layer is read."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How two sets of cells are compared.
+
+    Parameters
+    ----------
+    method : {"t-test", "wilcoxon"}
+        Welch's t-test, or the Wilcoxon rank-sum test by its normal approximation, where equal values share their mean rank.
+    normalize : bool or None
+        Whether values are divided by the sum of their cell, multiplied by 10,000, and replaced by ``log1p``. None does
+        it for whole numbers, and takes other values, which are usually logarithms already, as they are.
+    tie_correct : bool
+        Whether the variance of the rank sum is corrected for ties.
+
+    Raises
+    ------
+    QueryError
+        For another method.
+    """
+
+    method: str = "t-test"
+    normalize: bool | None = None
+    tie_correct: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the method."""
+        if self.method not in METHODS:
+            raise QueryError(f"compare knows the methods {METHODS}, not {self.method!r}.")
+        if self.tie_correct and self.method != "wilcoxon":
+            raise QueryError("tie_correct=True belongs to method='wilcoxon'; a t-test has no ranks.")
+
+
+@dataclass(frozen=True)
+class FeatureRanks:
+    """Statistics of every feature, each (n_features,) float64; NaN where fewer than two cells of a set measured it.
+
+    Parameters
+    ----------
+    scores, logfoldchanges, pvals
+        The statistic, log2 of the ratio of means, and the two-sided p-value.
+    fractions : (2, n_features) float64
+        Share of the cells of each set whose value is not zero.
+    normalized : bool
+        Whether values were normalized.
+    """
+
+    scores: NDArray[np.float64]
+    logfoldchanges: NDArray[np.float64]
+    pvals: NDArray[np.float64]
+    fractions: NDArray[np.float64]
+    normalized: bool
+
+    def to_frame(self, names: Sequence[str]) -> "pd.DataFrame":
+        """Return the table as `scanpy.get.rank_genes_groups_df` has it, highest score first; ties in the order of the features."""
+        import pandas as pd
+        from scipy.stats import false_discovery_control
+
+        rows = np.flatnonzero(~np.isnan(self.scores))
+        rows = rows[np.argsort(-self.scores[rows], kind="stable")]
+        pvals = self.pvals[rows]
+        columns = {
+            "names": np.asarray(names, dtype=object)[rows],
+            "scores": self.scores[rows],
+            "logfoldchanges": self.logfoldchanges[rows],
+            "pvals": pvals,
+            "pvals_adj": false_discovery_control(pvals) if len(pvals) else pvals,
+            "pct_nz_group": self.fractions[0, rows],
+            "pct_nz_reference": self.fractions[1, rows],
+        }
+        return pd.DataFrame(columns)
+
+
+def compare(
+    spec: QuerySpec, catalog: Catalog, group: pa.Array, reference: pa.Array | None, options: CompareOptions
+) -> "pd.DataFrame":
+    """Compare two sets of cells of a query; see `Query.compare`.
+
+    Parameters
+    ----------
+    spec : QuerySpec
+        What is asked; its features and join choose the rows of the table.
+    catalog : Catalog
+        At a version.
+    group, reference : pyarrow.Array of uids
+        The cells; None means all others of the query.
+    options : CompareOptions
+        How.
+    """
+    if len(spec.layers) > 1:
+        raise QueryError(f"compare reads one layer, the query names {list(spec.layers)}; choose one with layer=...")
+    # Every feature is read whatever the query keeps, because the sum of a cell is over all of them.
+    plan = plan_read(replace(spec, features=(), join="union", missing="zero", obs=()), catalog)
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"compare reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
+        )
+    space = plan.single()
+    refuse_arrays(space, "A comparison")
+    codes = number_cells(pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks(), group, reference)
+    rows = np.flatnonzero((codes >= 0) & space.present)
+    # The first set first, so that nearly every block is of one set and none has to be divided.
+    rows = rows[np.argsort(codes[rows], kind="stable")]
+    space, codes = space.take(rows), codes[rows]
+    (part,) = space.parts
+    reader = PartReader(space, part)
+    measured = _count_measured(space, codes)
+    n_entries = int((part.end - part.start).sum()) if space.sparse else len(rows) * space.n_cols
+    ranks = rank_features(reader.read_blocks, codes, measured, n_entries, options)
+    var = arrow_to_frame(make_var(space, catalog))
+    table = ranks.to_frame([str(name) for name in var.index])
+    table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
+    if "symbol" in var:
+        table["symbol"] = var["symbol"].astype(object).loc[table["names"]].to_numpy()
+    return table if _keeps_all(spec) else _keep_asked(table, spec, catalog, space, var)
+
+
+def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
+    """Return how a table was computed, as it is kept in its `attrs`."""
+    values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
+    sizes = [int((codes == code).sum()) for code in (0, 1)]
+    return {"method": options.method, "values": values, "n_group": sizes[0], "n_reference": sizes[1]}
+
+
+def _keeps_all(spec: QuerySpec) -> bool:
+    return not spec.features and spec.join == "union" and spec.missing != "drop"
+
+
+def _keep_asked(
+    table: "pd.DataFrame", spec: QuerySpec, catalog: Catalog, space: SpacePlan, var: "pd.DataFrame"
+) -> "pd.DataFrame":
+    """Keep the rows of the features that a query names or joins, and adjust p-values among these only."""
+    from scipy.stats import false_discovery_control
+
+    asked = set(plan_read(replace(spec, obs=()), catalog).spaces[space.name].features.tolist())
+    names = {str(name) for name, uid in zip(var.index, space.features.tolist(), strict=True) if uid in asked}
+    kept = table[table["names"].isin(names)].reset_index(drop=True)
+    kept["pvals_adj"] = false_discovery_control(kept["pvals"]) if len(kept) else kept["pvals"]
+    return kept
+
+
+def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:
+    """Number the cells by their set: 0 for the group, 1 for the reference, -1 for neither.
+
+    Raises
+    ------
+    QueryError
+        For cells that are not there or in both sets, and sets of fewer than two cells.
+
+    Examples
+    --------
+    >>> number_cells(pa.array(["a", "b", "c", "d"]), pa.array(["a", "b"]), None).tolist()
+    [0, 0, 1, 1]
+    """
+    codes = np.full(len(uids), -1 if reference is not None else 1, np.int8)
+    for code, wanted in enumerate((group, reference)):
+        if wanted is None:
+            continue
+        rows = pc.index_in(wanted, value_set=uids).fill_null(-1).to_numpy(zero_copy_only=False)
+        if (rows < 0).any():
+            lost = wanted[int(np.argmax(rows < 0))].as_py()
+            raise QueryError(
+                f"compare() got {int((rows < 0).sum()):,} uids that are no cells of this query, the first is {lost!r}."
+            )
+        both = rows[codes[rows] == 0] if code else rows[:0]
+        if len(both):
+            raise QueryError(
+                f"{len(both):,} cells are in both sets, the first is {uids[int(both[0])].as_py()!r}; compare sets that share no cell."
+            )
+        codes[rows] = code
+    for code, name in enumerate(("first", "second")):
+        if (n := int((codes == code).sum())) < 2:
+            raise QueryError(f"The {name} set of compare() has {n} cells; a variance needs two at least.")
+    return codes
+
+
+def _count_measured(space: SpacePlan, codes: NDArray[np.int8]) -> NDArray[np.int64]:
+    """Count the cells of both sets that measured each feature, (2, n_features)."""
+    if not space.space.has_features:
+        return np.repeat(np.bincount(codes, minlength=2)[:, None], space.n_cols, axis=1)
+    pairs = codes.astype(np.int64) * len(space.layouts) + space.layout_code
+    cells = np.bincount(pairs, minlength=2 * len(space.layouts)).reshape(2, len(space.layouts))
+    return cells @ space.measured.astype(np.int64)
+
+
+def rank_features(
+    blocks: Blocks, codes: NDArray[np.int8], measured: NDArray[np.int64], n_entries: int, options: CompareOptions
+) -> FeatureRanks:
+    """Compute the statistics of every feature from blocks of cells.
+
+    Parameters
+    ----------
+    blocks : callable
+        Starts a pass over all cells; ranks of more than `ENTRIES` entries need several.
+    codes : (n_cells,) int8
+        0 or 1 for the set of each cell, -1 for cells that take no part.
+    measured : (2, n_features) int64
+        How many cells of each set measured each feature.
+    n_entries : int
+        At most so many values are not zero.
+    options : CompareOptions
+        How.
+
+    Examples
+    --------
+    >>> from raggedatlas.model.batch import DenseBlock
+    >>> cells = DenseBlock({"X": np.array([[1.0], [3.0], [0.0], [1.0]])})
+    >>> codes, measured = np.array([0, 0, 1, 1], np.int8), np.array([[2], [2]])
+    >>> ranks = rank_features(lambda: iter([(np.arange(4), cells)]), codes, measured, 4, CompareOptions("wilcoxon"))
+    >>> ranks.scores.round(4).tolist(), ranks.fractions.tolist()
+    ([1.1619], [[1.0], [0.5]])
+    """
+    n_features = measured.shape[1]
+    in_ranks = options.method == "wilcoxon"
+    n_passes = max(1, -(-n_entries // ENTRIES)) if in_ranks else 1
+    edges = np.linspace(0, n_features, n_passes + 1).astype(np.int64)
+    passes = [_Pass(int(low), int(high), options, keeps=in_ranks) for low, high in pairwise(edges)]
+    for one in passes:
+        # The next block is read while this one is added.
+        for rows, block in prefetch(blocks()):
+            one.add(block, codes[rows])
+        one.finish(measured)
+    sums, squares, nonzero = (np.concatenate([getattr(one, name) for one in passes], axis=1) for name in _MOMENTS)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = sums / measured
+        spread = squares / measured - means**2
+        # A difference within the rounding of the sums is that of a constant.
+        spread[spread < 1e-13 * squares / measured] = 0
+        variances = spread * measured / (measured - 1)
+        if in_ranks:
+            scores, pvals = np.concatenate([one.tests for one in passes], axis=1)
+        else:
+            scores, pvals = _welch(means, variances, measured)
+        # As scanpy: means of logarithms, with a small number so that no ratio is 0 or infinite.
+        ratio = (np.expm1(means[0]) + 1e-9) / (np.expm1(means[1]) + 1e-9)
+        changes, fractions = np.log2(ratio), nonzero / measured
+    known = (measured >= 2).all(axis=0)
+    # NaN means equal means without variance, for which scanpy has no difference.
+    scores, pvals = np.where(np.isnan(scores), 0.0, scores), np.where(np.isnan(pvals), 1.0, pvals)
+    scores[~known], pvals[~known] = np.nan, np.nan
+    return FeatureRanks(scores, changes, pvals, fractions, any(one.normalized for one in passes))
+
+
+_MOMENTS = ("sums", "squares", "nonzero")
+
+
+def _welch(
+    means: NDArray[np.float64], variances: NDArray[np.float64], n: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    from scipy.stats import ttest_ind_from_stats
+
+    spread = np.sqrt(variances)
+    found = ttest_ind_from_stats(means[0], spread[0], n[0], means[1], spread[1], n[1], equal_var=False)
+    return np.asarray(found.statistic), np.asarray(found.pvalue)
+
+
+class _Pass:
+    """Sums of the features ``[low, high)`` of both sets, and for ranks their values that are not zero."""
+
+    def __init__(self, low: int, high: int, options: CompareOptions, *, keeps: bool) -> None:
+        self.low, self.high, self.options, self.keeps = low, high, options, keeps
+        self.sums, self.squares, self.nonzero = (np.zeros((2, high - low)) for _ in _MOMENTS)
+        self.tests = np.zeros((2, 0))
+        self.normalized = False
+        self._values: tuple[list[Any], list[Any]] = ([], [])
+
+    def add(self, block: Block, codes: NDArray[np.int8]) -> None:
+        """Add the cells of a block."""
+        from scipy.sparse import csr_array
+
+        (values,) = block.layers.values()
+        if isinstance(block, CsrBlock):
+            matrix = csr_array((values, block.indices, block.indptr), (block.n_rows, block.n_cols))
+        else:
+            matrix = csr_array(values)
+        matrix = self._prepared(matrix)
+        if self.high - self.low < matrix.shape[1]:
+            matrix = matrix[:, self.low : self.high]
+        if len(matrix.data) and not matrix.data.all():
+            matrix.eliminate_zeros()
+        for code in (0, 1):
+            own = np.flatnonzero(codes == code)
+            if len(own):
+                self._add_set(matrix if len(own) == len(codes) else matrix[own], code)
+
+    def _add_set(self, matrix: Any, code: int) -> None:  # noqa: ANN401  (SciPy has no types)
+        if self.keeps:
+            matrix = matrix.tocsc()
+            self._values[code].append((matrix.data, matrix.indptr))
+        # The transpose of CSR shares its memory, so each sum is one pass over the entries.
+        ones = np.ones(matrix.shape[0])
+        wide = matrix.astype(np.float64).T
+        self.sums[code] += wide @ ones
+        np.square(wide.data, out=wide.data)
+        self.squares[code] += wide @ ones
+        held = np.diff(matrix.indptr) if self.keeps else np.bincount(matrix.indices, minlength=self.high - self.low)
+        self.nonzero[code] += held
+
+    def _prepared(self, matrix: Any) -> Any:  # noqa: ANN401  (SciPy has no types)
+        """Normalize in single precision, step by step as `scanpy.pp.normalize_total` and `log1p`, so that equal values stay ties."""
+        whole = matrix.dtype.kind in "iub"
+        if self.options.normalize is False or (self.options.normalize is None and not whole):
+            return matrix
+        self.normalized = True
+        sums = np.asarray(matrix.sum(axis=1)).ravel().astype(np.float32) / np.float32(TARGET_SUM)
+        sums[sums == 0] = 1
+        matrix = matrix.astype(np.float32)
+        matrix.data /= np.repeat(sums, np.diff(matrix.indptr))
+        np.log1p(matrix.data, out=matrix.data)
+        return matrix
+
+    def finish(self, measured: NDArray[np.int64]) -> None:
+        """Test the features by their ranks; the values are dropped."""
+        if not self.keeps:
+            return
+        n = measured[:, self.low : self.high]
+        starts = range(0, self.high - self.low, _PER_THREAD)
+        parts = map_groups(lambda start: self._test(start, n[:, start : start + _PER_THREAD]), list(starts))
+        self.tests = np.concatenate([self.tests, *parts], axis=1)
+        self._values = ([], [])
+
+    def _test(self, start: int, n: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return scores and p-values of some features."""
+        from scipy.stats import norm
+
+        n = n.astype(np.float64)
+        sums, ties = np.zeros(n.shape[1]), np.ones(n.shape[1])
+        for i in range(n.shape[1]):
+            own, other = (self._sorted(code, start + i) for code in (0, 1))
+            n_own, n_other = n[:, i]
+            sums[i] = _below(own, other, n_own, n_other) + n_own * (n_own + 1) / 2
+            if self.options.tie_correct:
+                ties[i] = _tie_factor(own, other, n_own + n_other)
+        total = n[0] + n[1] + 1
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scores = (sums - n[0] * total / 2) / np.sqrt(ties * n[0] * n[1] * total / 12)
+        # A p-value of NaN is set to 1 later, as that of a score of 0.
+        return np.stack([scores, 2 * norm.sf(np.abs(scores))])
+
+    def _sorted(self, code: int, feature: int) -> NDArray[Any]:
+        parts = [data[indptr[feature] : indptr[feature + 1]] for data, indptr in self._values[code]]
+        return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
+
+
+def _below(own: NDArray[Any], other: NDArray[Any], n_own: float, n_other: float) -> float:
+    """Count the pairs in which the value of `other` is smaller, equal ones as half; both are sorted and lack their zeros."""
+    if len(own) > len(other):
+        return n_own * n_other - _below(other, own, n_other, n_own)
+    negative_own, negative_other = np.searchsorted(own, 0), np.searchsorted(other, 0)
+    zeros_own, zeros_other = n_own - len(own), n_other - len(other)
+    smaller = np.searchsorted(other, own).sum() + np.searchsorted(other, own, side="right").sum()
+    pairs = smaller / 2 + (len(own) - negative_own) * zeros_other
+    return float(pairs + zeros_own * (negative_other + zeros_other / 2))
+
+
+def _tie_factor(own: NDArray[Any], other: NDArray[Any], n: float) -> float:
+    both = np.sort(np.concatenate([own, other]))
+    edges = np.flatnonzero(np.concatenate([[True], both[1:] != both[:-1], [True]])) if len(both) else np.zeros(1)
+    sizes = np.append(np.diff(edges), n - len(both)).astype(np.float64)
+    return 1 - float((sizes**3 - sizes).sum()) / (n**3 - n) if n >= 2 else 1.0

@@ -605,3 +605,19 @@ def _encloses(
     crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
     odd: NDArray[np.bool_] = np.bincount(of[spans & (point[0] < crossing)], minlength=n) % 2 == 1
     return odd
+
+
+def refuse_shared(found: Within, spec: QuerySpec, catalog: Catalog) -> None:
+    """Refuse a box over stores of which a cell that a query has chosen so far has several.
+
+    Raises
+    ------
+    QueryError
+        Naming the cell.
+    """
+    having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+    # The cells are read only if a dataset has several of the stores, as only then a cell can.
+    if len({uid for uid, _ in having}) < len(set(having)):
+        parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
+        cells, _ = plan_rows(QuerySpec(filters=spec.filters), catalog, cell_columns(catalog), (), parts)
+        rows_of_stores(found.records, cells.table, found.name)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import Registry, check_organism, map_to_orthologs, read_registry
 from raggedatlas.catalog.genes import list_tables, put_tables, read_genes, remove_table
 from raggedatlas.catalog.identity import (
+    GENE_SPACE,
+    IDENTITY_SCHEMA,
     Identity,
     active_links,
     change_links,
@@ -28,6 +30,7 @@ from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError
 from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
+from raggedatlas.query.read_plan import AS_GIVEN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -495,3 +498,26 @@ def _table_frame(infos: Sequence[GeneTableInfo]) -> "pd.DataFrame":
     columns = ["name", "kind", "source", "release", "organisms", "n_rows", "sha256", "loaded_at"]
     rows = [{**asdict(info), "organisms": ", ".join(info.organisms)} for info in infos]
     return pd.DataFrame(rows, columns=columns).set_index("name")
+
+
+def links_of_names(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str, str], ...]:
+    """Return a mapping of names of genes as pairs of uids.
+
+    Raises
+    ------
+    FeatureError
+        For unknown and ambiguous genes, and a gene that counts as another one that is mapped itself.
+    """
+    if not given:
+        return AS_GIVEN
+    # Without the stored mapping, so that names mean the features themselves and not what they count as.
+    registry = replace(read_registry(catalog, GENE_SPACE), identity=IDENTITY_SCHEMA.empty_table())
+    sources = registry.require([*given])
+    links = dict(zip(sources, registry.require([*given.values()], once=False), strict=True))
+    wrong = next((name for name, into in zip(given, links.values(), strict=True) if into in links), None)
+    if wrong is not None:
+        raise FeatureError(
+            f"identity={{{wrong!r}: {given[wrong]!r}, ...}} leads to a gene that counts as another itself; name for each the gene at the end."
+        )
+    # Sorted, so that equal mappings are equal specs, which share what a snapshot has cached.
+    return tuple(sorted(links.items()))

@@ -561,3 +561,18 @@ def _read_writable(column: Column) -> Any:  # noqa: ANN401  (a pandas series or 
 def _writable(values: Any) -> Any:  # noqa: ANN401  (a pandas series or texts)
     """Write times as ISO text, which AnnData files can hold."""
     return values if isinstance(values, Texts) or values.dtype.kind not in "mM" else values.astype(str)
+
+
+def one_space(plan: ReadPlan) -> ReadPlan:
+    """Return a plan for an AnnData.
+
+    Raises
+    ------
+    QueryError
+        For a plan of several spaces.
+    """
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+        )
+    return plan

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from raggedatlas.catalog.assets import find_geometries, find_result, rows_of_stores
+from raggedatlas.catalog.assets import find_geometries, find_result
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import check_organism, read_registry
-from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
+from raggedatlas.catalog.features import check_organism
 from raggedatlas.catalog.versions import find_version
-from raggedatlas.errors import ArgumentError, FeatureError, QueryError
-from raggedatlas.model.arguments import METRICS, Progress, brief, checked
+from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
+from raggedatlas.query.identity import links_of_names
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import check_join, find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
@@ -34,12 +34,11 @@ from raggedatlas.query.read_plan import (
     Missing,
     OnMerge,
     QuerySpec,
-    ReadPlan,
     Sample,
-    Search,
     check_count,
     flatten_names,
 )
+from raggedatlas.query.search import make_search
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     import mudata as md
     import pandas as pd
 
-    from raggedatlas.query.geometry import Within
     from raggedatlas.vectors.shapes import Shapes
 
 
@@ -256,23 +254,7 @@ class Query:
         Where the column has an index, the index answers (vectors approximately; text with its stemming); else every cell is
         compared. `obs` gains ``search_distance`` or ``search_score``.
         """
-        if metric not in METRICS:
-            raise QueryError(f"search knows the metrics {METRICS}, not {metric!r}.")
-        try:
-            asked: str | tuple[float, ...] = (
-                query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
-            )
-        except (TypeError, ValueError):
-            raise ArgumentError(f"search() takes query as text or a vector of numbers, not {brief(query)}.") from None
-        # NaN in a vector would make every distance NaN, and the search find nothing.
-        if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
-            raise QueryError("search needs some text, or a vector of finite numbers.")
-        found = Search(asked, column, check_count("search", k), metric)
-        from raggedatlas.query.modalities import vector_results
-        from raggedatlas.query.search import search_columns
-
-        search_columns(found, cell_columns(self.catalog), read_modalities(self.catalog), vector_results(self.catalog))
-        return self._with(search=found)
+        return self._with(search=make_search(query, column, k, metric, self.catalog))
 
     def with_results(self, *names: str | Sequence[str], missing: Literal["nan", "drop"] = "nan") -> "Query":
         """Add results of models: each becomes ``obsm[name]``, aligned to the cells.
@@ -350,21 +332,11 @@ class Query:
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
         # Imported when used, so that other queries do not import the readers of geometry.
-        from raggedatlas.query.geometry import within
+        from raggedatlas.query.geometry import refuse_shared, within
 
         found = within(self.catalog, bbox, space, by)
-        self._refuse_shared(found)
+        refuse_shared(found, self.spec, self.catalog)
         return self._with(filters=(*self.spec.filters, found))
-
-    def _refuse_shared(self, found: "Within") -> None:
-        """Refuse a box over stores of which a cell that was chosen so far has several."""
-        having = [(uid, record.name) for record in found.records for uid in record.cells_of]
-        # The cells are read only if a dataset has several of the stores, as only then a cell can.
-        if len({uid for uid, _ in having}) < len(set(having)):
-            parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
-            spec = QuerySpec(filters=self.spec.filters)
-            cells, _ = plan_rows(spec, self.catalog, cell_columns(self.catalog), (), parts)
-            rows_of_stores(found.records, cells.table, found.name)
 
     def geometry(
         self,
@@ -456,7 +428,7 @@ class Query:
             For what cannot be answered as asked, before anything is read.
         """
         return outputs.to_anndata(
-            plan_elements(_one_space(plan_read(self.spec, self.catalog)), self.catalog), max_bytes
+            plan_elements(outputs.one_space(plan_read(self.spec, self.catalog)), self.catalog), max_bytes
         )
 
     def lazy(self, *, chunk_bytes: int = CHUNK_BYTES, lazy_obs: bool | None = None) -> "ad.AnnData":
@@ -496,7 +468,7 @@ class Query:
         >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
         """
         plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
-        return to_lazy(plan_elements(_one_space(plan), self.catalog), chunk_bytes, lazy_obs=lazy_obs)
+        return to_lazy(plan_elements(outputs.one_space(plan), self.catalog), chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
         """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
@@ -816,34 +788,8 @@ def make_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_mer
         If a given mapping names unknown or ambiguous genes, or takes more than one step.
     """
     if isinstance(identity, Mapping):
-        return Query(catalog, QuerySpec(identity=_links(catalog, identity), on_merge=on_merge))
+        return Query(catalog, QuerySpec(identity=links_of_names(catalog, identity), on_merge=on_merge))
     if identity not in (DEFAULT, AS_GIVEN):
         # Only for its error; the version is looked up again when a read is planned.
         find_version(catalog, identity)
     return Query(catalog, QuerySpec(identity=identity, on_merge=on_merge))
-
-
-def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str, str], ...]:
-    """Return a mapping of names of genes as pairs of uids."""
-    if not given:
-        return AS_GIVEN
-    # Without the stored mapping, so that names mean the features themselves and not what they count as.
-    registry = replace(read_registry(catalog, GENE_SPACE), identity=IDENTITY_SCHEMA.empty_table())
-    sources = registry.require([*given])
-    links = dict(zip(sources, registry.require([*given.values()], once=False), strict=True))
-    wrong = next((name for name, into in zip(given, links.values(), strict=True) if into in links), None)
-    if wrong is not None:
-        raise FeatureError(
-            f"identity={{{wrong!r}: {given[wrong]!r}, ...}} leads to a gene that counts as another itself; name for each the gene at the end."
-        )
-    # Sorted, so that equal mappings are equal specs, which share what a snapshot has cached.
-    return tuple(sorted(links.items()))
-
-
-def _one_space(plan: ReadPlan) -> ReadPlan:
-    """Return a plan for an AnnData; refuse one of several spaces."""
-    if len(plan.spaces) != 1:
-        raise QueryError(
-            f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
-        )
-    return plan

@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.model.arguments import METRICS, brief
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.query.cells import Cells, column_vectors, read_cells
-from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, vector_results
-from raggedatlas.query.read_plan import QuerySpec, Search
+from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
+from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, read_modalities, vector_results
+from raggedatlas.query.read_plan import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
@@ -37,6 +38,32 @@ REFINE = 4
 _BLOCK_ROWS = 65_536
 _WORD = re.compile(r"\w+")
 _UID = re.compile("[0-9a-f]{16}")
+
+
+def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) -> Search:  # noqa: ANN401  (text or numbers)
+    """Check the arguments of `Query.search`.
+
+    Raises
+    ------
+    QueryError
+        For an unknown metric or column, and a query that is empty or not finite.
+    ArgumentError
+        For what is neither text nor a vector.
+    """
+    if metric not in METRICS:
+        raise QueryError(f"search knows the metrics {METRICS}, not {metric!r}.")
+    try:
+        asked: str | tuple[float, ...] = (
+            query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
+        )
+    except (TypeError, ValueError):
+        raise ArgumentError(f"search() takes query as text or a vector of numbers, not {brief(query)}.") from None
+    # NaN in a vector would make every distance NaN, and the search find nothing.
+    if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
+        raise QueryError("search needs some text, or a vector of finite numbers.")
+    search = Search(asked, column, check_count("search", k), metric)
+    search_columns(search, cell_columns(catalog), read_modalities(catalog), vector_results(catalog))
+    return search
 
 
 def search_columns(

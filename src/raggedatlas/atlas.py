@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
@@ -13,7 +13,14 @@ from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import OnConflict
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import AnnotationReport, MaintenanceReport
+from raggedatlas.model.reports import (
+    AddReport,
+    AnnotationReport,
+    GeometryReport,
+    IngestReport,
+    MaintenanceReport,
+    ResultReport,
+)
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import ReadOnlyAtlas, describe, describe_html
@@ -23,8 +30,14 @@ from raggedatlas.store.location import Location
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from anndata import AnnData
+    from mudata import MuData
 
+    from raggedatlas.model.protocols import Source
     from raggedatlas.query.query import Query
+    from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.vectors.geometry import Geometry
+    from raggedatlas.vectors.shapes import Shapes
 
 
 @checked
@@ -125,9 +138,40 @@ class RaggedAtlas(ReadOnlyAtlas):
         arrays = None if store is None else Location.of(store, storage_options)
         return AtlasView(open_latest(place, schema=schema, arrays=arrays))
 
+    # A path tells a type checker nothing: it may be a file, a folder of files, a geometry store or a folder of results.
+    @overload
+    def add(
+        self, source: list[Any] | tuple[Any, ...], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+    ) -> list[IngestReport]: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, source: "Shapes | Geometry", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+    ) -> GeometryReport: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, source: "ResultDataset", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+    ) -> ResultReport: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, source: str | os.PathLike[str], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+    ) -> AddReport | list[IngestReport]: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, source: "AnnData | MuData | Source", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+    ) -> IngestReport: ...  # fmt: skip
+
     def add(
         self,
-        source: Any,  # noqa: ANN401  (anything that can be added)
+        source: Any,
         name: str | None = None,
         *,
         on_duplicate: OnDuplicate = "error",
@@ -135,7 +179,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         progress: Progress | bool | None = None,
         executor: Executor | Workers | None = None,
         **choices: Unpack[AddChoices],
-    ) -> Any:  # noqa: ANN401  (a report, or a list of them)
+    ) -> AddReport | list[IngestReport]:
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
 
         Parameters
@@ -161,8 +205,9 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Returns
         -------
-        IngestReport, ResultReport, GeometryReport, or list of IngestReport
-            A list for a folder or a sequence. Every column and element stands in it with what became of it.
+        AddReport, or list of IngestReport
+            An `IngestReport` for cells, a `ResultReport` for a model's result, a `GeometryReport` for geometry; a list for a folder or a
+            sequence. Every column and element stands in it with what became of it.
 
         Raises
         ------

@@ -31,7 +31,7 @@ from raggedatlas.errors import (
     ValuesError,
 )
 from raggedatlas.ingest import commit, geometry
-from raggedatlas.ingest.detection import is_geometry
+from raggedatlas.ingest.add import is_geometry
 from raggedatlas.ingest.geometry import GEOMETRY_STEPS
 from raggedatlas.ingest.geometry_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.model.frames import find_column
@@ -290,7 +290,7 @@ def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Ca
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(geometry, "discard", lambda *_: None)
+        patch.setattr(geometry.GeometryAttachment, "discard", lambda *_: None)
         with contextlib.suppress(Killed):
             add(progress)
     catalog = atlas._catalog

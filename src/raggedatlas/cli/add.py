@@ -155,33 +155,34 @@ def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
     """Add files, geometry stores, or model results for existing cells; a refused source leaves the atlas unchanged."""
-    from raggedatlas.ingest.detection import is_geometry, is_results
+    from raggedatlas.ingest.add import is_geometry, is_results
+    from raggedatlas.model.reports import AddReport, IngestReport
 
-    if workers > 1 and len(options.files) == 1 and (is_geometry(options.files[0]) or is_results(options.files[0])):
+    first, several = options.files[0], len(options.files) > 1
+    is_shapes = not several and is_geometry(first)
+    if workers > 1 and (is_shapes or (not several and is_results(first))):
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
-    if len(options.files) == 1 and is_geometry(options.files[0]):
-        chosen = link_options.choices(options.space, options.unknown, options.organism)
-        _add_one(atlas_options, options, {"on_duplicate": options.on_duplicate, "dry_run": options.dry_run, **chosen})
-        return
-    if len(options.files) == 1 and is_results(options.files[0]):
-        _add_one(atlas_options, options, options.of_result())
-        return
-    choices = options.choices()
-    atlas = atlas_options.open()
-    source: str | list[str] = options.files if len(options.files) > 1 else options.files[0]
+    if is_shapes:
+        choices = link_options.choices(options.space, options.unknown, options.organism)
+        choices |= {"on_duplicate": options.on_duplicate, "dry_run": options.dry_run}
+    else:
+        choices = options.of_result() if not several and is_results(first) else options.choices()
+    added: AddReport | list[IngestReport]
     with progress("add") as callback, process_pool(workers) as executor:
-        added = atlas.add(source, options.name, progress=callback, executor=executor, **choices)
+        choices |= {"progress": callback, "executor": executor}
+        atlas = atlas_options.open()
+        if several:
+            added = atlas.add(options.files, options.name, **choices)
+        else:
+            added = atlas.add(first, options.name, **choices)
+    if not isinstance(added, list | IngestReport):
+        print_result(added.to_dict(), repr(added), as_json=atlas_options.as_json)
+        return
     reports = added if isinstance(added, list) else [added]
     if atlas_options.as_json:
         print_json([report.to_dict() for report in reports])
     else:
         _show_reports(reports)
-
-
-def _add_one(atlas_options: AtlasOptions, options: AddOptions, choices: dict[str, Any]) -> None:
-    with progress("add") as callback:
-        report = atlas_options.open().add(options.files[0], options.name, progress=callback, **choices)
-    print_result(report.to_dict(), repr(report), as_json=atlas_options.as_json)
 
 
 def _show_reports(reports: "Sequence[IngestReport]") -> None:

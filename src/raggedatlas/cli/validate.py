@@ -111,7 +111,7 @@ def validate(
 
 
 def _is_results(atlas_options: AtlasOptions) -> bool:
-    from raggedatlas.ingest.detection import is_results
+    from raggedatlas.ingest.add import is_results
 
     return atlas_options.location.is_local and is_results(atlas_options.atlas)
 

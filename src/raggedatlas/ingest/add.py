@@ -1,5 +1,8 @@
 """One door for everything that can be added: a path, a folder, an object, or several of them."""
 
+import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -9,13 +12,14 @@ from typing import Any
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError
 from raggedatlas.formats.registry import detect, list_sources, open_source
-from raggedatlas.ingest.commit import add_sources
-from raggedatlas.ingest.detection import is_geometry, is_results
-from raggedatlas.ingest.options import IngestOptions, open_progress, read_options
+from raggedatlas.ingest.commit import add_sources, attach
+from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, open_progress, read_options
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.protocols import Source
-from raggedatlas.model.reports import GeometryReport, IngestReport, ResultReport
+from raggedatlas.model.reports import AddReport, IngestReport
+from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
+from raggedatlas.store.location import REMOTE_SCHEMES, Location
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 """Formats whose files are held against the rules of AnnData before they are opened."""
@@ -66,7 +70,7 @@ def add(
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
     executor: Executor | Workers | None = None,
-) -> IngestReport | ResultReport | GeometryReport | list[IngestReport]:
+) -> AddReport | list[IngestReport]:
     """Add whatever `source` is.
 
     Parameters
@@ -94,18 +98,11 @@ def add(
         If a choice is not understood or the source is refused.
     """
     catalog.require_tip("add()")
-    if executor is not None and (is_geometry(source) or is_results(source)):
-        raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
-    if is_geometry(source):
-        from raggedatlas.ingest.geometry import add_geometry, add_transcripts
-
-        adds = add_transcripts if choices.get("counts") else add_geometry
-        return adds(catalog, source, choices, progress)
-    if is_results(source):
-        from raggedatlas.ingest.results import add_results
-
-        return add_results(catalog, source, choices, progress)
+    if is_geometry(source) or is_results(source):
+        if executor is not None:
+            raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
+        return _attach(catalog, source, choices, progress)
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source)
     if several and options.name is not None:
@@ -121,6 +118,25 @@ def add(
         for r, o in zip(reports, openers, strict=True)
     ]
     return reports if several else reports[0]
+
+
+def _attach(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (anything that can be added)
+    choices: Mapping[str, Any],
+    progress: Progress | bool | None,  # noqa: FBT001
+) -> AddReport:
+    """Add geometry or a result."""
+    if not is_geometry(source):
+        from raggedatlas.ingest.results import ResultAttachment
+
+        return attach(
+            ResultAttachment(catalog, source, read_options(ResultOptions, choices, "add() of results")), progress
+        )
+    from raggedatlas.ingest.geometry import GeometryAttachment, TranscriptAttachment
+
+    options = read_options(GeometryOptions, choices, "add() of geometry")
+    return attach((TranscriptAttachment if options.counts else GeometryAttachment)(catalog, source, options), progress)
 
 
 def _openers(source: Any) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)
@@ -140,3 +156,39 @@ def _openers(source: Any) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anythi
                 # A list also for one file: the type of the answer depends on the argument alone.
                 return [Opener(file) for file in files], True
     return [Opener(source)], False
+
+
+SHAPES = {"raggedatlas.vectors.geometry": "Geometry", "raggedatlas.vectors.shapes": "Shapes"}
+RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.npy_results": "InferenceDataSet"}
+"""Modules -> class of objects in memory that can be added."""
+
+
+def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI."""
+    if not isinstance(source, str | os.PathLike):
+        return _is_instance(source, SHAPES)
+    text = os.fspath(source)
+    if "://" in text and text.split("://", 1)[0].lower() not in (*REMOTE_SCHEMES, "file"):
+        return False
+    try:
+        root = json.loads(Location(text).read_bytes("zarr.json"))
+        return isinstance(root["attributes"]["zarr_vectors"], Mapping)
+    # What has no readable root is left to `open_source`, which names what is wrong with it.
+    except (AtlasError, OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether a source is a model's results, or a folder of some."""
+    if not isinstance(source, str | os.PathLike):
+        return _is_instance(source, RESULTS)
+    if "://" in os.fspath(source):
+        return False
+    folder = Location.of(source).path
+    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
+
+
+def _is_instance(source: Any, classes: Mapping[str, str]) -> bool:  # noqa: ANN401
+    """Return whether an object is of one of some classes, without importing their modules: before that there are no objects."""
+    modules = {name: sys.modules[name] for name in classes if name in sys.modules}
+    return any(isinstance(source, getattr(module, classes[name])) for name, module in modules.items())

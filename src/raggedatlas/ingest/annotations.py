@@ -16,7 +16,9 @@ from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, j
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values, merge_colors
-from raggedatlas.ingest.results import add_results
+from raggedatlas.ingest.commit import attach
+from raggedatlas.ingest.options import OnDuplicate, ResultOptions
+from raggedatlas.ingest.results import ResultAttachment
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     AnnotatedColumn,
@@ -27,7 +29,7 @@ from raggedatlas.model.assets import (
     result_columns,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
-from raggedatlas.model.ids import check_length, column_name, new_uid, uid_numbers
+from raggedatlas.model.ids import check_length, column_name, free_name, new_uid, uid_numbers
 from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
@@ -436,18 +438,18 @@ class _Vectors:
 
 def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, *, dry_run: bool) -> ResultReport:
     """Add a member of `obsm` as a result, unless the atlas has the same already."""
-    choices = {"name": vectors.key, "unknown": options.unknown, "dry_run": dry_run}
-    policy = "replace" if options.on_conflict == "replace" else "skip"
     there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(vectors.key)
     # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
-    report = add_results(catalog, vectors, {**choices, "on_duplicate": "skip" if there else policy}, progress=False)
+    policy: OnDuplicate = "replace" if options.on_conflict == "replace" and there is None else "skip"
+    choices = ResultOptions(vectors.key, policy, dry_run, unknown=options.unknown)
+    report = attach(ResultAttachment(catalog, vectors, choices), progress=False)
     if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
         return report
     if options.on_conflict == "error":
         raise DuplicateError(
             f"The atlas has a result {vectors.key!r} with other values already; pass on_conflict='replace', or rename the member of obsm."
         )
-    return add_results(catalog, vectors, {**choices, "on_duplicate": "replace"}, progress=False)
+    return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")), progress=False)
 
 
 def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions) -> _Plan:
@@ -641,11 +643,7 @@ def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalo
             f"{catalog.location.uri} has an annotation {plan.options.name!r} already; choose another name, or drop it with "
             f"drop_annotation({plan.options.name!r})."
         )
-    first = name = plan.record.name or (written[0] if len(written) == 1 else "annotation")
-    n = 2
-    while name in taken:
-        name, n = f"{first}-{n}", n + 1
-    return name
+    return free_name(plan.record.name or (written[0] if len(written) == 1 else "annotation"), taken, "-")
 
 
 def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:

@@ -20,7 +20,7 @@ from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
-from raggedatlas.model.ids import column_name, feature_uids, repeated_uids
+from raggedatlas.model.ids import column_name, feature_uids, free_name, repeated_uids
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -207,11 +207,7 @@ def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
         raise SchemaError(
             f"The cell column {stored!r} is taken by the atlas or by another column of the file; choose another name."
         )
-    base = f"obs_{stored}" if stored in taken else stored
-    stored, n = base, 2
-    while stored in taken:
-        stored, n = f"{base}_{n}", n + 1
-    return stored
+    return free_name(f"obs_{stored}" if stored in taken else stored, taken)
 
 
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:

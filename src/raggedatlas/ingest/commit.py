@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -22,6 +23,7 @@ from raggedatlas.catalog.assets import (
     read_lease,
     read_records,
     release_lease,
+    take_lease,
     this_process,
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -30,7 +32,7 @@ from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_fe
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matrix_facts, specs_json
-from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.options import AddOptions, IngestOptions, open_progress
 from raggedatlas.ingest.plan import ColumnOrders, GroupPlan, IngestPlan, plan_cells
 from raggedatlas.ingest.staging import (
     FlushBehind,
@@ -46,7 +48,7 @@ from raggedatlas.model.arguments import Progress, no_progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
-from raggedatlas.model.reports import IngestReport
+from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.runtime import BackgroundWriter
@@ -58,6 +60,98 @@ COMMIT_CELLS = 500_000
 
 COMMIT_DATASETS = 100
 """Maximum number of datasets in one commit, whose feature names are all kept in memory."""
+
+
+Report = TypeVar("Report", bound=AddReport)
+
+
+class Attachment(ABC, Generic[Report]):
+    """What is attached to cells by one registry row: a result, geometry, transcripts; `attach` brings it into the atlas.
+
+    A subclass says how one kind is planned, staged and committed. Datasets go the same way in `add_sources`, many at a time:
+    there sources are planned and flushed in the background, and share a commit.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    options : AddOptions
+        The caller's choices.
+    """
+
+    uid: str
+
+    def __init__(self, catalog: Catalog, options: AddOptions) -> None:
+        self.catalog, self.options = catalog, options
+
+    @abstractmethod
+    def plan(self) -> bool:
+        """Decide what is written and set `uid`; refuse what can be refused. Return False where duplicates are skipped."""
+
+    @abstractmethod
+    def stage(self, progress: Progress) -> None:
+        """Write what is not visible yet."""
+
+    @abstractmethod
+    def commit(self, progress: Progress) -> Done:
+        """Make all of it visible by one last write; skipped where another process has added the same since the plan."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove what did not become visible; what did although an error was raised stays."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Remove what is replaced."""
+
+    @abstractmethod
+    def report(self, status: Status) -> Report:
+        """Return the report of what was done, or would be done."""
+
+
+def attach(attachment: Attachment[Report], progress: Progress | bool | None = None) -> Report:  # noqa: FBT001
+    """Add what is attached to cells: plan, stage, commit.
+
+    A process killed on the way leaves nothing visible; the call can be run again, and `repair` and `gc` free what was left.
+
+    Parameters
+    ----------
+    attachment : Attachment
+        What is added.
+    progress : callable, bool or None
+        A callback; None draws a bar on a terminal, False draws nothing.
+
+    Raises
+    ------
+    AtlasError
+        As the attachment refuses; and if another process adds the same meanwhile. The atlas is as it was.
+    """
+    catalog, options = attachment.catalog, attachment.options
+    catalog.require_tip("add()")
+    with open_progress(progress, options.name or "add") as callback:
+        callback("plan", 0, 1)
+        if not attachment.plan():
+            return attachment.report("skipped")
+        if options.dry_run:
+            return attachment.report("dry run")
+        try:
+            take_lease(catalog, attachment.uid)
+            callback("lease", 1, 1)
+            attachment.stage(callback)
+            done = attachment.commit(callback)
+            callback("record", 1, 1)
+        except BaseException:
+            # Where the tables cannot be read, `repair` will remove it.
+            with contextlib.suppress(AtlasError):
+                attachment.discard()
+            raise
+        # What is left of a replaced asset or a skipped one, and a lease, do no harm; `repair` removes them.
+        with contextlib.suppress(AtlasError):
+            (attachment.discard if done == "skipped" else attachment.finish)()
+        with contextlib.suppress(StoreError):
+            release_lease(catalog, attachment.uid)
+        callback("done", 1, 1)
+        return attachment.report(done)
 
 
 class AttachedColumns(Protocol):

@@ -1,10 +1,9 @@
 """Add geometry, and transcripts with their counts: the store first, then the pointers of cells, the record last (seed 002)."""
 
-import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +18,11 @@ from raggedatlas.catalog.assets import (
     delete_cells_of_datasets,
     groups_in_use,
     is_visible,
+    read_geometries,
     read_records,
-    release_lease,
-    take_lease,
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, write_frame
+from raggedatlas.catalog.cells import add_cell_columns, cell_rows, write_frame
 from raggedatlas.errors import (
     AtlasError,
     ConflictError,
@@ -32,15 +30,14 @@ from raggedatlas.errors import (
     DuplicateError,
     NotFoundError,
     SourceError,
-    StoreError,
 )
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.commit import add_sources
+from raggedatlas.ingest.commit import Attachment, add_sources
 from raggedatlas.ingest.geometry_plan import (
     GeometryPlan,
     GeometrySource,
-    check_duplicates,
+    find_replaced,
     object_centroids,
     open_geometry,
     owner_codes,
@@ -49,17 +46,14 @@ from raggedatlas.ingest.geometry_plan import (
 from raggedatlas.ingest.options import (
     GeometryOptions,
     IngestOptions,
-    check_options,
-    open_progress,
-    read_options,
 )
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import new_uids
+from raggedatlas.model.ids import free_name, new_uids
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
-from raggedatlas.model.reports import GeometryReport, IngestReport
+from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
 from raggedatlas.store.location import digest_files, list_files, read_file
 from raggedatlas.store.sql import equals, is_not_null
@@ -73,161 +67,6 @@ if TYPE_CHECKING:
 
 GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
 """The steps of adding geometry, in order; each is reported just before the next begins."""
-
-
-@dataclass(frozen=True)
-class NewCells:
-    """Cells that are made of objects.
-
-    Parameters
-    ----------
-    n : int
-        How many; 0 for none.
-    name : str
-        Of their dataset.
-    frame : pyarrow.Table
-        Their names and attributes.
-    plans : sequence of ColumnPlan
-        What becomes of the attributes.
-    left : tuple of str
-        Attributes that become no columns.
-    """
-
-    n: int
-    name: str
-    frame: pa.Table
-    plans: Sequence[ColumnPlan] = ()
-    left: tuple[str, ...] = ()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines for the report."""
-        notes = [f"{self.n:,} new cells in the dataset {self.name!r}"] if self.n else []
-        if self.left:
-            notes.append(
-                f"object attributes of several channels are no cell columns, they stay in the store: {list(self.left)}"
-            )
-        return tuple(notes)
-
-    @property
-    def columns(self) -> list[CellColumn]:
-        """Cell columns that they bring."""
-        return [plan.column for plan in self.plans]
-
-    def named(self, record: GeometryRecord) -> GeometryRecord:
-        """Return the row of the registry with their dataset."""
-        if not self.n:
-            return record
-        return record.model_copy(update={"datasets": json.dumps({**record.cells_of, record.uid: self.n})})
-
-    def write(self, catalog: Catalog, record: GeometryRecord, pointers: pa.StructArray) -> DatasetRecord:
-        """Append the cells, and return the record of their dataset, which makes all of it visible once it is committed."""
-        uid = record.uid
-        digest = write_frame(catalog, uid, "obs", self.frame)
-        schema = catalog.tables.schema(CELLS)
-        columns = {
-            "uid": new_uids(self.n),
-            "dataset_uid": pa.array([uid] * self.n, pa.string()),
-            "cell_name": self.frame.column(INDEX).cast(pa.string()),
-            record.column: pointers,
-        }
-        for plan in self.plans:
-            values = column_values(plan, self.frame)
-            # Another writer may have created the column with another type since the plan.
-            columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
-        catalog.tables.append(CELLS, cell_rows(schema, columns, self.n))
-        return DatasetRecord(
-            uid=uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=self.n, pointer=record.column, name=self.name,
-            source=record.source, content_hash=record.content_hash,
-            facts=DatasetFacts(format="zarr-vectors", n_cells=self.n, frames={"obs": digest}).to_json(),
-        )  # fmt: skip
-
-
-def add_geometry(
-    catalog: Catalog,
-    source: Any,  # noqa: ANN401  (Shapes, Geometry, or a store)
-    choices: Mapping[str, Any],
-    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> GeometryReport:
-    """Add a geometry store, or shapes in memory, and point cells to its objects.
-
-    The store is copied as it is under a group of its own, then cells get their pointers in one commit, then its row in
-    ``_geometry`` makes it visible (with new cells: the record of their dataset, after it). A process killed on the way leaves nothing
-    visible; the call can be run again, and `repair` and `gc` free what was left.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Shapes, Geometry, str or path
-        Shapes in memory, or a zarr-vectors store of either layout.
-    choices : mapping
-        Keyword arguments of `GeometryOptions`.
-    progress : callable, bool or None
-        A callback; None draws a bar on a terminal, False draws nothing.
-
-    Returns
-    -------
-    GeometryReport
-        What was done.
-
-    Raises
-    ------
-    AtlasError
-        As `open_geometry` and `plan_geometry` refuse; and if another process adds the same meanwhile. The atlas is as it was.
-    """
-    catalog.require_tip("add()")
-    options = read_options(GeometryOptions, choices, "add() of geometry")
-    with open_progress(progress, options.name or options.space or "add") as callback:
-        return _add(catalog, source, options, callback)
-
-
-def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Progress) -> GeometryReport:  # noqa: ANN401
-    progress("plan", 0, 1)
-    opened = open_geometry(source, options.cells, options.unassigned, options.layout)
-    plan = plan_geometry(catalog, opened, options)
-    if plan.skipped:
-        return geometry_report(plan, "skipped")
-    fresh = plan_cells(catalog, plan, options)
-    if options.dry_run:
-        return geometry_report(plan, "dry run", fresh)
-    uid, written = plan.record.uid, plan.record
-    try:
-        take_lease(catalog, uid)
-        progress("lease", 1, 1)
-        written = write_store(catalog, plan)
-        progress("store", 1, 1)
-        add_cell_columns(catalog, fresh.columns, [])
-        progress("columns", 1, 1)
-        written = write_pointers(catalog, plan, written)
-        progress("pointers", 1, 1)
-        _refuse_moved(catalog, plan, written)
-        written = fresh.named(written)
-        # With new cells, the row of the registry is invisible until the record of their dataset is committed.
-        if fresh.n:
-            register_geometry(catalog, written)
-            progress("cells", 0, 1)
-            made = fresh.write(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
-            plan, name = _commit_cells(catalog, made, written, plan, options)
-            fresh = replace(fresh, name=name)
-        else:
-            progress("cells", 1, 1)
-            plan = _commit_row(catalog, written, plan, options)
-        progress("record", 1, 1)
-    except BaseException:
-        discard(catalog, uid)
-        raise
-    # Another process has added the same since the plan, and duplicates are skipped.
-    if plan.skipped:
-        discard(catalog, uid)
-        return geometry_report(plan, "skipped")
-    # The geometry is visible now; `repair` removes what stays of what it replaces.
-    with contextlib.suppress(AtlasError):
-        _clear_replaced(catalog, plan.replaces)
-    with contextlib.suppress(StoreError):
-        release_lease(catalog, uid)
-    progress("done", 1, 1)
-    return geometry_report(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
 
 
 def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
@@ -323,162 +162,239 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
     return f"{record.name}_{record.uid[:8]}" if groups_in_use(catalog, groups) else record.name
 
 
-def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> None:
-    """Refuse to go on where another process took some of the cells since they were looked at."""
-    if len(plan.uids):
-        n = catalog.tables.count(CELLS, equals(f"{record.column}.zarr_group", record.zarr_group))
-        if n != len(plan.uids):
+@dataclass(frozen=True)
+class NewCells:
+    """Cells that are made of objects, a dataset of their own.
+
+    Parameters
+    ----------
+    name : str
+        Of their dataset.
+    frame : pyarrow.Table
+        Their names and attributes, one row for each cell.
+    plans : sequence of ColumnPlan
+        What becomes of the attributes.
+    left : tuple of str
+        Attributes that become no columns.
+    """
+
+    name: str = ""
+    frame: pa.Table = field(default_factory=lambda: pa.table({}))
+    plans: Sequence[ColumnPlan] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """How many; 0 for none."""
+        return int(self.frame.num_rows)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the report."""
+        notes = [f"{self.n:,} new cells in the dataset {self.name!r}"] if self.n else []
+        if self.left:
+            notes.append(
+                f"object attributes of several channels are no cell columns, they stay in the store: {list(self.left)}"
+            )
+        return notes
+
+
+class GeometryAttachment(Attachment[GeometryReport]):
+    """A geometry store, or shapes in memory, whose objects cells point to.
+
+    The store is copied as it is under a group of its own, then cells get their pointers in one commit, then its row in
+    ``_geometry`` makes it visible (with new cells: the record of their dataset, after it).
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Shapes, Geometry, str or path
+        Shapes in memory, or a zarr-vectors store of either layout.
+    options : GeometryOptions
+        The caller's choices.
+    """
+
+    def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401
+        super().__init__(catalog, options)
+        self.source, self.choices = source, options
+        self.cells = NewCells()
+
+    def plan(self) -> bool:
+        """Read the shapes, and decide which cells get which; return False where duplicates are skipped."""
+        choices = self.choices
+        self.shapes = open_geometry(self.source, choices.cells, choices.unassigned, choices.layout)
+        self.decided = plan_geometry(self.catalog, self.shapes, choices)
+        self.record, self.uid = self.decided.record, self.decided.record.uid
+        self.replaces = self._replaced(read_geometries(self.catalog))
+        if self.replaces is not None:
+            self.plan_cells(self.replaces)
+        return self.replaces is not None
+
+    def plan_cells(self, replaces: Sequence[GeometryRecord]) -> None:
+        """Decide what the new cells will be.
+
+        Raises
+        ------
+        SchemaError
+            If an attribute clashes with a cell column.
+        DuplicateError
+            If a dataset is called so already, or the same cells were made before.
+        """
+        fresh, shapes = self.decided.fresh, self.shapes.shapes
+        if not len(fresh):
+            return
+        assert shapes.ids is not None
+        # A link has one pair; without a link, names come from the attribute `cells` or from the ids.
+        ((_, attribute),) = self.record.linked.items() or [("", "")]
+        owner = attribute or self.choices.cells
+        label = owner if owner in shapes.object_attributes else ""
+        names = shapes.object_attributes[label].values[fresh] if label else shapes.ids[fresh]
+        frame = {INDEX: pa.array([str(name) for name in names.tolist()])}
+        others = {name: values for name, values in sorted(shapes.object_attributes.items()) if name != label}
+        for name, attributes in others.items():
+            if attributes.n_channels == 1:
+                values = attributes.values[fresh]
+                frame[name] = pa.array(values.tolist() if values.dtype.kind in "US" else values)
+        table = pa.table(frame)
+        plans, _ = plan_columns(table.schema, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
+        left = tuple(name for name in others if name not in frame)
+        self.cells = NewCells(self._dataset_name(read_records(self.catalog), replaces), table, plans, left)
+
+    def stage(self, progress: Progress) -> None:
+        """Write the store, and the pointers of cells that are there."""
+        catalog = self.catalog
+        self.record = write_store(catalog, self.decided)
+        progress("store", 1, 1)
+        add_cell_columns(catalog, [plan.column for plan in self.cells.plans], [])
+        progress("columns", 1, 1)
+        self.record = write_pointers(catalog, self.decided, self.record)
+        progress("pointers", 1, 1)
+        # Another process may have taken some of the cells since they were looked at.
+        n = len(self.decided.uids)
+        n_moved = n and n - catalog.tables.count(
+            CELLS, equals(f"{self.record.column}.zarr_group", self.record.zarr_group)
+        )
+        if n_moved:
             raise ConflictError(
-                f"{len(plan.uids) - n:,} cells were dropped or pointed elsewhere while {plan.source.uri} was added; run it again."
+                f"{n_moved:,} cells were dropped or pointed elsewhere while {self.shapes.uri} was added; run it again."
             )
 
+    def commit(self, progress: Progress) -> Done:
+        """Write the row of the registry, or after it the record of the dataset of new cells."""
+        if self.cells.n:
+            self._commit_cells(progress)
+        else:
+            progress("cells", 1, 1)
+            GEOMETRY_ASSETS.change(self.catalog, self._with_row)
+        return "skipped" if self.replaces is None else "replaced" if self.replaces else "added"
 
-def register_geometry(catalog: Catalog, record: GeometryRecord) -> None:
-    """Write a row of the registry, which becomes visible with the record of its dataset."""
-    GEOMETRY_ASSETS.change(catalog, lambda old: [*old, record])
-
-
-def _commit_cells(
-    catalog: Catalog, made: DatasetRecord, record: GeometryRecord, plan: GeometryPlan, options: GeometryOptions
-) -> tuple[GeometryPlan, str]:
-    """Commit the dataset of new cells, which makes their announced geometry visible; return the plan as it was done, and its name.
-
-    Raises
-    ------
-    DuplicateError
-        If another process has added the same, or taken the name, since it was looked at.
-    """
-    done, name = plan, made.name
-
-    def choose(old: list[DatasetRecord]) -> Commit:
-        nonlocal done, name
-        known = {other.uid for other in old}
-        # The row of this store is in the registry already and would be its own duplicate.
-        there = [row for row in GEOMETRY_ASSETS.read(catalog) if row.uid != record.uid and is_visible(row, known)]
-        done = check_duplicates(plan, record, there, options)
-        if done.skipped:
-            return Commit(())
-        name = dataset_name(old, done, options)
-        return Commit((made.model_copy(update={"name": name}),), frozenset(row.uid for row in done.replaces) & known)
-
-    commit_records(catalog, choose)
-    return done, name
-
-
-def _clear_replaced(catalog: Catalog, gone: Sequence[GeometryRecord]) -> None:
-    """Remove the rows, cells and pointers of replaced geometry."""
-    if gone:
-        uids = {record.uid for record in gone}
-        GEOMETRY_ASSETS.change(catalog, lambda old: [record for record in old if record.uid not in uids])
-        delete_cells_of_datasets(catalog, [record.uid for record in gone if record.uid in record.cells_of])
-        clear_orphaned_pointers(catalog)
-
-
-def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, options: GeometryOptions) -> GeometryPlan:
-    """Write the row of the registry, in the place of those that it replaces; return the plan as it was done.
-
-    Raises
-    ------
-    DuplicateError
-        If another process has added geometry of that name to the same cells since they were looked at.
-    """
-    done = plan
-
-    def change(old: list[GeometryRecord]) -> list[GeometryRecord]:
-        nonlocal done
-        if any(row.uid == record.uid for row in old):
+    def _with_row(self, old: list[GeometryRecord]) -> list[GeometryRecord]:
+        """Return the registry with this row in the place of those that it replaces."""
+        if any(row.uid == self.uid for row in old):
             return old  # The commit before was done although its answer was lost.
-        known = {dataset.uid for dataset in read_records(catalog)}
-        done = check_duplicates(plan, record, [row for row in old if is_visible(row, known)], options)
-        gone = {row.uid for row in done.replaces}
-        return old if done.skipped else [*(row for row in old if row.uid not in gone), record]
+        datasets = {dataset.uid for dataset in read_records(self.catalog)}
+        self.replaces = self._replaced(row for row in old if is_visible(row, datasets))
+        if self.replaces is None:
+            return old
+        gone = {row.uid for row in self.replaces}
+        return [*(row for row in old if row.uid not in gone), self.record]
 
-    GEOMETRY_ASSETS.change(catalog, change)
-    return done
+    def _commit_cells(self, progress: Progress) -> None:
+        """Append the new cells, and commit the record of their dataset, which makes all of it visible."""
+        catalog, cells = self.catalog, self.cells
+        self.record = self.record.model_copy(
+            update={"datasets": json.dumps({**self.record.cells_of, self.uid: cells.n})}
+        )
+        record = self.record
+        # This row is invisible until the record of its dataset is committed.
+        GEOMETRY_ASSETS.change(catalog, lambda old: [*old, record])
+        progress("cells", 0, 1)
+        digest = write_frame(catalog, self.uid, "obs", cells.frame)
+        schema = catalog.tables.schema(CELLS)
+        columns = {
+            "uid": new_uids(cells.n),
+            "dataset_uid": pa.repeat(self.uid, cells.n),
+            "cell_name": cells.frame.column(INDEX).cast(pa.string()),
+            record.column: pointer_values(self.shapes, self.decided.fresh, record.zarr_group),
+        }
+        for plan in cells.plans:
+            values = column_values(plan, cells.frame)
+            # Another writer may have created the column with another type since the plan.
+            columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
+        catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
+        dataset = DatasetRecord(
+            uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,
+            name=cells.name, source=record.source, content_hash=record.content_hash,
+            facts=DatasetFacts(format="zarr-vectors", n_cells=cells.n, frames={"obs": digest}).to_json(),
+        )  # fmt: skip
 
+        def choose(old: list[DatasetRecord]) -> Commit:
+            datasets = {other.uid for other in old}
+            # The row of this store is in the registry already and would be its own duplicate.
+            rows = [row for row in GEOMETRY_ASSETS.read(catalog) if row.uid != self.uid and is_visible(row, datasets)]
+            self.replaces = self._replaced(rows)
+            if self.replaces is None:
+                return Commit(())
+            self.cells = replace(cells, name=self._dataset_name(old, self.replaces))
+            gone = frozenset(row.uid for row in self.replaces) & datasets
+            return Commit((dataset.model_copy(update={"name": self.cells.name}),), gone)
 
-def discard(catalog: Catalog, uid: str) -> None:
-    """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
-    with contextlib.suppress(AtlasError):
-        own = [record for record in GEOMETRY_ASSETS.read(catalog) if record.uid == uid]
+        commit_records(catalog, choose)
+
+    def _replaced(self, old: Iterable[GeometryRecord]) -> list[GeometryRecord] | None:
+        return find_replaced(self.record, list(old), self.choices)
+
+    def _dataset_name(self, datasets: Iterable[DatasetRecord], replaces: Sequence[GeometryRecord]) -> str:
+        """Choose the name of the dataset of new cells.
+
+        Raises
+        ------
+        DuplicateError
+            If the name that the caller chose is taken.
+        """
+        gone = {old.uid for old in replaces}
+        taken = {record.name for record in datasets if record.uid not in gone}
+        asked = self.choices.dataset if self.choices.link is None else None
+        if asked is not None and asked in taken:
+            raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")
+        return free_name(asked or self.shapes.name, taken, "-")
+
+    def finish(self) -> None:
+        """Remove the rows, cells and pointers of replaced geometry."""
+        if self.replaces:
+            uids = {record.uid for record in self.replaces}
+            GEOMETRY_ASSETS.remove(self.catalog, uids)
+            delete_cells_of_datasets(
+                self.catalog, [record.uid for record in self.replaces if record.uid in record.cells_of]
+            )
+            clear_orphaned_pointers(self.catalog)
+
+    def discard(self) -> None:
+        """Remove what did not become visible."""
+        own = [record for record in GEOMETRY_ASSETS.read(self.catalog) if record.uid == self.uid]
         # The commit raised although it was done, for instance because its answer was lost.
-        if own and is_visible(own[0], {record.uid for record in read_records(catalog)}):
+        if own and is_visible(own[0], {record.uid for record in read_records(self.catalog)}):
             return
         if own:
-            GEOMETRY_ASSETS.change(catalog, lambda old: [record for record in old if record.uid != uid])
-        catalog.tables.delete(CELLS, equals("dataset_uid", uid))
-        catalog.arrays.child(uid).delete_prefix()
-        clear_orphaned_pointers(catalog)
+            GEOMETRY_ASSETS.remove(self.catalog, {self.uid})
+        self.catalog.tables.delete(CELLS, equals("dataset_uid", self.uid))
+        self.catalog.arrays.child(self.uid).delete_prefix()
+        clear_orphaned_pointers(self.catalog)
 
-
-def geometry_report(
-    plan: GeometryPlan, status: Literal["added", "skipped", "replaced", "dry run"], fresh: NewCells | None = None
-) -> GeometryReport:
-    """Return the report of what a plan did, or would do."""
-    record = plan.record
-    n_new = 0 if fresh is None else fresh.n
-    done = status in ("added", "replaced")
-    n_datasets = len({*record.cells_of, *([record.uid] if n_new else [])})
-    return GeometryReport(
-        name=record.name, space=record.space, column=record.column, zarr_group=record.zarr_group if done else "",
-        types=tuple(record.types), n_objects=record.n_objects, n_vertices=record.n_vertices, n_levels=record.n_levels,
-        n_cells=len(plan.uids) + n_new, n_new_cells=n_new, n_datasets=n_datasets, status=status, n_bytes=record.n_bytes,
-        dataset_uid=record.uid if n_new and done else "", content_hash=record.content_hash, source=record.source,
-        notes=(*plan.notes, *(() if fresh is None else fresh.notes)),
-    )  # fmt: skip
-
-
-def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -> NewCells:
-    """Decide what the new cells of a plan will be.
-
-    Raises
-    ------
-    SchemaError
-        If an attribute clashes with a cell column.
-    DuplicateError
-        If a dataset is called so already, or the same cells were made before.
-    """
-    if not len(plan.fresh):
-        return NewCells(0, "", pa.table({}))
-    shapes = plan.source.shapes
-    assert shapes.ids is not None
-    # A link has one pair; without a link, names come from the attribute `cells` or from the ids.
-    ((_, attribute),) = plan.record.linked.items() or [("", "")]
-    label = attribute or options.cells if (attribute or options.cells) in shapes.object_attributes else ""
-    names = shapes.object_attributes[label].values[plan.fresh] if label else shapes.ids[plan.fresh]
-    frame = {INDEX: pa.array([str(name) for name in names.tolist()])}
-    left: list[str] = []
-    for name, values in sorted(shapes.object_attributes.items()):
-        if values.n_channels == 1 and name != label:
-            frame[name] = pa.array(
-                values.values[plan.fresh].tolist() if values.values.dtype.kind in "US" else values.values[plan.fresh]
-            )
-        elif name != label:
-            left.append(name)
-    table = pa.table(frame)
-    plans, _ = plan_columns(table.schema, catalog.tables.schema(CELLS), IngestOptions(), [plan.record.column])
-    name = dataset_name(read_records(catalog), plan, options)
-    return NewCells(len(plan.fresh), name, table, plans, tuple(left))
-
-
-def dataset_name(there: Iterable[DatasetRecord], plan: GeometryPlan, options: GeometryOptions) -> str:
-    """Choose the name of the dataset of new cells, given the existing datasets.
-
-    Raises
-    ------
-    DuplicateError
-        If the name that the caller chose is taken.
-    """
-    gone = {old.uid for old in plan.replaces}
-    taken = {record.name for record in there if record.uid not in gone}
-    asked = options.dataset if options.link is None else None
-    if asked is not None and asked in taken:
-        raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")
-    base = name = asked or plan.source.name
-    n = 2
-    while name in taken:
-        name, n = f"{base}-{n}", n + 1
-    return name
+    def report(self, status: Status) -> GeometryReport:
+        """Return the report of what was done, or would be done."""
+        skipped, done = status == "skipped", status in ("added", "replaced")
+        record, cells = (self.decided.record, NewCells()) if skipped else (self.record, self.cells)
+        notes = ["the same shapes of the same cells are in the atlas already"] if skipped else cells.notes
+        return GeometryReport(
+            name=record.name, space=record.space, column=record.column, zarr_group=record.zarr_group if done else "",
+            types=tuple(record.types), n_objects=record.n_objects, n_vertices=record.n_vertices, n_levels=record.n_levels,
+            n_cells=len(self.decided.uids) + cells.n, n_new_cells=cells.n,
+            n_datasets=len({*record.cells_of, *([record.uid] if cells.n else [])}), status=status, n_bytes=record.n_bytes,
+            dataset_uid=record.uid if cells.n and done else "", content_hash=record.content_hash, source=record.source,
+            notes=(*self.decided.notes, *notes),
+        )  # fmt: skip
 
 
 GENE, CELL = "gene", "cell_id"
@@ -654,93 +570,65 @@ def gene_codes(
     return codes, names
 
 
-def add_transcripts(
-    catalog: Catalog,
-    source: Any,  # noqa: ANN401  (Shapes, Geometry, or a store)
-    choices: Mapping[str, Any],
-    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> GeometryReport:
-    """Add transcripts with their counts: new cells with expression that point to their transcripts.
+class TranscriptAttachment(GeometryAttachment):
+    """Transcripts with their counts: new cells with expression that point to their transcripts.
 
     The counts are a dataset like that of a file: their genes are registered features, found by the same rules. The record of
-    this dataset is the last write, and makes cells, counts and transcripts visible at once.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Shapes, Geometry, str or path
-        Points with a gene and a cell.
-    choices : mapping
-        Keyword arguments of `GeometryOptions`; ``dataset`` is the name of the counts.
-    progress : callable, bool or None
-        A callback ``(step, done, total)``; else nothing is shown.
-
-    Returns
-    -------
-    GeometryReport
-        ``dataset_uid`` is that of the counts.
-
-    Raises
-    ------
-    AtlasError
-        As `transcripts_to_counts`, and as adding a file or geometry refuses. The atlas is as it was.
+    this dataset is the last write, and makes cells, counts and transcripts visible at once. It is an `AttachedColumns`.
     """
-    catalog.require_tip("add()")
-    options = read_options(GeometryOptions, choices, "add() of geometry")
-    check_options(options)
-    callback = progress if callable(progress) else no_progress
-    callback("plan", 0, 1)
-    opened = open_geometry(source, options.cells, options.unassigned, options.layout)
-    plan = plan_geometry(catalog, opened, replace(options, space=options.space or "transcripts"))
-    if plan.skipped:
-        return geometry_report(plan, "skipped")
-    data = count(opened, options.genes, options.cells)
-    asked = IngestOptions(
-        name=options.dataset or opened.name,
-        on_duplicate=options.on_duplicate,
-        dry_run=options.dry_run,
-        organism=options.organism,
-    )
-    if options.dry_run:
-        reports = add_sources(catalog, [_Opener(data)], asked, callback)
-        return _geometry_report(plan, reports[0])
-    uid = plan.record.uid
-    try:
-        take_lease(catalog, uid)
-        callback("lease", 1, 1)
-        # No existing cell gets a pointer, so this only adds the column that `_Pointers` fills.
-        written = write_pointers(catalog, plan, write_store(catalog, plan))
-        callback("store", 1, 1)
-        reports = add_sources(catalog, [_Opener(data)], asked, callback, attached=_Pointers(catalog, plan, written))
-    except BaseException:
-        discard(catalog, uid)
-        raise
-    if reports[0].status == "skipped":
-        discard(catalog, uid)
-    with contextlib.suppress(StoreError):
-        release_lease(catalog, uid)
-    return _geometry_report(replace(plan, record=written), reports[0])
 
+    def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401
+        super().__init__(catalog, source, replace(options, space=options.space or "transcripts"))
 
-@dataclass(frozen=True)
-class _Pointers:
-    """Pointers to transcripts, committed with the cells of their counts."""
+    def plan_cells(self, replaces: Sequence[GeometryRecord]) -> None:
+        """Count the transcripts; with ``dry_run`` also try to add the counts."""
+        self.counts = count(self.shapes, self.choices.genes, self.choices.cells)
+        if self.choices.dry_run:
+            self._add_counts(no_progress)
 
-    catalog: Catalog
-    plan: GeometryPlan
-    record: GeometryRecord
+    def _add_counts(self, progress: Progress) -> None:
+        asked = self.choices
+        options = IngestOptions(
+            name=asked.dataset or self.shapes.name, on_duplicate=asked.on_duplicate, dry_run=asked.dry_run,
+            organism=asked.organism,
+        )  # fmt: skip
+        (self.added,) = add_sources(self.catalog, [_Opener(self.counts)], options, progress, attached=self)
+
+    def stage(self, progress: Progress) -> None:
+        """Write the store, and the column of pointers."""
+        # No existing cell gets a pointer, so this only adds the column that `columns` fills.
+        self.record = write_pointers(self.catalog, self.decided, write_store(self.catalog, self.decided))
+        progress("store", 1, 1)
+
+    def commit(self, progress: Progress) -> Done:
+        """Add the counts, whose record makes the transcripts visible too."""
+        self._add_counts(progress)
+        return cast("Done", self.added.status)
 
     def columns(self) -> dict[str, tuple[pa.Field, pa.Array]]:
         """Return the pointers of all cells, in the order of the objects."""
-        field = pointer_field(self.record.column, PointerKind.GEOMETRY, self.record.space)
+        pointers = pointer_field(self.record.column, PointerKind.GEOMETRY, self.record.space)
         # `count` makes one cell of each object in order, and without a link `fresh` has all objects.
-        return {field.name: (field, pointer_values(self.plan.source, self.plan.fresh, self.record.zarr_group))}
+        return {pointers.name: (pointers, pointer_values(self.shapes, self.decided.fresh, self.record.zarr_group))}
 
     def before_record(self, uid: str) -> None:
         """Write the row of the registry, which the dataset's record makes visible."""
-        cells = json.dumps({uid: len(self.plan.fresh)})
-        register_geometry(self.catalog, self.record.model_copy(update={"datasets": cells}))
+        record = self.record.model_copy(update={"datasets": json.dumps({uid: len(self.decided.fresh)})})
+        GEOMETRY_ASSETS.change(self.catalog, lambda old: [*old, record])
+
+    def finish(self) -> None:
+        """Do nothing: rows of the registry go with the datasets that the counts replace."""
+
+    def report(self, status: Status) -> GeometryReport:
+        """Return the report of what was done to the transcripts, with the notes about the counts."""
+        report = super().report(status)
+        if self.replaces is None:
+            return report
+        counts = self.added
+        notes = (*self.decided.notes, f"counts: {counts.name}, {counts.n_cells:,} cells", *counts.notes)
+        return replace(
+            report, dataset_uid=counts.dataset_uid, notes=notes, n_cells=counts.n_cells, n_new_cells=counts.n_cells, n_datasets=1
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -757,11 +645,3 @@ class _Opener:
     def explain(self, error: AtlasError) -> AtlasError:
         """Return the error unchanged."""
         return error
-
-
-def _geometry_report(plan: GeometryPlan, counts: IngestReport) -> GeometryReport:
-    made = geometry_report(plan, counts.status)
-    notes = (*plan.notes, f"counts: {counts.name}, {counts.n_cells:,} cells", *counts.notes)
-    return replace(
-        made, dataset_uid=counts.dataset_uid, notes=notes, n_cells=counts.n_cells, n_new_cells=counts.n_cells, n_datasets=1
-    )  # fmt: skip

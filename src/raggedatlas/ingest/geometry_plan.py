@@ -23,15 +23,14 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest.detection import root_attributes
-from raggedatlas.ingest.options import GeometryOptions, check_options
+from raggedatlas.ingest.options import GeometryOptions
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.geometry import Geometry, parse_root
+from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_attributes
 from raggedatlas.vectors.writer import write
@@ -236,21 +235,18 @@ def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
 
 
 def _open_store(place: Location) -> GeometrySource:
-    attributes = root_attributes(place)
-    root = parse_root(attributes, place.uri)
     store = open_vectors(place)
     shapes = store.read(level=0, shared="each")
-    n_levels = max(1, len(attributes.get("multiscales", [{}])[0].get("datasets", [])))
-    axes = tuple(axis.name for axis in root.geometry.axes if axis.type == "space")
+    axes = tuple(axis.name for axis in store.geometry.axes if axis.type == "space")
     levels = np.zeros(shapes.n_objects, np.int16)
-    for level in range(1, 1 if shapes.ids is None else n_levels):
+    for level in range(1, 1 if shapes.ids is None else store.n_levels):
         coarse = store.read(level=level, attributes=(), shared="each")
         if coarse.ids is not None and shapes.ids is not None:
             # Levels come from fine to coarse, so the last one that still has an object wins.
             levels[np.isin(shapes.ids, coarse.ids[coarse.vertex_counts > 0])] = level
     digest = digest_files(place)[2]
     name = place.name.removesuffix(".zarr").removesuffix(".zv") or "shapes"
-    return GeometrySource(shapes, levels, axes, root.layout, n_levels, place.uri, name, digest, place)
+    return GeometrySource(shapes, levels, axes, store.layout, store.n_levels, place.uri, name, digest, place)
 
 
 def _source(shapes: Shapes, geometry: Geometry, uri: str, name: str, layout: str) -> GeometrySource:
@@ -311,10 +307,6 @@ class GeometryPlan:
         Row of the object of each of these.
     fresh : (k,) int64
         Rows of the objects that become new cells.
-    replaces : tuple of GeometryRecord
-        What goes.
-    skipped : bool
-        Whether nothing is to be done.
     notes : tuple of str
         For the report.
     """
@@ -324,8 +316,6 @@ class GeometryPlan:
     uids: pa.Array
     objects: NDArray[np.int64]
     fresh: NDArray[np.int64]
-    replaces: tuple[GeometryRecord, ...] = ()
-    skipped: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -377,10 +367,7 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         For a space that is no geometry's, takes other geometry types, or a name that cannot be a column's.
     SourceError
         For values of the link that stand twice, objects without a cell, cells without a shape, and more than four axes.
-    DuplicateError
-        If a dataset has geometry of this name already.
     """
-    check_options(options)
     shapes = source.shapes
     if shapes.n_dims > len(AXES):
         raise SourceError(f"{source.uri} has {shapes.n_dims} axes; a pointer keeps boxes of at most {len(AXES)}.")
@@ -400,14 +387,12 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
     uid = new_uid()
     record = GeometryRecord(
         uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(dict(matched.counts)),
-        types=_types(source), axes=list(source.axes), layout=source.layout, n_objects=shapes.n_objects,
+        types=[shapes.kind], axes=list(source.axes), layout=source.layout, n_objects=shapes.n_objects,
         n_vertices=shapes.n_vertices + source.n_unassigned, n_levels=source.n_levels, bounds=_extent(source),
         link=json.dumps(dict(matched.link)), owner=options.cells, genes=options.genes if space == "transcripts" else "",
         source=source.uri, content_hash=_content_hash(source, matched, options),
     )  # fmt: skip
-    plan = GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, notes=tuple(notes))
-    # The commit checks again, against the registry as it is then.
-    return check_duplicates(plan, record, read_geometries(catalog), options)
+    return GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, tuple(notes))
 
 
 def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) -> str:
@@ -441,10 +426,6 @@ def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) ->
             f"{source.uri} has {source.shapes.vertex_counts[first]}."
         )
     return space
-
-
-def _types(source: GeometrySource) -> list[str]:
-    return [source.shapes.kind]
 
 
 def _checked_name(catalog: Catalog, name: str, space: str) -> str:
@@ -634,17 +615,15 @@ def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOpt
     return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
 
 
-def check_duplicates(
-    plan: GeometryPlan, record: GeometryRecord, old: Sequence[GeometryRecord], options: GeometryOptions
-) -> GeometryPlan:
-    """Decide about existing geometry: what the plan replaces, or that it is skipped.
+def find_replaced(
+    record: GeometryRecord, old: Sequence[GeometryRecord], options: GeometryOptions
+) -> list[GeometryRecord] | None:
+    """Decide what existing geometry a store replaces; None where the store itself is skipped.
 
     Parameters
     ----------
-    plan : GeometryPlan
-        What is to be added.
     record : GeometryRecord
-        Its row of the registry, as it is known by now.
+        Row of the registry of what is to be added, as it is known by now.
     old : sequence of GeometryRecord
         What can be seen.
     options : GeometryOptions
@@ -660,23 +639,19 @@ def check_duplicates(
     same = [r for r in old if r.content_hash == record.content_hash and r.name == record.name]
     clash = [r for r in old if r.name == record.name and own & set(r.cells_of)]
     if options.on_duplicate == "skip" and same:
-        note = "the same shapes of the same cells are in the atlas already"
-        return replace(plan, replaces=(), skipped=True, notes=(*plan.notes, note))
-    if options.on_duplicate == "replace":
-        gone = {r.uid: r for r in (*same, *clash)}
-        for one in gone.values():
-            beyond = set(one.cells_of) - own
-            # A store is replaced as a unit, so cells of other datasets would lose their shapes.
-            if own and beyond:
-                raise DuplicateError(
-                    f"The geometry {one.name!r} that would be replaced also has shapes of other datasets ({sorted(beyond)}); take it out "
-                    f"with drop_geometry({one.name!r}) first."
-                )
-        return replace(plan, replaces=tuple(gone.values()))
-    if same or clash:
-        there = (same or clash)[0]
+        return None
+    gone = list({r.uid: r for r in (*same, *clash)}.values())
+    if options.on_duplicate != "replace" and gone:
         raise DuplicateError(
-            f"There is geometry {there.name!r} of the same cells already, added {there.created_at} from {there.source}; choose another "
+            f"There is geometry {gone[0].name!r} of the same cells already, added {gone[0].created_at} from {gone[0].source}; choose another "
             "name=..., or pass on_duplicate='skip' or 'replace'."
         )
-    return replace(plan, replaces=())
+    for one in gone:
+        beyond = set(one.cells_of) - own
+        # A store is replaced as a unit, so cells of other datasets would lose their shapes.
+        if own and beyond:
+            raise DuplicateError(
+                f"The geometry {one.name!r} that would be replaced also has shapes of other datasets ({sorted(beyond)}); take it out "
+                f"with drop_geometry({one.name!r}) first."
+            )
+    return gone

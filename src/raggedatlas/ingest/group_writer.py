@@ -21,6 +21,7 @@ from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
+from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
@@ -171,11 +172,7 @@ class _LayerWriter:
         if self.plan.name:
             return self.plan.name
         wanted = COUNTS if group.space.is_counts and self.fit.counts else self.plan.otherwise
-        wanted = wanted if wanted not in taken else self.plan.otherwise
-        name, n = wanted, 2
-        while name in taken:
-            name, n = f"{wanted}_{n}", n + 1
-        return name
+        return free_name(wanted if wanted not in taken else self.plan.otherwise, taken)
 
     @property
     def dtype(self) -> np.dtype[Any]:

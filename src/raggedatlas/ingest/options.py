@@ -143,7 +143,7 @@ def read_options(kind: type[Options], choices: Mapping[str, Any], call: str) -> 
     Raises
     ------
     SourceError
-        If an argument is not an option of this kind.
+        If an argument is not an option of this kind, or options contradict each other.
     """
     known = kind.__dataclass_fields__
     unknown = sorted(set(choices) - set(known))
@@ -208,6 +208,13 @@ class ResultOptions(AddOptions):
     unknown: Literal["error", "skip"] = "error"
     metric: Metric = "l2"
 
+    def __post_init__(self) -> None:
+        """Refuse choices that contradict each other."""
+        if self.as_ == "vector" and self.space is not None:
+            raise SourceError(
+                f"as_='vector' puts values into the cell table, and space={self.space!r} into an array; choose one of them."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class GeometryOptions(AddOptions):
@@ -226,23 +233,15 @@ class GeometryOptions(AddOptions):
     organism: str = "auto"
     layout: Literal["0.9", "0.7"] = "0.9"
 
-
-def check_options(options: GeometryOptions) -> None:
-    """Refuse choices that are not understood, or contradict each other."""
-    known = {
-        "on_duplicate": ("error", "skip", "replace"), "unknown": ("error", "skip"), "lacking": ("error", "allow"),
-        "layout": ("0.9", "0.7"),
-    }  # fmt: skip
-    for choice, words in known.items():
-        if getattr(options, choice) not in words:
-            raise SourceError(f"{choice}={getattr(options, choice)!r} is not understood; it is one of {list(words)}.")
-    if options.new_cells and options.unknown == "skip":
-        raise SourceError(
-            "new_cells=True makes cells of objects without one, and unknown='skip' leaves them out; choose one."
-        )
-    if options.counts and options.link is not None:
-        raise SourceError(
-            "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. To have both, add "
-            "the transcripts with counts=True first and link the other shapes with link='cell_name'; transcripts_to_counts(...) gives "
-            "the matrix alone."
-        )
+    def __post_init__(self) -> None:
+        """Refuse choices that contradict each other."""
+        if self.new_cells and self.unknown == "skip":
+            raise SourceError(
+                "new_cells=True makes cells of objects without one, and unknown='skip' leaves them out; choose one."
+            )
+        if self.counts and self.link is not None:
+            raise SourceError(
+                "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. To have both, add "
+                "the transcripts with counts=True first and link the other shapes with link='cell_name'; transcripts_to_counts(...) gives "
+                "the matrix alone."
+            )

@@ -22,7 +22,7 @@ from raggedatlas.ingest.values import entry_hash, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import check_length, column_name, is_unicode, layout_uid, new_uid
+from raggedatlas.model.ids import check_length, column_name, free_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
@@ -557,7 +557,7 @@ def _plan_groups(
             members, (lambda info: entry_hash(source, info)) if sparse else (lambda info: info.shape)
         ):
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
-            pointer = _free(space.name if not groups else f"{space.name}__{slug}", used)
+            pointer = free_name(space.name if not groups else f"{space.name}__{slug}", used)
             used.add(pointer)
             hashes = ("", "") if features is None else (layout_uid(features.uids), feature_set(features.uids))
             groups.append(GroupPlan(space, pointer, tuple(together), features, *hashes))
@@ -602,13 +602,6 @@ def _grouped(layers: Sequence[LayerPlan], key: Callable[[MatrixInfo], Hashable])
     return list(groups.values())
 
 
-def _free(wanted: str, taken: AbstractSet[str], joint: str = "_") -> str:
-    name, n = wanted, 2
-    while name in taken:
-        name, n = f"{wanted}{joint}{n}", n + 1
-    return name
-
-
 def _dataset_name(
     catalog: Catalog, schema: SourceSchema, options: IngestOptions, coming: AbstractSet[str]
 ) -> tuple[str, list[str]]:
@@ -621,22 +614,18 @@ def _dataset_name(
         return check_length(options.name, "name"), []
     there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
     # With "replace", the dataset that has the name goes, so the name is free.
-    name = free_name(schema, coming if options.on_duplicate == "replace" else coming | set(there))
+    name = free_name(dataset_name(schema), coming if options.on_duplicate == "replace" else coming | set(there), "-")
     return name, rename_notes(schema, name)
-
-
-def free_name(schema: SourceSchema, taken: AbstractSet[str]) -> str:
-    """Choose the name of a dataset that is given none: that of its source, with a number where it is taken."""
-    return _free(_base_name(schema), taken, "-")
 
 
 def rename_notes(schema: SourceSchema, name: str) -> list[str]:
     """Return a note if the name of the source was taken."""
-    base = _base_name(schema)
+    base = dataset_name(schema)
     return [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []
 
 
-def _base_name(schema: SourceSchema) -> str:
+def dataset_name(schema: SourceSchema) -> str:
+    """Return the name of a dataset that is given none: that of its source."""
     return _UNFIT.sub("_", schema.name) or "dataset"
 
 

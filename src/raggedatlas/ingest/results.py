@@ -4,41 +4,38 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, read_records, release_lease, take_lease
+from raggedatlas.catalog.assets import RESULT_ASSETS, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import (
-    AtlasError,
     DuplicateError,
     NameRefusedError,
     NotFoundError,
     SchemaError,
     SourceError,
-    StoreError,
     ValuesError,
 )
 from raggedatlas.ingest.columns import FILLED
+from raggedatlas.ingest.commit import Attachment
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import (
     ResultOptions,
-    open_progress,
-    read_options,
 )
-from raggedatlas.model.arguments import METRICS, Progress
-from raggedatlas.model.assets import VALUES, IndexFacts, Kind, ResultRecord, mark_result, result_columns
+from raggedatlas.model.arguments import Progress
+from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
-from raggedatlas.model.reports import ResultReport
+from raggedatlas.model.reports import Done, ResultReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import read_config
@@ -75,8 +72,6 @@ class ResultPlan:
         Row of the results of each of these.
     read : callable
         Gives some rows of the results, (k, *shape).
-    replaces : ResultRecord or None
-        The result of that name that goes.
     skipped : bool
         Whether there is a result of that name, and nothing is to be done.
     notes : tuple of str
@@ -88,7 +83,6 @@ class ResultPlan:
     uids: pa.Array
     rows: NDArray[np.int64]
     read: Callable[[NDArray[np.int64]], NDArray[Any]] = field(repr=False)
-    replaces: ResultRecord | None = None
     skipped: bool = False
     notes: tuple[str, ...] = ()
 
@@ -123,7 +117,6 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     CorruptError
         If a file of the results has other bytes than were written.
     """
-    _check_options(options)
     dataset = load_results_dataset({}, source) if isinstance(source, str | os.PathLike) else source
     # Readers map these files and do not compare checksums, so every byte is compared here.
     if isinstance(dataset, ResultDataset) and dataset.location.is_local:
@@ -140,34 +133,19 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     _check_shape(catalog, shape, dtype, space, options)
     uids, rows, counts, notes = _match_cells(catalog, dataset, options)
     record = ResultRecord(
-        uid=new_uid(), name=name, kind=_kind(options), column=name, dtype=dtype.name, space=space,
+        uid=new_uid(), name=name, kind=options.as_, column=name, dtype=dtype.name, space=space,
         zarr_group="", width=shape[0], metric=options.metric if options.as_ == "vector" else "",
         n_cells=len(rows), datasets=json.dumps(counts, sort_keys=True), **_origin(dataset, options),
     )  # fmt: skip
     skipped = there is not None and options.on_duplicate == "skip"
-    plan = ResultPlan(record, shape, uids, rows, read, there, skipped, notes)
+    plan = ResultPlan(record, shape, uids, rows, read, skipped, notes)
     # Also where the result is skipped: the note and `annotate` compare this hash with that of the old one.
     content = _content_hash(plan, dataset)
     if skipped and there is not None:
         same = "with the same values" if there.content_hash == content else "with other values"
         notes = (*notes, f"there is a result of this name, {same}")
-    record = record.model_copy(update={"content_hash": content, "zarr_group": f"{record.uid}/{name}" if space else ""})
-    return ResultPlan(record, shape, uids, rows, read, there, skipped, notes)
-
-
-def _kind(options: ResultOptions) -> Kind:
-    return "vector" if options.as_ == "vector" else "space"
-
-
-def _check_options(options: ResultOptions) -> None:
-    for choice, known in (("as_", ("space", "vector")), ("unknown", ("error", "skip")), ("metric", METRICS),
-                          ("on_duplicate", ("error", "skip", "replace"))):  # fmt: skip
-        if getattr(options, choice) not in known:
-            raise SourceError(f"{choice}={getattr(options, choice)!r} is not understood; it is one of {list(known)}.")
-    if options.as_ == "vector" and options.space is not None:
-        raise SourceError(
-            f"as_='vector' puts values into the cell table, and space={options.space!r} into an array; choose one of them."
-        )
+    group = f"{record.uid}/{name}" if space else ""
+    return replace(plan, record=record.model_copy(update={"content_hash": content, "zarr_group": group}), notes=notes)
 
 
 def _checked_name(catalog: Catalog, given: str | None, dataset: Any) -> str:  # noqa: ANN401
@@ -327,26 +305,12 @@ def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: AN
     }
 
 
-def result_exists(catalog: Catalog, name: str) -> bool:
-    """Return whether the cells have gained a metadata column of this name since it was checked."""
-    schema = catalog.tables.schema(CELLS)
-    return find_column(schema, name) in metadata_columns(schema)
-
-
 RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record", "done")
 """The steps of adding a result, in order; each is reported just before the next begins."""
 
 
-def add_results(
-    catalog: Catalog,
-    source: Any,  # noqa: ANN401  (ResultDataset, InferenceDataSet, or a folder)
-    choices: Mapping[str, Any],
-    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> ResultReport:
-    """Add a model's result to existing cells, joined by uid.
-
-    Nothing of it is visible before its row in ``_results``, which is the last write. A process killed on the way leaves
-    nothing visible; the call can be run again, and `repair` and `gc` free what was left.
+class ResultAttachment(Attachment[ResultReport]):
+    """A model's result for existing cells, joined by uid; nothing of it is visible before its row in ``_results``.
 
     Parameters
     ----------
@@ -354,62 +318,93 @@ def add_results(
         At the tip.
     source : ResultDataset, InferenceDataSet, str or path
         Committed results.
-    choices : mapping
-        Keyword arguments of `ResultOptions`.
-    progress : callable, bool or None
-        A callback; None draws a bar on a terminal, False draws nothing.
-
-    Returns
-    -------
-    ResultReport
-        What was done.
-
-    Raises
-    ------
-    AtlasError
-        As `plan_result` refuses; and if another process takes the name meanwhile. The atlas is as it was.
+    options : ResultOptions
+        The caller's choices.
     """
-    catalog.require_tip("add()")
-    options = read_options(ResultOptions, choices, "add() of results")
-    with open_progress(progress, options.name or "add") as callback:
-        return _add(catalog, source, options, callback)
 
+    def __init__(self, catalog: Catalog, source: Any, options: ResultOptions) -> None:  # noqa: ANN401
+        super().__init__(catalog, options)
+        self.source, self.choices = source, options
+        self.replaces: list[str] = []
 
-def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progress) -> ResultReport:  # noqa: ANN401
-    progress("plan", 0, 1)
-    plan = plan_result(catalog, source, options)
-    if plan.skipped or options.dry_run:
-        return _report(plan, "skipped" if plan.skipped else "dry run")
-    uid, written = plan.record.uid, plan.record
-    try:
-        take_lease(catalog, uid)
-        progress("lease", 1, 1)
-        if plan.record.kind == "space":
-            written = _write_array(catalog, plan, progress)
+    def plan(self) -> bool:
+        """Decide what is written; return False where there is a result of that name, and it is left."""
+        self.decided = plan_result(self.catalog, self.source, self.choices)
+        self.record, self.uid = self.decided.record, self.decided.record.uid
+        return not self.decided.skipped
+
+    def stage(self, progress: Progress) -> None:
+        """Write the array, the column of pointers or vectors, and its index."""
+        if self.record.kind == "space":
+            self.record = _write_array(self.catalog, self.decided, progress)
         progress("arrays", 1, 1)
-        written = _fill_column(catalog, plan, written)
+        self.record = _fill_column(self.catalog, self.decided, self.record)
         progress("column", 1, 1)
-        written = index_result(catalog, plan, written)
+        self.record = index_result(self.catalog, self.decided, self.record)
         progress("index", 1, 1)
-        gone = _commit(catalog, written, options)
-        progress("record", 1, 1)
-    except BaseException:
-        _discard(catalog, uid)
-        raise
-    # Another process took the name since the plan, and duplicates are skipped.
-    if gone is None:
-        _discard(catalog, uid)
-        return _report(plan, "skipped")
-    with contextlib.suppress(StoreError):
+
+    def commit(self, progress: Progress) -> Done:
+        """Write the row of the registry.
+
+        Raises
+        ------
+        DuplicateError, SchemaError
+            If another writer took the name since it was checked.
+        """
+        record = self.record
+        done: Done = "added"
+        schema = self.catalog.tables.schema(CELLS)
+        if find_column(schema, record.name) in metadata_columns(schema):
+            raise SchemaError(
+                f"The cells have gained a column {record.name!r} meanwhile; choose another name for the result."
+            )
+
+        def change(old: list[ResultRecord]) -> list[ResultRecord]:
+            nonlocal done
+            if any(other.uid == record.uid for other in old):
+                return old  # The commit before was done although its answer was lost.
+            there = [other for other in old if other.name == record.name]
+            if there and self.options.on_duplicate == "error":
+                raise DuplicateError(
+                    f"Another process has added a result {record.name!r} meanwhile; choose another name, or pass on_duplicate='replace'."
+                )
+            done = ("skipped" if self.options.on_duplicate == "skip" else "replaced") if there else "added"
+            self.replaces = [other.column for other in there]
+            return old if done == "skipped" else [*(other for other in old if other.name != record.name), record]
+
+        RESULT_ASSETS.change(self.catalog, change)
+        return done
+
+    def finish(self) -> None:
+        """Drop the columns of the replaced result, which queries used before the commit."""
+        self.catalog.tables.drop_columns(CELLS, self.replaces)
         # The group of vectors holds nothing but the lease.
-        if written.kind == "vector":
-            catalog.arrays.child(uid).delete_prefix()
-        else:
-            release_lease(catalog, uid)
-    # Only now: before the commit, queries used the columns of the replaced result.
-    catalog.tables.drop_columns(CELLS, gone)
-    progress("done", 1, 1)
-    return _report(replace(plan, record=written), "replaced" if gone else "added")
+        if self.record.kind == "vector":
+            self.catalog.arrays.child(self.uid).delete_prefix()
+
+    def discard(self) -> None:
+        """Remove what did not become visible."""
+        # The commit raised although it was done, for instance because its answer was lost.
+        if any(record.uid == self.uid for record in RESULT_ASSETS.read(self.catalog)):
+            return
+        marked = result_columns(self.catalog.tables.schema(CELLS))
+        self.catalog.tables.drop_columns(CELLS, [column for column, (of, _) in marked.items() if of == self.uid])
+        self.catalog.arrays.child(self.uid).delete_prefix()
+
+    def report(self, status: Status) -> ResultReport:
+        """Return the report of what was done, or would be done."""
+        record = self.decided.record if status == "skipped" else self.record
+        index, notes = record.index_facts, list(self.decided.notes)
+        if index:
+            notes.append(
+                f"{index.kind} index, {index.nprobes} of {index.n_partitions} partitions probed: recall@{index.k} "
+                f"{index.recall:.4f} over {index.n_queries} cells"
+            )
+        return ResultReport(
+            name=record.name, kind=record.kind, space=record.space, column=record.column, width=record.width, dtype=record.dtype,
+            n_cells=record.n_cells, n_datasets=len(record.cells_of), status=status, content_hash=record.content_hash,
+            source=record.source, notes=tuple(notes),
+        )  # fmt: skip
 
 
 def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> ResultRecord:
@@ -469,66 +464,6 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
     if here.any():
         values[here] = plan.read(plan.rows[at.drop_null().to_numpy()])
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), record.width, mask=lacking)
-
-
-def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> list[str] | None:
-    """Make the result visible; return the columns of what it replaced, or None where it is skipped.
-
-    Raises
-    ------
-    DuplicateError, SchemaError
-        If another writer took the name since it was checked.
-    """
-    gone: list[str] | None = []
-    if result_exists(catalog, record.name):
-        raise SchemaError(
-            f"The cells have gained a column {record.name!r} meanwhile; choose another name for the result."
-        )
-
-    def change(old: list[ResultRecord]) -> list[ResultRecord]:
-        nonlocal gone
-        if any(other.uid == record.uid for other in old):
-            return old  # The commit before was done although its answer was lost.
-        there = [other for other in old if other.name == record.name]
-        if there and options.on_duplicate == "skip":
-            gone = None
-            return old
-        if there and options.on_duplicate != "replace":
-            raise DuplicateError(
-                f"Another process has added a result {record.name!r} meanwhile; choose another name, or pass on_duplicate='replace'."
-            )
-        gone = [other.column for other in there]
-        return [*(other for other in old if other.name != record.name), record]
-
-    RESULT_ASSETS.change(catalog, change)
-    return gone
-
-
-def _discard(catalog: Catalog, uid: str) -> None:
-    """Remove what did not become visible; where the registry cannot be read, `repair` will do so."""
-    with contextlib.suppress(AtlasError):
-        # The commit raised although it was done, for instance because its answer was lost.
-        if any(record.uid == uid for record in RESULT_ASSETS.read(catalog)):
-            return
-        marked = result_columns(catalog.tables.schema(CELLS))
-        catalog.tables.drop_columns(CELLS, [column for column, (of, _) in marked.items() if of == uid])
-        catalog.arrays.child(uid).delete_prefix()
-
-
-def _report(plan: ResultPlan, status: Literal["added", "skipped", "replaced", "dry run"]) -> ResultReport:
-    record = plan.record
-    index = record.index_facts
-    notes = list(plan.notes)
-    if index:
-        notes.append(
-            f"{index.kind} index, {index.nprobes} of {index.n_partitions} partitions probed: recall@{index.k} "
-            f"{index.recall:.4f} over {index.n_queries} cells"
-        )
-    return ResultReport(
-        name=record.name, kind=record.kind, space=record.space, column=record.column, width=record.width, dtype=record.dtype,
-        n_cells=record.n_cells, n_datasets=len(record.cells_of), status=status, content_hash=record.content_hash,
-        source=record.source, notes=tuple(notes),
-    )  # fmt: skip
 
 
 INDEXED_CELLS = 50_000

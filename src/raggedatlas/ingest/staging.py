@@ -32,7 +32,7 @@ from raggedatlas.ingest.plan import (
     ColumnOrders,
     GroupPlan,
     IngestPlan,
-    free_name,
+    dataset_name,
     order_columns,
     plan_ingest,
     rename_notes,
@@ -41,6 +41,7 @@ from raggedatlas.ingest.plan import (
 from raggedatlas.ingest.values import ContentHash, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.frames import INDEX
+from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
@@ -541,7 +542,7 @@ def recheck_duplicates(
         return _skipped(plan, staged.content_hash, same[0])
     # Only a name that nobody chose gets a number; a chosen one is refused below.
     if not same and options.name is None and options.on_duplicate != "replace" and plan.name in taken:
-        staged = staged.renamed(free_name(plan.schema, taken))
+        staged = staged.renamed(free_name(dataset_name(plan.schema), taken, "-"))
     try:
         replaces = _check_duplicates(records, staged.plan, same, options)
     except DuplicateError as error:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -277,3 +277,17 @@ def column_name(name: str) -> str:
     if not text:
         return "column"
     return text if COLUMN.fullmatch(text) else f"_{text}"
+
+
+def free_name(wanted: str, taken: Container[str], joint: str = "_") -> str:
+    """Return a name, with the first number from 2 on that makes it free where it is taken.
+
+    Examples
+    --------
+    >>> free_name("pbmc", {"pbmc", "pbmc-2"}, "-")
+    'pbmc-3'
+    """
+    name, n = wanted, 2
+    while name in taken:
+        name, n = f"{wanted}{joint}{n}", n + 1
+    return name

@@ -26,6 +26,10 @@ ColumnOrder = Literal["file", "detected", "shared"]
 
 Fate = Literal["kept", "renamed", "cast", "refused", "left out"]
 
+Done = Literal["added", "skipped", "replaced"]
+
+Status = Literal[Done, "dry run"]
+
 
 _ORDERS: dict[ColumnOrder, str] = {
     "file": "",
@@ -86,38 +90,54 @@ class SpaceReport:
     column_order: ColumnOrder = "file"
 
 
-@dataclass(frozen=True, slots=True)
-class IngestReport(_Report):
-    """What `add` did with one source, or would do (``dry_run``).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddReport(_Report):
+    """What `add` did with one source, or would do (``dry_run``): what the reports of all kinds of sources have.
 
     Parameters
     ----------
-    dataset_uid, name, source, content_hash : str
-        The dataset.
-    n_cells : int
-        Its cells.
+    name : str
+        Of the dataset, the result or the geometry.
     status : {"added", "skipped", "replaced", "dry run"}
         What happened.
+    n_cells : int
+        Cells of the dataset, or cells that the result or geometry is attached to.
+    content_hash, source : str
+        Of what was added, and where it came from.
+    notes : tuple of str
+        What else there is to know, one line each.
+    """
+
+    name: str
+    status: Status
+    n_cells: int
+    content_hash: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestReport(AddReport):
+    """What `add` did with a source of cells, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    dataset_uid : str
+        The dataset; empty where nothing was written.
     spaces : tuple of SpaceReport
         Per Zarr group.
     columns : tuple of ColumnReport
         Every obs column.
     elements : tuple of ColumnReport
         Every other element: layers, raw, obsm, uns, ...
-    notes : tuple of str
-        Other notes: features in several columns, entries summed, ids and symbols chosen.
+    name, status, n_cells, content_hash, source, notes
+        See `AddReport`; notes are about features in several columns, entries summed, ids and symbols chosen.
     """
 
     dataset_uid: str
-    name: str
-    source: str
-    content_hash: str
-    n_cells: int
-    status: Literal["added", "skipped", "replaced", "dry run"]
     spaces: tuple[SpaceReport, ...] = ()
     columns: tuple[ColumnReport, ...] = ()
     elements: tuple[ColumnReport, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the report as lines of text."""
@@ -136,38 +156,28 @@ class IngestReport(_Report):
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultReport(_Report):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReport(AddReport):
     """What `add` did with a model's result, or would do (``dry_run``).
 
     Parameters
     ----------
-    name, kind, space, column : str
-        What it is called, ``space`` or ``vector``, and its location.
+    kind, space, column : str
+        ``space`` or ``vector``, and its location.
     width, dtype : int, str
         Values of a cell.
-    n_cells, n_datasets : int
-        Cells that have one, and datasets that these are of.
-    status : {"added", "skipped", "replaced", "dry run"}
-        What happened.
-    content_hash, source : str
-        Of ids and values, and the result folder.
-    notes : tuple of str
-        Other notes: ids left out, cells without a result, the index and its recall.
+    n_datasets : int
+        Datasets of the cells that have one.
+    name, status, n_cells, content_hash, source, notes
+        See `AddReport`; notes are about ids left out, cells without a result, the index and its recall.
     """
 
-    name: str
     kind: Literal["space", "vector"]
     space: str
     column: str
     width: int
     dtype: str
-    n_cells: int
     n_datasets: int
-    status: Literal["added", "skipped", "replaced", "dry run"]
-    content_hash: str = ""
-    source: str = ""
-    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the report as lines of text."""
@@ -176,33 +186,28 @@ class ResultReport(_Report):
         return "\n".join([first, *(f"  {note}" for note in self.notes)])
 
 
-@dataclass(frozen=True, slots=True)
-class GeometryReport(_Report):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometryReport(AddReport):
     """What `add` did with geometry, or would do (``dry_run``).
 
     Parameters
     ----------
-    name, space, column, zarr_group : str
-        What it is called, its feature space, and the location of its pointers and shapes.
+    space, column, zarr_group : str
+        Its feature space, and the location of its pointers and shapes.
     types : tuple of str
         Geometry types.
     n_objects, n_vertices, n_levels : int
         Of the store.
-    n_cells, n_new_cells, n_datasets : int
-        Cells that have a shape now, those of them that are new, and datasets that these are of.
-    status : {"added", "skipped", "replaced", "dry run"}
-        What happened.
+    n_new_cells, n_datasets : int
+        Cells with a shape that are new, and datasets of all cells that have one.
     n_bytes : int
         Of the store.
     dataset_uid : str
         Of the new cells; empty without any.
-    content_hash, source : str
-        Of what is stored and how it is linked, and where it came from.
-    notes : tuple of str
-        Other notes: objects and cells left out, points of no cell.
+    name, status, n_cells, content_hash, source, notes
+        See `AddReport`; notes are about objects and cells left out, points of no cell.
     """
 
-    name: str
     space: str
     column: str
     zarr_group: str
@@ -210,15 +215,10 @@ class GeometryReport(_Report):
     n_objects: int
     n_vertices: int
     n_levels: int
-    n_cells: int
     n_new_cells: int
     n_datasets: int
-    status: Literal["added", "skipped", "replaced", "dry run"]
     n_bytes: int = 0
     dataset_uid: str = ""
-    content_hash: str = ""
-    source: str = ""
-    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the report as lines of text."""

@@ -1,7 +1,7 @@
 """Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.vectors.geometry import Geometry, Root, parse_root
+from raggedatlas.vectors.geometry import Geometry, parse_root
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 # What damaged metadata may raise while it is parsed; the element then shows the message.
@@ -84,28 +84,20 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     if node is None:
         raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
     root = parse_root(node_attributes(node), place.uri)
-    sizes = _sizes(place)
-    levels = tuple(_level(files, name, sizes) for name in _level_names(files))
-    total = sum(sizes.values())
-    top = _element("", place.name, _root_summary(root), total, children=levels)
-    axes = tuple(axis.name if axis.unit is None else f"{axis.name} ({axis.unit})" for axis in root.geometry.axes)
-    geometry = root.geometry
+    geometry, sizes = root.geometry, _sizes(place)
+    names = sorted((name for name in files.children("") if name.isdigit()), key=int)
+    top = _element("", _root_summary(geometry), sizes, children=tuple(_level(files, name, sizes) for name in names))
     return VectorInspection(
         path=place.uri,
         store=f"zarr-vectors {root.version}",
-        n_bytes=total,
-        root=top,
+        n_bytes=top.n_stored,
+        root=replace(top, name=place.name),
         layout=root.layout,
         types=geometry.types,
-        axes=axes,
+        axes=tuple(axis.name if axis.unit is None else f"{axis.name} ({axis.unit})" for axis in geometry.axes),
         bounds=geometry.bounds,
         capabilities=geometry.capabilities,
     )
-
-
-def _level_names(files: StoreFiles) -> list[str]:
-    """Return the names of levels, finest first."""
-    return sorted((name for name in files.children("") if name.isdigit()), key=int)
 
 
 def _sizes(place: Location) -> dict[str, int]:
@@ -116,17 +108,16 @@ def _sizes(place: Location) -> dict[str, int]:
     import obstore
 
     with store_errors(f"list {place.uri}"):
-        found = [entry for batch in obstore.list(place.store()) for entry in batch]
-    return {str(entry["path"]): int(entry["size"]) for entry in found}
+        entries = [entry for batch in obstore.list(place.store()) for entry in batch]
+    return {str(entry["path"]): int(entry["size"]) for entry in entries}
 
 
-def _root_summary(root: Root) -> str:
+def _root_summary(geometry: Geometry) -> str:
     """Return a one-line summary of the root metadata."""
-    geometry = root.geometry
-    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({_axes(geometry)})"]
-    words.append("chunks " + _format_edges(geometry.chunk_shape))
-    if geometry.bin_shape is not None:
-        words.append("bins " + _format_edges(geometry.bin_shape))
+    axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
+    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
+    for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
+        words += [] if edges is None else [f"{title} {' x '.join(f'{edge:g}' for edge in edges)}"]
     words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
     words.append(f"links {geometry.links_convention}")
     if geometry.index_convention != "standard":
@@ -136,19 +127,8 @@ def _root_summary(root: Root) -> str:
     return ", ".join(words)
 
 
-def _axes(geometry: Geometry) -> str:
-    """Format the axes with their units."""
-    return " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
-
-
-def _format_edges(edges: tuple[float, ...]) -> str:
-    """Write edges."""
-    return " x ".join(f"{edge:g}" for edge in edges)
-
-
 def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
     """Return the element of a level and its arrays."""
-    n_bytes = _size_below(sizes, name)
     try:
         node = files.node(name)
         facts = {} if node is None else dict(node_attributes(node).get("zarr_vectors_level") or {})
@@ -156,21 +136,19 @@ def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
         words += [f"{key} {facts[key]}" for key in ("bin_shape", "parent_level", "coarsening_method") if facts.get(key)]
         children = tuple(_family(files, f"{name}/{own}", sizes) for own in files.children(name))
     except _UNREADABLE as error:
-        return _element(name, name, "level", n_bytes, fault=str(error))
-    return _element(name, name, ", ".join(words), n_bytes, children=children)
+        return _element(name, "level", sizes, fault=str(error))
+    return _element(name, ", ".join(words), sizes, children=children)
 
 
 def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
     """Return the element of an array or a group of arrays."""
-    name = path.rsplit("/", maxsplit=1)[-1]
-    n_bytes = _size_below(sizes, path)
     try:
         node = files.node(path)
         if node is None:
-            return _element(path, name, "folder", n_bytes, fault="it has no zarr.json")
+            return _element(path, "folder", sizes, fault="it has no zarr.json")
         block = node_attributes(node)
         if node["node_type"] == "array":
-            return _array(path, node, block, n_bytes)
+            return _array(path, node, block, sizes)
         inner = files.children(path)
         # Keys have two axes or more, so the dot tells them from deltas of links, such as 0 or -1.
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
@@ -179,24 +157,23 @@ def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
         children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
         summary = _array_summary(block, len(chunks) if chunks else None) or "group"
     except _UNREADABLE as error:
-        return _element(path, name, "array", n_bytes, fault=str(error))
-    return _element(path, name, summary, n_bytes, dtype=str(block.get("dtype", "")), children=children)
+        return _element(path, "array", sizes, fault=str(error))
+    return _element(path, summary, sizes, dtype=str(block.get("dtype", "")), children=children)
 
 
-def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int) -> Element:
+def _array(path: str, node: dict[str, Any], block: dict[str, Any], sizes: dict[str, int]) -> Element:
     """Return the element of a single array."""
     listed = block.get("nonempty_chunks")
     codecs = node.get("codecs") or []
     first = codecs[0] if codecs else {}
     sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
     names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
-    said = _array_summary(block, None if listed is None else len(listed)) or "array"
-    said = f"{said}, sharded" if sharded else said
+    summary = _array_summary(block, None if listed is None else len(listed)) or "array"
     # The shape of a grid of cells says nothing about the data.
     shape = None if listed is not None else tuple(int(size) for size in node["shape"])
     dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
-    name = path.rsplit("/", maxsplit=1)[-1]
-    return _element(path, name, said, n_bytes, dtype=dtype, shape=shape, compression=" + ".join(names[1:]))
+    summary += ", sharded" if sharded else ""
+    return _element(path, summary, sizes, dtype=dtype, shape=shape, compression=" + ".join(names[1:]))
 
 
 def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
@@ -214,38 +191,34 @@ def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _size_below(sizes: dict[str, int], path: str) -> int:
-    """Return the total size in bytes below a path."""
-    return sum(size for key, size in sizes.items() if key.startswith(f"{path}/"))
-
-
 def _element(
     path: str,
-    name: str,
-    said: str,
-    n_stored: int,
+    summary: str,
+    sizes: dict[str, int],
     *,
     dtype: str = "",
     fault: str = "",
-    **more: Any,  # noqa: ANN401 - shape, compression, children
+    shape: tuple[int, ...] | None = None,
+    compression: str = "",
+    children: tuple[Element, ...] = (),
 ) -> Element:
-    """Return an element of the tree."""
-    shape, compression, children = more.get("shape"), more.get("compression", ""), more.get("children", ())
+    """Return an element of the tree, with the bytes of the files below its path."""
+    n_stored = sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/"))
     return Element(
-        path,
-        name,
-        said,
-        "group" if children else "array",
-        shape,
-        dtype,
-        None,
-        None,
-        compression,
-        0,
-        n_stored,
-        None,
-        fault,
-        children,
+        path=path,
+        name=path.rpartition("/")[2],
+        encoding=summary,
+        kind="group" if children else "array",
+        shape=shape,
+        dtype=dtype,
+        chunks=None,
+        shards=None,
+        compression=compression,
+        n_bytes=0,
+        n_stored=n_stored,
+        n_entries=None,
+        fault=fault,
+        children=children,
     )
 
 

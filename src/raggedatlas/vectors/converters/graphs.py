@@ -318,7 +318,9 @@ def swc_text(shapes: Shapes) -> str:
     first. Their numbers are ``swc_id`` where each is there once, else 1, 2, ...; types default to 0, radii to 1.
     """
     parent = _parents(shapes)
-    depths = _depths(parent)
+    depths, circle = _depths(parent)
+    if circle >= 0:
+        raise SourceError(f"Vertex {circle} is its own ancestor; expected trees.")
     numbers = np.zeros(0, np.int64)
     if SAMPLE in shapes.vertex_attributes:
         numbers = shapes.vertex_attributes[SAMPLE].values.astype(np.int64)
@@ -364,18 +366,16 @@ def _parents(shapes: Shapes) -> NDArray[np.int64]:
     return parent
 
 
-def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many ancestors each vertex has, by doubling; `SourceError` names a vertex of a circle."""
+def _depths(parent: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return how many ancestors each vertex has, by doubling, and the first vertex that is its own ancestor, or -1."""
     depths, above = (parent >= 0).astype(np.int64), parent.copy()
     # After k rounds `above` is the ancestor 2**k steps up; only vertices on or below a circle keep one.
     for _ in range(len(parent).bit_length() + 1):
         has = np.flatnonzero(above >= 0)
-        if not len(has):
-            return depths
         depths[has] += depths[above[has]]
         above[has] = above[above[has]]
     # That many steps up from anywhere lead into the circle; what only descends from it is no own ancestor.
-    raise SourceError(f"Vertex {above[above >= 0].min()} is its own ancestor; expected trees.")
+    return depths, int(above[above >= 0].min(initial=len(parent))) if (above >= 0).any() else -1
 
 
 def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], str]:
@@ -411,26 +411,13 @@ def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDAr
             f"{path}, line {rows[at][0]}: sample {numbers[at]} has the parent {parents[at]}, which is not there. "
             "A root has the parent -1."
         )
-    _refuse_circles(child, found, rows, path)
-    return values, child, found, "\n".join(comments)
-
-
-def _refuse_circles(
-    child: NDArray[np.int64], parent: NDArray[np.int64], rows: list[tuple[int, list[str]]], path: Path
-) -> None:
     above = np.full(len(rows), -1, np.int64)
-    above[child] = parent
-    try:
-        _depths(above)
-    # Its message names a row of the array; the line of the file is found again here.
-    except SourceError:
-        for _ in range(len(rows).bit_length() + 1):
-            has = above >= 0
-            above[has] = above[above[has]]
-        row = int(above[above >= 0].min())
-        raise SourceError(
-            f"{path}, line {rows[row][0]}: sample {rows[row][1][0]} is its own ancestor; expected trees."
-        ) from None
+    above[child] = found
+    circle = _depths(above)[1]
+    if circle >= 0:
+        line, row = rows[circle]
+        raise SourceError(f"{path}, line {line}: sample {row[0]} is its own ancestor; expected trees.")
+    return values, child, found, "\n".join(comments)
 
 
 def _whole(column: NDArray[np.float64], rows: list[tuple[int, list[str]]], path: Path) -> NDArray[Any]:

@@ -44,7 +44,7 @@ def same_kinds(shapes: Shapes, found: Shapes) -> bool:
 def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -> None:
     """Items 9, 13, 17, 66, 75, 106: keys with a leading part are written, read whole, by box and by id, validated, and turned into the
     other layout; a box is of space alone."""
-    shapes = make()  # type: ignore[operator]
+    shapes = make()
     geometry = by_kind(shapes)
     write(geometry, tmp_path / "s", layout=layout)
     assert [str(problem) for problem in validate(tmp_path / "s")] == []

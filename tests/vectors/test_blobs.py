@@ -50,7 +50,7 @@ def fragments_of(chunks: list[list[object]]) -> Fragments:
     rows = [fragment for fragment in flat if isinstance(fragment, list)]
     is_range = np.array([isinstance(fragment, tuple) for fragment in flat], bool)
     starts = np.array([fragment[0] if isinstance(fragment, tuple) else 0 for fragment in flat], np.int64)
-    counts = np.array([f[1] if isinstance(f, tuple) else len(f) for f in flat], np.int64)  # type: ignore[arg-type]
+    counts = np.array([f[1] if isinstance(f, tuple) else len(f) for f in flat], np.int64)
     starts[~is_range] = counts_to_offsets(counts[~is_range])[:-1]
     every = np.array([row for part in rows for row in part], np.int64)
     return Fragments(counts_to_offsets(np.array([len(chunk) for chunk in chunks])), is_range, starts, counts, every)
@@ -197,8 +197,8 @@ def objects_of(manifests: list[list[tuple[tuple[int, ...], int, object]]], n_dim
     blocks = [block for manifest in manifests for block in manifest]
     modes = np.array([mode for _, mode, _ in blocks], np.uint8)
     lists = [value for _, mode, value in blocks if mode == 2]
-    starts = np.array([v[0] if m == 1 else v if m == 0 else 0 for _, m, v in blocks], np.int64)  # type: ignore[index]
-    counts = np.array([v[1] if m == 1 else 1 if m == 0 else len(v) for _, m, v in blocks], np.int64)  # type: ignore[index, arg-type]
+    starts = np.array([v[0] if m == 1 else v if m == 0 else 0 for _, m, v in blocks], np.int64)
+    counts = np.array([v[1] if m == 1 else 1 if m == 0 else len(v) for _, m, v in blocks], np.int64)
     starts[modes == 2] = counts_to_offsets(counts[modes == 2])[:-1]
     return Objects(
         np.arange(len(manifests)),
@@ -207,7 +207,7 @@ def objects_of(manifests: list[list[tuple[tuple[int, ...], int, object]]], n_dim
         modes,
         starts,
         counts,
-        np.array([i for part in lists for i in part], np.int64),  # type: ignore[union-attr, attr-defined]
+        np.array([i for part in lists for i in part], np.int64),
     )
 
 

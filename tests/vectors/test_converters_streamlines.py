@@ -83,7 +83,6 @@ def test_trx_of_its_library_is_read(tmp_path: Path, kind: str) -> None:
     assert shapes.offsets.tolist() == [0, 4, 6, 9]
     assert shapes.vertex_attributes["fa"].values.tolist() == list(range(9))
     assert shapes.object_attributes["mean"].values.tolist() == [1, 2, 3]
-    assert shapes.groups is not None
     assert shapes.groups.members(0).tolist() == [2, 0]
     assert found.metadata["tractogram"] == {"voxel_to_rasmm": AFFINE.tolist(), "dimensions": [4, 5, 6]}
 
@@ -95,7 +94,6 @@ def test_trx_comes_back(tmp_path: Path) -> None:
     assert again.metadata == content().metadata
     assert np.asarray(again.shapes.ids).tolist() == [5, 1, 8]
     groups = again.shapes.groups
-    assert groups is not None
     assert [groups.members(k).tolist() for k in range(3)] == [[8, 5], [], [1]]
     assert groups.attributes["name"].values.tolist() == ["left", "none", "all"]
     assert groups.attributes["weight"].values.tolist() == [1, 2, 3]

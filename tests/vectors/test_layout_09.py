@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zarr
 
+from geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.store.location import write_pieces
-from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
+from raggedatlas.testing.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.geometry import CrossLinks, Fragments
@@ -34,33 +34,16 @@ from raggedatlas.vectors.storage.cross_links import (
     parse_segment,
     segment_name,
 )
-from raggedatlas.vectors.storage.layouts import group_json, plain_array, shard_shape, vlen_array
+from raggedatlas.vectors.storage.layouts import plain_array, shard_shape, vlen_array
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 pytestmark = pytest.mark.fast
 
-CUT = ChunkingOptions(chunk_shape=EDGE)
-
-
-def block(store: Path, path: str) -> dict[str, Any]:
-    """Attributes of a node."""
-    found: dict[str, Any] = json.loads((store / path / "zarr.json").read_text())["attributes"]
-    return found
-
 
 def item(array: Any, at: Any) -> bytes:
     """One byte string of a zarr array."""
     return bytes(array[tuple(slice(i, i + 1) for i in at)].reshape(-1)[0])
-
-
-def put(store: Path, path: str, files: Any) -> None:
-    """Replace a node by these files."""
-    shutil.rmtree(store / path, ignore_errors=True)
-    for key, pieces in files:
-        (store / key).parent.mkdir(parents=True, exist_ok=True)
-        with (store / key).open("wb", buffering=0) as file:
-            write_pieces(file.fileno(), pieces)
 
 
 @pytest.mark.parametrize("shards", [True, False])
@@ -181,13 +164,13 @@ def test_policies_of_links_come_back(tmp_path: Path) -> None:
     for directed, kept in ((True, "canonical"), (False, "duplicate")):
         links = tuple(replace(part, directed=directed, store=kept) for part in level.cross_links)
         name = f"{directed}-{kept}"
-        write(replace(geometry, levels=(replace(level, cross_links=links),)), tmp_path / name)
+        write(with_level(geometry, cross_links=links), tmp_path / name)
         store = open_vectors(tmp_path / name)
         found = store.cross_links(0)
         assert isinstance(found, CrossLinks)
         assert (found.directed, found.store) == (directed, kept)
         assert corners_of(store.read()) == corners_of(graph())
-        facts = block(tmp_path / name, "0/links/0")
+        facts = attributes(tmp_path / name, "0/links/0")
         assert facts["num_links"] == 60
         assert (facts["num_physical_records"] > 60) is (kept == "duplicate")
 
@@ -196,13 +179,13 @@ def test_blocks(tmp_path: Path) -> None:
     """What arrays say of themselves: rows, channels, offsets of links, claims of the level, the discriminator of groups."""
     write(make_geometry(mesh(), CUT), tmp_path / "s")
     write(make_geometry(spots(), CUT), tmp_path / "t")
-    facts = block(tmp_path / "s", "0/links/0/0.0.0_0.0.0")
+    facts = attributes(tmp_path / "s", "0/links/0/0.0.0_0.0.0")
     assert (facts["dtype"], facts["has_perm"], facts["offsets"]) == ("uint8", False, [[0, 0, 0], [0, 0, 0]])
-    assert block(tmp_path / "s", "0/link_attributes/c/0/0.0.0_0.0.0")["row_shape"] == [2]
-    assert block(tmp_path / "s", "0")["zarr_vectors_level"]["fragments_tile"] is True
-    assert block(tmp_path / "t", "0/object_index")["layout"] == "vlen_manifests_v2"
-    assert block(tmp_path / "t", "0/object_attributes/v")["fill_sentinel_meaning"] == "absent"
-    assert block(tmp_path / "t", "0/groups")["num_groups"] == 3
+    assert attributes(tmp_path / "s", "0/link_attributes/c/0/0.0.0_0.0.0")["row_shape"] == [2]
+    assert attributes(tmp_path / "s", "0")["zarr_vectors_level"]["fragments_tile"] is True
+    assert attributes(tmp_path / "t", "0/object_index")["layout"] == "vlen_manifests_v2"
+    assert attributes(tmp_path / "t", "0/object_attributes/v")["fill_sentinel_meaning"] == "absent"
+    assert attributes(tmp_path / "t", "0/groups")["num_groups"] == 3
     root = zarr.open_group(tmp_path / "t", mode="r")
     assert root["0/object_attributes/name"][...].tolist() == ["yy", "z", "x"]
     assert np.frombuffer(item(root["0/groups"], [0]), np.int64).tolist() == [3, 4]
@@ -216,7 +199,6 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     """Item 73: version 1 (row numbers), version 2 (ids), ids in any order, and manifests in chunks of their own are read; others refused."""
     geometry = make_geometry(spots(), CUT)
     objects = geometry.levels[0].objects
-    assert objects is not None
     write(geometry, tmp_path / "s")
     store, blobs = tmp_path / "s", encode_manifests(objects)
     turned = [2, 0, 1]
@@ -229,13 +211,12 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     found = open_vectors(store)
     assert found.object_ids().tolist() == [3, 4, 2**40]
     assert rows_of(found.objects([2**40]).positions) == rows_of(walk(40)[:5])
-    assert found.read().ids.tolist() == [3, 4, 2**40]  # type: ignore[union-attr]
+    assert found.read().ids.tolist() == [3, 4, 2**40]
     shutil.rmtree(store / "0/object_index/object_ids")
     put(store, "0/object_index/manifests", vlen_array("0/object_index/manifests", blobs, {}))
-    facts = block(store, "0/object_index")
-    (store / "0/object_index/zarr.json").write_bytes(group_json("x", {**facts, "layout": "vlen_manifests_v1"})[1][0])
+    edit_block(store, "0/object_index", layout="vlen_manifests_v1")
     assert rows_of(open_vectors(store).objects([2]).positions) == rows_of(walk(40)[:5])
-    (store / "0/object_index/zarr.json").write_bytes(group_json("x", {**facts, "layout": "vlen_manifests_v3"})[1][0])
+    edit_block(store, "0/object_index", layout="vlen_manifests_v3")
     with pytest.raises(SourceError, match="vlen_manifests_v3"):
         open_vectors(store)
 
@@ -244,13 +225,9 @@ def test_groups_of_consecutive_ids(tmp_path: Path) -> None:
     """Item 46: `group_ranges` stands for a row of consecutive ids; a range that cannot be is refused."""
     shapes = replace(paths(), groups=Groups(np.array([0, 0, 2]), np.array([3, 1])))
     write(make_geometry(shapes, CUT), tmp_path / "s")
-    meta = tmp_path / "s/0/groups/zarr.json"
-    node = json.loads(meta.read_text())
-    node["attributes"]["group_ranges"] = {"0": [1, 4]}
-    meta.write_text(json.dumps(node))
-    assert open_vectors(tmp_path / "s").group(0).ids.tolist() == [1, 2, 3]  # type: ignore[union-attr]
-    node["attributes"]["group_ranges"] = {"7": [1, 4]}
-    meta.write_text(json.dumps(node))
+    edit_block(tmp_path / "s", "0/groups", group_ranges={"0": [1, 4]})
+    assert open_vectors(tmp_path / "s").group(0).ids.tolist() == [1, 2, 3]
+    edit_block(tmp_path / "s", "0/groups", group_ranges={"7": [1, 4]})
     with pytest.raises(CorruptError, match="range"):
         open_vectors(tmp_path / "s").groups()
 
@@ -264,7 +241,7 @@ def test_long_runs_of_ids_are_written_as_ranges(tmp_path: Path) -> None:
     shapes = Shapes("point_cloud", walk(60), offsets=np.arange(61), ids=ids, groups=groups)
     write(make_geometry(shapes, CUT), tmp_path / "s")
     ends = {"0": [2**40, 2**40 + 16], "2": [2**40 + 20, 2**40 + 60]}
-    assert block(tmp_path / "s", "0/groups")["group_ranges"] == ends
+    assert attributes(tmp_path / "s", "0/groups")["group_ranges"] == ends
     store = open_vectors(tmp_path / "s")
     for found in (store.groups(), store.read().groups, store.load().levels[0].groups):
         assert np.array_equal(found.offsets, groups.offsets)
@@ -308,7 +285,6 @@ def test_wide_grids_are_sharded(tmp_path: Path) -> None:
 def test_damaged_shards_are_refused(tmp_path: Path, damage: str) -> None:
     """A shard that is cut short, has an index of another checksum, is gone, or a cell of another length: refused by name, not read as empty."""
     write(make_geometry(cloud(), CUT), tmp_path / "s")
-    file = next((tmp_path / "s/0/vertices/c").rglob("0/0"), None) or tmp_path / "s/0/vertices/c/0/0/0"
     file = tmp_path / "s/0/vertices/c/0/0/0"
     raw = bytearray(file.read_bytes())
     if damage == "cut":
@@ -356,9 +332,7 @@ def test_codes_of_links_with_other_categories_are_translated(tmp_path: Path) -> 
     folder = tmp_path / "s/0/link_attributes/kind/0"
     turned = {path.parent for path in sorted(folder.glob("*/zarr.json"))[::2]}
     for path in turned:
-        node = json.loads((path / "zarr.json").read_text())
-        node["attributes"]["categories"] = ["c", "d", "a"]
-        (path / "zarr.json").write_text(json.dumps(node))
+        edit_block(path, "", categories=["c", "d", "a"])
     found = open_vectors(tmp_path / "s").read().link_attributes
     texts, rows = decode_categories(found["kind"]), found["row"].values
     allowed = [{"c", "a"}, {"d", "b"}, {"a", "c"}]
@@ -374,7 +348,6 @@ def test_categories_in_some_parts_only_are_refused() -> None:
     more = Attribute(np.array([0, -1]), metadata={"categories": ["y", "z"]}, present=np.array([True, False]))
     joined = concat_attributes([{"a": coded}, {}, {"a": more}], [2, 1, 2])["a"]
     assert decode_categories(joined).tolist() == ["x", "y", None, "y", None]
-    assert joined.present is not None
     assert joined.present.tolist() == [True, True, False, True, False]
     wide = {"categories": [str(i) for i in range(300)]}
     parts = [{"a": Attribute(np.array([-128, 127], np.int8), metadata=wide)}, {"a": coded}]
@@ -395,31 +368,26 @@ def test_attributes_of_links_within_chunks_alone_are_declared(tmp_path: Path) ->
     """An attribute that only links within chunks have gets its group next to those that links across chunks have."""
     geometry = make_geometry(graph(), CUT)
     level = geometry.levels[0]
-    assert level.links is not None
     (crossing,) = level.cross_links
     others = replace(crossing, attributes={"v": Attribute(np.arange(crossing.n_links))})
-    write(replace(geometry, levels=(replace(level, cross_links=(others,)),)), tmp_path / "s")
+    write(with_level(geometry, cross_links=(others,)), tmp_path / "s")
     for name in ("v", "w"):
-        assert block(tmp_path / "s", f"0/link_attributes/{name}/0")["num_links"] == 60
+        assert attributes(tmp_path / "s", f"0/link_attributes/{name}/0")["num_links"] == 60
     found = open_vectors(tmp_path / "s").read().link_attributes["w"]
-    assert found.present is not None
     assert np.count_nonzero(found.present) == len(level.links.rows)
 
 
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_groups_without_a_value_stay_without(tmp_path: Path, layout: str) -> None:
     """Absent values of groups come back as absent, those of texts and numbers."""
     present = np.array([True, False, True])
     own = {"n": Attribute(np.array([1.0, 2, 3]), present=present), "t": Attribute(np.array(["A", "B", "C"]))}
     own["p"] = replace(own["t"], present=present)
     groups = spots().groups
-    assert groups is not None
     write(make_geometry(replace(spots(), groups=replace(groups, attributes=own)), CUT), tmp_path / "s", layout=layout)
     found = open_vectors(tmp_path / "s").groups()
-    assert found is not None
     for name in ("n", "p"):
-        assert found.attributes[name].present is not None
-        assert found.attributes[name].present.tolist() == present.tolist()  # type: ignore[union-attr]
+        assert found.attributes[name].present.tolist() == present.tolist()
     assert found.attributes["t"].present is None
 
 
@@ -427,7 +395,7 @@ def test_groups_that_are_no_whole_ids_are_refused(tmp_path: Path) -> None:
     """Groups of 4 and 12 bytes hold 16 bytes together, yet no group holds whole ids."""
     write(make_geometry(spots(), CUT), tmp_path / "s")
     blobs = Blobs(to_bytes(np.array([3, 4])), np.array([0, 4, 16, 16]))
-    put(tmp_path / "s", "0/groups", vlen_array("0/groups", blobs, block(tmp_path / "s", "0/groups")))
+    put(tmp_path / "s", "0/groups", vlen_array("0/groups", blobs, attributes(tmp_path / "s", "0/groups")))
     with pytest.raises(CorruptError, match="4 bytes"):
         open_vectors(tmp_path / "s").groups()
 
@@ -437,16 +405,15 @@ def test_chunks_of_other_lengths_are_refused(tmp_path: Path, sizes: Any) -> None
     """A chunk with more items than declared would shift those of later chunks; with fewer, some would be missing."""
     write(make_geometry(spots(), CUT), tmp_path / "s")
     folder = tmp_path / "s/0/groups"
-    node = json.loads((folder / "zarr.json").read_text())
-    node["chunk_grid"]["configuration"]["chunk_shape"] = [2]
-    node["codecs"] = [{"name": "vlen-bytes", "configuration": {}}]
-    (folder / "zarr.json").write_text(json.dumps({**node, "shape": [4]}))
+    grid = {"name": "regular", "configuration": {"chunk_shape": [2]}}
+    codecs = [{"name": "vlen-bytes", "configuration": {}}]
+    edit(folder, "", lambda node: node.update(chunk_grid=grid, codecs=codecs, shape=[4]))
     shutil.rmtree(folder / "c")
     (folder / "c").mkdir()
     for i, size in enumerate(sizes):
         (folder / f"c/{i}").write_bytes(encode_vlen(concat_blobs([to_bytes(np.array([3]))] * size)))
     if sizes == (2, 2):
-        assert open_vectors(tmp_path / "s").groups().ids.tolist() == [3, 3, 3, 3]  # type: ignore[union-attr]
+        assert open_vectors(tmp_path / "s").groups().ids.tolist() == [3, 3, 3, 3]
         return
     with pytest.raises(CorruptError, match="items; expected 2"):
         open_vectors(tmp_path / "s").groups()
@@ -456,7 +423,6 @@ def test_links_of_a_chunk_without_fragments_are_in_none(tmp_path: Path) -> None:
     """Links that are moved to a chunk without fragments are not those of the next chunk, or of none after the last."""
     geometry = make_geometry(graph(), CUT)
     level = geometry.levels[0]
-    assert level.links is not None
     place = np.repeat(np.arange(len(level.chunks)), np.diff(level.links.bounds))
     bare = np.isin(np.arange(len(level.chunks)), [place[0], place[-1]])
     kept = np.flatnonzero(~bare)
@@ -465,10 +431,8 @@ def test_links_of_a_chunk_without_fragments_are_in_none(tmp_path: Path) -> None:
         counts_to_offsets(~bare), np.ones(len(kept), bool), 0 * kept, sizes[kept], np.zeros(0, np.int64)
     )
     ends = CrossLinks(0, level.chunks[np.stack([place, place], 1)], level.links.rows.astype(np.int64))
-    moved = replace(level, links=None, cross_links=(ends,), fragments=fragments, objects=None, fragment_attributes={})
-    write(replace(geometry, levels=(moved,)), tmp_path / "s")
+    bare = {"links": None, "objects": None, "fragment_attributes": {}}
+    write(with_level(geometry, cross_links=(ends,), fragments=fragments, **bare), tmp_path / "s")
     links = open_vectors(tmp_path / "s").load().levels[0].links
-    assert links is not None
-    assert links.fragments is not None
     assert links.fragments.counts.tolist() == np.diff(links.bounds)[kept].tolist()
     assert not links.fragments.starts.any()

@@ -109,7 +109,7 @@ def test_shared_fragments_are_read_once(kept: Path) -> None:
     coarse = open_vectors(kept / "0.7" / "point_cloud-pyramid").read(level=1)
     assert len(coarse.positions) == len(np.unique(coarse.positions, axis=0))
     with pytest.raises(QueryError, match="'once' or 'each'"):
-        store.read(shared="never")  # type: ignore[arg-type]
+        store.read(shared="never")
 
 
 def compare(path: Path, store: Any, found: dict[str, Any], layout: str) -> None:
@@ -223,7 +223,6 @@ def with_modes(geometry: Geometry) -> Geometry:
     """Give the object index blocks of all three modes."""
     level = geometry.levels[0]
     objects = level.objects
-    assert objects is not None
     modes = (np.arange(len(objects.modes)) % 3).astype(np.uint8)
     listed = modes == 2
     starts = objects.starts.copy()

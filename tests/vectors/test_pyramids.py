@@ -72,7 +72,6 @@ def check_levels(shapes: Shapes, levels: tuple[CoarseLevel, ...], steps: Pyramid
         if coarse.n_vertices:
             assert (coarse.positions.min(0) >= shapes.positions.min(0)).all()
             assert (coarse.positions.max(0) <= shapes.positions.max(0)).all()
-        assert level.parents is not None
         assert level.parents.shape == (finer.n_vertices,)
         stands = np.flatnonzero(level.parents >= 0)
         numbers = [np.asarray(s.ids)[object_rows(s)] for s in (finer, coarse)]

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from geometry_stores import CUT, LAYOUTS, stored, with_level
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.store.location import Location
 from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import (
     ALL,
-    EDGE,
     cloud,
     corners_of,
     graph,
@@ -32,19 +32,12 @@ from raggedatlas.testing.spatial import (
 )
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
-from raggedatlas.vectors.reader import VectorStore, open_vectors
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes, take_objects
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.writer import write
 
-CUT = ChunkingOptions(chunk_shape=EDGE)
 FEW = settings(examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def stored(path: Path, shapes: Shapes, cutting: ChunkingOptions = CUT, **options: Any) -> VectorStore:
-    """Write shapes and open them."""
-    write(make_geometry(shapes, cutting), path, overwrite=True, **options)
-    return open_vectors(path)
 
 
 def inside(positions: Any, low: Any, high: Any) -> Any:
@@ -52,7 +45,7 @@ def inside(positions: Any, low: Any, high: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("boundary", ["explicit_links", "boundary_deduplication", "both"])
 def test_every_kind_comes_back(tmp_path: Path, name: str, layout: str, boundary: str) -> None:
     """Items 45, 60 to 63, 72: every kind, layout and boundary policy gives the vertices, links, attributes and groups that were written."""
@@ -72,7 +65,6 @@ def test_every_kind_comes_back(tmp_path: Path, name: str, layout: str, boundary:
         pairs = np.concatenate([found.positions, values], axis=1)
         assert set(rows_of(pairs)) == set(rows_of(np.concatenate([shapes.positions, wanted], axis=1)))
     if shapes.groups is not None:
-        assert found.groups is not None
         assert np.array_equal(found.groups.ids, shapes.groups.ids)
         assert np.array_equal(found.groups.offsets, shapes.groups.offsets)
 
@@ -80,10 +72,10 @@ def test_every_kind_comes_back(tmp_path: Path, name: str, layout: str, boundary:
 def test_objects_come_in_the_asked_order(tmp_path: Path) -> None:
     """Items 65, 69, 72, 90: some objects, in any order, with their attributes; an empty one is empty and no error."""
     shapes = spots()
-    for layout in ("0.7", "0.9"):
+    for layout in LAYOUTS:
         store = stored(tmp_path / "s", shapes, layout=layout)
         found = store.objects([4, 2**40, 3])
-        assert found.ids.tolist() == [4, 2**40, 3]  # type: ignore[union-attr]
+        assert found.ids.tolist() == [4, 2**40, 3]
         assert found.vertex_counts.tolist() == [33, 5, 0]
         assert rows_of(found.positions[33:]) == rows_of(shapes.positions[:5])
         assert found.object_attributes["name"].values.tolist() == ["z", "x", "yy"]
@@ -93,7 +85,7 @@ def test_objects_come_in_the_asked_order(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="Object 5 does not exist"):
             store.objects([5])
         with pytest.raises(QueryError, match="whole numbers"):
-            store.objects([0.5])  # type: ignore[list-item]
+            store.objects([0.5])
 
 
 def test_lines_keep_their_way(tmp_path: Path) -> None:
@@ -102,19 +94,18 @@ def test_lines_keep_their_way(tmp_path: Path) -> None:
     shapes = Shapes("polyline", way, offsets=np.array([0, 6]))
     store = stored(tmp_path / "s", shapes, ChunkingOptions(chunk_shape=(3, 3)))
     index = store.load().levels[0].objects
-    assert index is not None
     assert len(index.starts) == 5
     assert np.array_equal(store.objects([0]).positions, way)
     assert np.array_equal(store.read().fragment_offsets, [0, 1, 2, 3, 4, 6])
 
 
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_groups_by_number_and_name(tmp_path: Path, layout: str) -> None:
     """Items 42, 44, 45: groups overlap, may be empty, and are had by number or by name."""
     store = stored(tmp_path / "s", spots(), layout=layout)
-    assert store.group("A").ids.tolist() == [3, 4]  # type: ignore[union-attr]
+    assert store.group("A").ids.tolist() == [3, 4]
     assert store.group(1).n_objects == 0
-    assert store.group(2).ids.tolist() == [2**40]  # type: ignore[union-attr]
+    assert store.group(2).ids.tolist() == [2**40]
     for missing in ("D", 3, -1):
         with pytest.raises(NotFoundError, match="does not exist"):
             store.group(missing)
@@ -137,7 +128,7 @@ def test_boxes(tmp_path: Path, name: str) -> None:
     if shapes.ids is not None:
         owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
         ids = sorted({int(shapes.ids[owner[i]]) for i in np.flatnonzero(hit) if i < len(owner)})
-        assert whole.ids.tolist() == ids  # type: ignore[union-attr]
+        assert whole.ids.tolist() == ids
         assert whole.n_vertices == sum(shapes.vertex_counts[list(shapes.ids).index(i)] for i in ids)
     default = store.box(low, high)
     assert (
@@ -171,7 +162,7 @@ def test_boxes_of_any_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", POSITION_TYPES)
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_positions_of_any_type(tmp_path: Path, kind: str, layout: str) -> None:
     """Item 11: all floats and integers come back in their type, bit by bit."""
     info = np.iinfo(kind) if "int" in kind else np.finfo(kind)
@@ -217,7 +208,7 @@ def test_anything_comes_back(tmp_path: Path, data: st.DataObject, n_dims: int, k
     store = stored(tmp_path / "s", shapes, cutting, layout=data.draw(st.sampled_from(["0.7", "0.9"])))
     found = store.read()
     order = np.argsort(shapes.ids)
-    assert found.ids.tolist() == sorted(ids)  # type: ignore[union-attr]
+    assert found.ids.tolist() == sorted(ids)
     if cutting.boundary == "explicit_links" or kind == "polyline":
         assert found.vertex_counts.tolist() == [sizes[i] for i in order]
         for i in order:
@@ -239,7 +230,7 @@ def test_only_what_is_asked_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(StoreFiles, "read", read)
     shapes = replace(paths(), vertex_attributes={"a": np.zeros(40), "b": np.ones(40)})
-    for layout in ("0.7", "0.9"):
+    for layout in LAYOUTS:
         store = stored(tmp_path / layout, shapes, layout=layout, **({} if layout == "0.7" else {"shards": False}))
         seen.clear()
         found = store.box([-1, -1, -1], [0.5, 0.5, 0.5], attributes=["a"], whole=False)
@@ -262,12 +253,11 @@ def shared_rows() -> Geometry:
     lists = [np.array([3, 1, 3]), np.array([1, 2])] * n
     counts = np.array([len(part) for part in lists[:n]])
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    assert level.fragments is not None
     made = Fragments(level.fragments.bounds, np.zeros(n, bool), starts, counts, np.concatenate(lists[:n]))
-    return replace(geometry, levels=(replace(level, fragments=made, fragment_attributes={}),))
+    return with_level(geometry, fragments=made, fragment_attributes={})
 
 
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_fragments_share_rows(tmp_path: Path, layout: str) -> None:
     """Items 32, 33: explicit fragments share rows with each other; order and repetition are kept, object by object."""
     geometry = shared_rows()
@@ -279,7 +269,7 @@ def test_fragments_share_rows(tmp_path: Path, layout: str) -> None:
         assert not len(one) or len(one) in {2, 3}
         if len(one) == 3:
             assert (one[0] == one[2]).all()
-    assert store.read().n_vertices == level.fragments.counts.sum()  # type: ignore[union-attr]
+    assert store.read().n_vertices == level.fragments.counts.sum()
     assert store.box([0] * 3, [900] * 3).n_objects == np.count_nonzero(store.read().vertex_counts)
 
 
@@ -290,8 +280,6 @@ def test_links_among_objects_that_share_rows(tmp_path: Path) -> None:
         Shapes("mesh", square, links=np.array([[0, 1, 2], [0, 2, 3]])), ChunkingOptions(chunk_shape=(9.0,) * 3)
     )
     level = geometry.levels[0]
-    assert level.objects is not None
-    assert level.links is not None
     two = Fragments(
         np.array([0, 2]), np.zeros(2, bool), np.array([0, 3]), np.array([3, 3]), np.array([0, 1, 2, 0, 2, 3])
     )
@@ -303,10 +291,10 @@ def test_links_among_objects_that_share_rows(tmp_path: Path) -> None:
     )
     found = open_vectors(tmp_path / "s").read()
     assert found.vertex_counts.tolist() == [3, 3]
-    assert found.links.tolist() == [[0, 1, 2], [3, 4, 5]]  # type: ignore[union-attr]
+    assert found.links.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_identity(tmp_path: Path, layout: str) -> None:
     """Item 70: one chunk, no object index, the id is the number of the fragment; also for an object without vertices."""
     far = ChunkingOptions(chunk_shape=(1000.0,) * 3, index_convention="identity")
@@ -318,7 +306,7 @@ def test_identity(tmp_path: Path, layout: str) -> None:
         store.objects([3, 1, 0]).positions, np.concatenate([shapes.positions[6:], shapes.positions[:5]])
     )
     assert np.array_equal(store.read().positions, shapes.positions)
-    assert store.box(shapes.positions[5], shapes.positions[5]).ids.tolist() == [2]  # type: ignore[union-attr]
+    assert store.box(shapes.positions[5], shapes.positions[5]).ids.tolist() == [2]
     with pytest.raises(NotFoundError, match="Object 4 does not exist"):
         store.objects([4])
 
@@ -329,8 +317,8 @@ def test_meshes_and_trees_of_one_id(tmp_path: Path) -> None:
         store = stored(tmp_path / "s", shapes)
         for i in (0, 1):
             one = store.objects([i])
-            part = (shapes.links // 20 == i).all(axis=1)  # type: ignore[operator]
-            mine = replace(shapes, links=shapes.links[part], link_attributes={k: v.take(np.flatnonzero(part)) for k, v in shapes.link_attributes.items()})  # type: ignore[index] # fmt: skip
+            part = (shapes.links // 20 == i).all(axis=1)
+            mine = replace(shapes, links=shapes.links[part], link_attributes={k: v.take(np.flatnonzero(part)) for k, v in shapes.link_attributes.items()})  # fmt: skip
             assert corners_of(one) == corners_of(mine)
     assert corners_of(stored(tmp_path / "g", graph()).objects([0])) == corners_of(graph())
 
@@ -361,7 +349,6 @@ def test_bins(tmp_path: Path) -> None:
     cutting = ChunkingOptions(chunk_shape=(1, 1), bin_shape=(0.5, 0.5))
     store = stored(tmp_path / "s", Shapes("point_cloud", points), cutting)
     fragments = store.load().levels[0].fragments
-    assert fragments is not None
     assert fragments.counts.reshape(2, 4).tolist() == [[0, 0, 1, 0], [1, 1, 0, 1]]
     assert store.geometry.bin_shape == (0.5, 0.5)
     assert store.box([0, 0.5], [1, 1]).n_vertices == 2
@@ -405,18 +392,16 @@ def test_links_to_objects_that_are_not_taken_are_dropped() -> None:
     listed = replace(own, link_offsets=np.array([0, 2, 4, 6]))
     for shapes in (own, listed):
         found = take_objects(shapes, np.array([2, 0]))
-        assert found.links is not None
         assert rows_of(np.column_stack([found.links, found.link_attributes["w"].values])) == [
             (0, 1, 4),
             (1, 2, 5),
             (2, 3, 0),
         ]
-    assert found.link_offsets is not None
     assert found.link_offsets.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["graph", "skeleton", "mesh"])
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_links_between_vertices_of_no_object_come_back(tmp_path: Path, kind: str, layout: str) -> None:
     """Links between vertices after the last object are read, and kept in a box, although they are those of no object."""
     links = [[1, 0, 2], [4, 3, 5]] if kind == "mesh" else [[1, 0], [4, 3], [5, 4]]

@@ -1,6 +1,5 @@
 """The validator of geometry stores: nothing is wrong with what is written, and every rule is found broken where it is."""
 
-import json
 import shutil
 import struct
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from geometry_stores import LAYOUTS, data_files, edit, edit_block, edit_root, with_level
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import ALL, EDGE
@@ -26,7 +26,6 @@ from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = ("must", "should", "practice")
-LAYOUTS = ("0.7", "0.9")
 Json = dict[str, Any]
 
 
@@ -79,26 +78,19 @@ class Damage:
 
     def attributes(self, path: str, **changes: Any) -> None:
         """Set attributes of a node; None removes one."""
-        self.node(path, lambda node: _update(node["attributes"], changes))
+        edit_block(self.folder, path, **changes)
 
-    def block(self, path: str, name: str, **changes: Any) -> None:
-        """Set keys of one of the attributes of a node."""
-        self.node(path, lambda node: _update(node["attributes"][name], changes))
-
-    def node(self, path: str, change: Callable[[Json], None]) -> None:
+    def node(self, path: str, change: Callable[[Json], Any]) -> None:
         """Change the ``zarr.json`` of a node."""
-        file = self.folder / path / "zarr.json"
-        node = json.loads(file.read_text())
-        change(node)
-        file.write_text(json.dumps(node))
+        edit(self.folder, path, change)
 
     def root(self, **changes: Any) -> None:
         """Set keys of the root."""
-        self.block("", "zarr_vectors", **changes)
+        edit_root(self.folder, **changes)
 
     def level(self, number: int = 0, **changes: Any) -> None:
         """Set keys of a level."""
-        self.block(str(number), "zarr_vectors_level", **changes)
+        edit_block(self.folder, str(number), "zarr_vectors_level", **changes)
 
     @property
     def links(self) -> str:
@@ -112,8 +104,7 @@ class Damage:
 
     def bytes(self, path: str, change: Callable[[bytes], bytes], which: int = 0) -> None:
         """Change the bytes of one chunk, or of an array without chunks."""
-        files = sorted(file for file in (self.folder / path).rglob("*") if file.is_file() and file.name != "zarr.json")
-        file = files[which]
+        file = data_files(self.folder / path)[which]
         if self.layout == "0.9" and file.parents[len(file.relative_to(self.folder / path).parts) - 1].name != "data":
             new = change(file.read_bytes()[8:])
             file.write_bytes(struct.pack("<II", 1, len(new)) + new)
@@ -132,13 +123,6 @@ class Damage:
         shutil.rmtree(self.folder / path)
 
 
-def _update(block: Json, changes: Json) -> None:
-    for key, value in changes.items():
-        block[key] = value
-        if value is None:
-            block.pop(key)
-
-
 def int64s(*values: int) -> Callable[[bytes], bytes]:
     """Put int64 at the end of a blob in place of what is there."""
     return lambda old: old[: -8 * len(values)] + struct.pack(f"<{len(values)}q", *values)
@@ -151,16 +135,13 @@ def head(at: int, *values: int) -> Callable[[bytes], bytes]:
 
 def explicit(geometry: Geometry) -> Geometry:
     """Make the last fragment of each chunk an explicit list."""
-    level = geometry.levels[0]
-    fragments = level.fragments
-    assert fragments is not None
+    fragments = geometry.levels[0].fragments
     last = fragments.bounds[1:] - 1
     is_range, starts = fragments.is_range.copy(), fragments.starts.copy()
     is_range[last] = False
     rows = np.concatenate([np.arange(fragments.starts[f], fragments.starts[f] + fragments.counts[f]) for f in last])
     starts[last] = np.cumsum(fragments.counts[last]) - fragments.counts[last]
-    made = replace(fragments, is_range=is_range, starts=starts, rows=rows)
-    return replace(geometry, levels=(replace(level, fragments=made), *geometry.levels[1:]))
+    return with_level(geometry, fragments=replace(fragments, is_range=is_range, starts=starts, rows=rows))
 
 
 # rule, store, what is done to the files, layouts, severity where it is milder than the rule's
@@ -184,7 +165,6 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
         from raggedatlas.vectors.storage.layouts import vlen_array
 
         objects = STORES["streamline"]().levels[0].objects
-        assert objects is not None
         blobs = encode_manifests(objects)
         parts = [blobs[i].tobytes() for i in range(len(blobs))]
         parts[which] = change(parts[which])
@@ -322,8 +302,7 @@ def _short_cell(store: Damage) -> None:
 
 
 def _first_file(store: Damage, path: str) -> Path:
-    files = (store.folder / path).rglob("*")
-    return min(file for file in files if file.is_file() and file.name != "zarr.json")
+    return data_files(store.folder / path)[0]
 
 
 def _level_links(store: Damage) -> list[str]:
@@ -349,11 +328,8 @@ def _one_chunk(record: bytes) -> bytes:
 
 def wide() -> Geometry:
     """A graph with links of int64."""
-    made = STORES["graph"]()
-    links = made.levels[0].links
-    assert links is not None
-    level = replace(made.levels[0], links=replace(links, rows=links.rows.astype(np.int64)))
-    return replace(made, levels=(level,))
+    links = STORES["graph"]().levels[0].links
+    return with_level(STORES["graph"](), links=replace(links, rows=links.rows.astype(np.int64)))
 
 
 MADE = {**STORES, "graph-wide": wide, "explicit": lambda: explicit(STORES["cloud"]())}

@@ -243,7 +243,7 @@ def test_what_is_no_element_is_refused(peers: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="transformation 'mapAxis'"):
         read_file(tmp_path / "a.zarr")
     (tmp_path / "a.zarr" / "points" / "elements" / "points.parquet" / "part.0.parquet").write_bytes(b"PAR1")
-    with pytest.raises(SourceError, match=r"points\.parquet that can be read"):
+    with pytest.raises(SourceError, match=r"points\.parquet is no Parquet"):
         read_file(tmp_path / "a.zarr")
 
 

@@ -14,6 +14,7 @@ from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import (
     Shapes,
     counts_to_offsets,
+    links_by_object,
     object_rows,
     take_attributes,
     take_objects,
@@ -128,7 +129,10 @@ def masks_from_weights(
 
 
 def build_coarse_levels(
-    shapes: Shapes, kept: Iterator[NDArray[np.bool_]], stand_in: ParentFinder, relink: LinkBuilder
+    shapes: Shapes,
+    kept: Iterator[NDArray[np.bool_]],
+    stand_in: ParentFinder,
+    relink: LinkBuilder = lambda _: None,
 ) -> Iterator[LevelStep]:
     """Yield levels whose vertices are a subset of those of the finest level.
 
@@ -141,7 +145,7 @@ def build_coarse_levels(
     stand_in : callable
         Function of the kept mask: the vertex that represents each vertex; arbitrary if its object is dropped.
     relink : callable
-        Function of the kept mask: the links between kept vertices.
+        Function of the kept mask: the links between kept vertices; by default none.
     """
     owner, finer = object_rows(shapes), np.arange(shapes.n_vertices)
     for mask in kept:
@@ -160,11 +164,6 @@ def build_coarse_levels(
             )
         yield level, found[finer]
         finer = np.flatnonzero(mask)
-
-
-def no_links(kept: NDArray[np.bool_]) -> None:
-    """Return no links, for kinds without them."""
-    del kept
 
 
 def nearest_kept(points: NDArray[np.float64], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -232,7 +231,7 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
         stands[order] = order[firsts + rank // strides[-1] * strides[-1]]
         return stands
 
-    yield from build_coarse_levels(shapes, masks(), stand_in, no_links)
+    yield from build_coarse_levels(shapes, masks(), stand_in)
 
 
 def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -287,9 +286,8 @@ def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     needed[long[closed]] = 2
     keep_heaviest(weights[:n_owned], shapes.offsets, needed)
     points = shapes.positions.astype(np.float64)
-    yield from build_coarse_levels(
-        shapes, masks_from_weights(shapes, weights, steps), lambda kept: nearest_kept(points, kept), no_links
-    )
+    masks = masks_from_weights(shapes, weights, steps)
+    yield from build_coarse_levels(shapes, masks, lambda kept: nearest_kept(points, kept))
 
 
 @dataclass(frozen=True)
@@ -370,7 +368,7 @@ def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     a loop keeps two inner vertices and parallel paths one each, so the numbers of components, branches and loops do not change. A
     new link has the direction of the links that it replaces; attributes of links are dropped, because links are merged.
     """
-    links = np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    links = shapes.edges()
     if links.shape[1] != 2:
         raise SourceError(f"Links of a {shapes.kind} have {links.shape[1]} ends; expected 2.")
     chains = find_paths(links, shapes.n_vertices, fixed_vertices(shapes, links))
@@ -539,10 +537,10 @@ def _pad_to_3d(positions: NDArray[Any]) -> NDArray[np.float64]:
 
 def _local_faces(shapes: Shapes) -> list[NDArray[np.int64]]:
     """Return each object's faces, as rows of its own vertices."""
-    faces = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
-    owner = np.searchsorted(shapes.offsets, faces[:, 0], side="right") - 1
-    order = np.argsort(owner, kind="stable")
-    parts = np.split(faces[order], np.cumsum(np.bincount(owner, minlength=len(shapes.offsets) - 1))[:-1])
+    faces = shapes.edges(3)
+    order, offsets = links_by_object(shapes.offsets, faces)
+    assert offsets is not None  # every vertex belongs to an object
+    parts = np.split(faces[order], offsets[1:-1])
     return [part - start for part, start in zip(parts, shapes.offsets, strict=False)]
 
 

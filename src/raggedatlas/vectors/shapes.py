@@ -1,6 +1,6 @@
 """Shapes in memory: flat arrays in object order, with attributes and groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -290,6 +290,10 @@ class Shapes:
         """Number of stored links (0 if they follow from the order)."""
         return 0 if self.links is None else len(self.links)
 
+    def edges(self, width: int = 2) -> NDArray[np.int64]:
+        """Return the stored links as (M, L) int64; (0, `width`) if there are none."""
+        return np.zeros((0, width), np.int64) if self.links is None else np.asarray(self.links, np.int64)
+
     @property
     def n_objects(self) -> int:
         """Number of objects; 0 in a point cloud without objects."""
@@ -454,6 +458,12 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
         fragment_offsets=None,
         fragment_attributes={},
     )
+
+
+def each_object(shapes: Shapes) -> Iterator[tuple[int, Shapes]]:
+    """Yield the id of each object, and the object alone."""
+    for row, number in enumerate(np.asarray(shapes.ids).tolist()):
+        yield number, take_objects(shapes, np.array([row]))
 
 
 def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] | None = None) -> Shapes:

@@ -1,6 +1,7 @@
 """Content of a geometry file in any format, what a format can represent, and points as tables: CSV, TSV, Parquet, XYZ."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,19 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
     categories = np.array([*attribute.metadata["categories"], None], object)
     codes = attribute.values.astype(np.int64)
     return categories[np.where((codes >= 0) & (codes < len(categories) - 1), codes, len(categories) - 1)]
+
+
+@contextmanager
+def read_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise what a library raises for a damaged file (by default any exception) as `SourceError`."""
+    caught = errors or (Exception,)
+    try:
+        yield
+    except SourceError:
+        raise
+    except caught as error:
+        text = f"{path} is no {what} that can be read: {type(error).__name__}: {error}."
+        raise SourceError(text) from None
 
 
 def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
@@ -486,20 +500,16 @@ def _delimited(path: Path) -> "pa.Table":
     import pyarrow.csv as pacsv
 
     options = pacsv.ParseOptions(delimiter=DELIMITERS[path.suffix])
-    try:
+    with read_errors(path, "table with rows of one length", pa.ArrowInvalid):
         return pacsv.read_csv(path, parse_options=options)
-    except pa.ArrowInvalid as error:
-        raise SourceError(f"{path} is no table with rows of one length: {error}.") from None
 
 
 def _parquet(path: Path) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as papq
 
-    try:
+    with read_errors(path, "Parquet file", pa.ArrowInvalid, OSError):
         return papq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise SourceError(f"{path} is no Parquet file that can be read: {error}.") from None
 
 
 def _axis_columns(names: Sequence[str], asked: Sequence[str] | None, what: str) -> list[str]:

@@ -21,7 +21,7 @@ from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
 from raggedatlas.vectors.converters import graphs, meshes, precomputed
 from raggedatlas.vectors.converters import streamlines as lines
-from raggedatlas.vectors.converters.content import Capabilities, Content, check_content
+from raggedatlas.vectors.converters.content import Capabilities, Content, check_content, read_errors
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
@@ -141,10 +141,8 @@ def _has_geometry(file: Path) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as papq
 
-    try:
+    with read_errors(file, "Parquet file", pa.ArrowInvalid, OSError):
         return b"geo" in (papq.read_schema(file).metadata or {})
-    except (pa.ArrowInvalid, OSError) as error:
-        raise SourceError(f"{file} is no Parquet file that can be read: {error}.") from None
 
 
 def _folder_kind(folder: Path) -> str | None:

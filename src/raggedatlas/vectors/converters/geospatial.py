@@ -16,6 +16,7 @@ from raggedatlas.vectors.converters.content import (
     Content,
     decode_categories,
     encode_categories,
+    read_errors,
     read_text,
     split_channels,
     table_content,
@@ -46,11 +47,9 @@ def read_geojson(path: Path) -> Content:
         Without shapely.
     """
     shapely = load_library("shapely")
-    try:
+    with read_errors(path, "GeoJSON", ValueError, KeyError, AttributeError, TypeError):
         whole = json.loads(read_text(path))
         features = whole["features"] if whole.get("type") == "FeatureCollection" else [whole]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SourceError(f"{path} is no GeoJSON: {type(error).__name__}: {error}.") from None
     geometries = np.empty(len(features), object)
     for row, feature in enumerate(features):
         try:
@@ -81,10 +80,8 @@ def read_geoparquet(path: Path) -> Content:
         Without geopandas.
     """
     geopandas = load_library("geopandas")
-    try:
+    with read_errors(path, "GeoParquet"):
         frame = geopandas.read_parquet(path)
-    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file leads to
-        raise SourceError(f"{path} is no GeoParquet that can be read: {type(error).__name__}: {error}.") from None
     return frame_content(frame, str(path))
 
 
@@ -402,10 +399,8 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
     import pyarrow as pa
     import pyarrow.dataset as pads
 
-    try:
+    with read_errors(folder / "points.parquet", "Parquet folder", pa.ArrowInvalid, OSError):
         table = pads.dataset(folder / "points.parquet", format="parquet").to_table()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise SourceError(f"{folder} has no points.parquet that can be read: {error}.") from None
     # Stores of the first format may declare null axes; `table_content` then looks for the usual columns.
     content = table_content(
         table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
@@ -418,10 +413,8 @@ def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
     geopandas = load_library("geopandas")
     if str(attributes.get("spatialdata_attrs", {}).get("version")) == "0.1":
         return _old_shapes(folder, attributes)
-    try:
+    with read_errors(folder / "shapes.parquet", "GeoParquet"):
         frame = geopandas.read_parquet(folder / "shapes.parquet")
-    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file leads to
-        raise SourceError(f"{folder} has no shapes.parquet that can be read: {error}.") from None
     radius = frame.pop("radius") if "radius" in frame.columns else None
     content = frame_content(frame, str(folder))
     return content if radius is None else _circles(content, radius.to_numpy())
@@ -432,7 +425,7 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
     import zarr
 
     shapely = load_library("shapely")
-    try:
+    with read_errors(folder, "shapes element"):
         group = zarr.open_group(folder, mode="r")
         coordinates, index = np.asarray(group["coords"]), np.asarray(group["Index"])
         kind = shapely.GeometryType(int(attributes["spatialdata_attrs"]["geos"]["type"]))
@@ -440,8 +433,6 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
         offsets = tuple(np.asarray(group[name]).ravel() for name in names)
         geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
         radius = np.asarray(group["radius"]) if "radius" in group else None
-    except Exception as error:  # noqa: BLE001 - zarr and shapely raise whatever a damaged element leads to
-        raise SourceError(f"{folder} is no shapes element that can be read: {type(error).__name__}: {error}.") from None
     numbers = index.dtype.kind in "iu"
     column = Attribute(index if numbers else np.array([str(name) for name in index], dtype=str))
     shapes = shapes_of_geometries(geometries, {"object_id" if numbers else "name": column}, str(folder))

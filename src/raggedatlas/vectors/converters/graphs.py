@@ -19,6 +19,7 @@ from raggedatlas.vectors.converters.content import (
     group_vertices,
     is_id,
     number_rows,
+    read_errors,
     read_table,
     read_text,
     shortest,
@@ -27,7 +28,7 @@ from raggedatlas.vectors.converters.content import (
 )
 from raggedatlas.vectors.converters.interop import AXES, NODE, build_networkx
 from raggedatlas.vectors.libraries import load_library
-from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_objects
+from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, each_object
 
 GRAPHML_HOLDING = Capabilities(kinds=("graph", "skeleton"), object=(), columns=True)
 
@@ -54,10 +55,8 @@ def read_graphml(path: Path) -> Content:
         Without networkx.
     """
     networkx = load_library("networkx")
-    try:
+    with read_errors(path, "GraphML"):
         graph = networkx.read_graphml(path)
-    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file leads to
-        raise SourceError(f"{path} is no GraphML that can be read: {type(error).__name__}: {error}.") from None
     return graph_content(graph, str(path))
 
 
@@ -191,7 +190,7 @@ def write_edges(content: Content, path: Path) -> None:
     nodes = Shapes("point_cloud", shapes.positions, shapes.offsets, shapes.ids, vertex_attributes=columns)
     write_table(Content(nodes, axes=content.axes), path.with_suffix(".nodes.csv"))
     between = dict(part for name, a in shapes.link_attributes.items() for part in split_channels(name, a))
-    links = np.zeros((0, 2), np.int64) if shapes.links is None else shapes.links
+    links = shapes.edges()
     with path.open("w", encoding="utf-8") as file:
         file.write("# source target\n")
         for row, (a, b) in enumerate(links.tolist()):
@@ -307,8 +306,8 @@ def write_swc_folder(content: Content, path: Path) -> None:
         if len({*given}) == len(given) and all(name and not set(name) & set('/\\:*?"<>|') for name in given):
             names = given
     path.mkdir()
-    for row, name in enumerate(names):
-        (path / f"{name}.swc").write_text(swc_text(take_objects(shapes, np.array([row]))), encoding="utf-8")
+    for name, (_, one) in zip(names, each_object(shapes), strict=True):
+        (path / f"{name}.swc").write_text(swc_text(one), encoding="utf-8")
 
 
 def swc_text(shapes: Shapes) -> str:
@@ -357,7 +356,7 @@ def _header(shapes: Shapes) -> str:
 
 def _parents(shapes: Shapes) -> NDArray[np.int64]:
     """Return each vertex's parent, -1 for roots, after checking that links make trees."""
-    links = np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    links = shapes.edges()
     parent = np.full(shapes.n_vertices, -1, np.int64)
     parent[links[:, 0]] = links[:, 1]
     if len(np.unique(links[:, 0])) != len(links):

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import split_channels
 from raggedatlas.vectors.libraries import load_library
-from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, object_rows, take_objects
+from raggedatlas.vectors.shapes import (
+    SEQUENTIAL,
+    Attribute,
+    Shapes,
+    counts_to_offsets,
+    each_object,
+    object_rows,
+    take_objects,
+)
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes that say which polygon of an object, which ring of it (0 is the outer one), and where in the object a vertex stands."""
@@ -45,12 +53,11 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
         raise SourceError(f"A {shapes.kind} of {shapes.n_dims} axes makes no trimesh; expected triangles in 3-D.")
     trimesh = load_library("trimesh")
     made = {}
-    for row, number in enumerate(np.asarray(shapes.ids).tolist()):
-        one = take_objects(shapes, np.array([row]))
+    for number, one in each_object(shapes):
         # Processing is off below, as it would merge equal vertices: rows must stay those of the store.
         made[number] = trimesh.Trimesh(
             vertices=one.positions,
-            faces=np.zeros((0, 3), np.int64) if one.links is None else one.links,
+            faces=one.edges(3),
             vertex_attributes={name: a.values for name, a in one.vertex_attributes.items()},
             face_attributes={name: a.values for name, a in one.link_attributes.items()},
             metadata={name: a.values[0] for name, a in one.object_attributes.items()},
@@ -139,7 +146,7 @@ def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
         # Vertices of no object come last, as those of one more object; they get no links.
         first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
         return np.stack([first, first + 1], 1)
-    return np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    return shapes.edges()
 
 
 def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a GeoDataFrame)

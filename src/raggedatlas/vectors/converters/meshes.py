@@ -544,7 +544,7 @@ def write_obj(content: Content, path: Path) -> None:
             columns.setdefault(word, []).append(column if column.ndim == 2 else column[:, None])
     slots = [("vt" in columns) or ("vn" in columns), "vn" in columns]
     names = _object_names(shapes)
-    links = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    links = shapes.edges(3)
     links = links[links_by_object(shapes.offsets, links)[0]]
     owner = object_rows(shapes)[links[:, 0]]
     with path.open("w", encoding="utf-8") as file:
@@ -675,7 +675,7 @@ def _merged(corners: NDArray[Any], counts: list[int], words: dict[str, Attribute
 def write_stl(content: Content, path: Path) -> None:
     """Write all triangles as one binary STL, with their normals."""
     shapes = content.shapes
-    faces = np.zeros((0, 3), np.int64) if shapes.links is None else shapes.links
+    faces = shapes.edges(3)
     rows = np.zeros(len(faces), RECORD)
     corners = shapes.positions[faces].astype(np.float64)
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])

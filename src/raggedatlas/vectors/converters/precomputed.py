@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.geometry import Axis
-from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_objects
+from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, each_object
 
 TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Element types of values."""
@@ -252,9 +252,8 @@ def write_skeletons(content: Content, path: Path) -> None:
     }
     path.mkdir()
     (path / "info").write_text(json.dumps(info), encoding="utf-8")
-    for row, key in enumerate(np.asarray(shapes.ids).tolist()):
-        one = take_objects(shapes, np.array([row]))
-        edges = np.zeros((0, 2), "<u4") if one.links is None else one.links.astype("<u4")
+    for key, one in each_object(shapes):
+        edges = one.edges().astype("<u4")
         parts = [np.array([one.n_vertices, len(edges)], "<u4"), one.positions.astype("<f4"), edges]
         # Attributes have no names in the bytes: their order is that of `info`.
         for name, _, kind in kept:
@@ -351,9 +350,8 @@ def write_meshes(content: Content, path: Path) -> None:
         )
     path.mkdir()
     (path / "info").write_text(json.dumps({"@type": MESH_TYPE}), encoding="utf-8")
-    for row, key in enumerate(np.asarray(shapes.ids).tolist()):
-        one = take_objects(shapes, np.array([row]))
-        faces = np.zeros((0, 3), "<u4") if one.links is None else one.links.astype("<u4")
+    for key, one in each_object(shapes):
+        faces = one.edges(3).astype("<u4")
         (path / f"{key}:0").write_text(json.dumps({"fragments": [f"{key}:0:0"]}), encoding="utf-8")
         points = np.ascontiguousarray(one.positions, "<f4")
         (path / f"{key}:0:0").write_bytes(np.uint32(one.n_vertices).tobytes() + points.tobytes() + faces.tobytes())

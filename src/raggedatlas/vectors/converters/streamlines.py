@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_text
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_text, read_errors
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Groups, Shapes, counts_to_offsets
@@ -74,14 +74,12 @@ def read_trx(path: Path) -> Content:
 
 
 def _zip_parts(path: Path) -> Iterator[tuple[str, bytes]]:
-    try:
-        with zipfile.ZipFile(path) as file:
-            for item in file.infolist():
-                if not item.is_dir():
-                    yield item.filename, file.read(item)
     # A zip that is encrypted, or of an unknown compression, is a RuntimeError.
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError) as error:
-        raise SourceError(f"{path} is no zip file that can be read: {error}.") from None
+    errors = zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError
+    with read_errors(path, "zip file", *errors), zipfile.ZipFile(path) as file:
+        for item in file.infolist():
+            if not item.is_dir():
+                yield item.filename, file.read(item)
 
 
 def _folder_parts(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -294,12 +292,8 @@ def read_tractogram(path: Path) -> Content:
         Without nibabel.
     """
     streamlines = load_library("nibabel.streamlines")
-    try:
+    with read_errors(path, f"{path.suffix} file"):
         file = streamlines.load(str(path), lazy_load=False)
-    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file leads to
-        raise SourceError(
-            f"{path} is no {path.suffix} file that can be read: {type(error).__name__}: {error}."
-        ) from None
     lines = file.tractogram.streamlines
     counts = np.array(lines._lengths, np.int64).reshape(-1)
     said = file.header.get("nb_streamlines", file.header.get("count", len(counts)))

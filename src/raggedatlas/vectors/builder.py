@@ -153,8 +153,8 @@ def make_geometry(
         levels.append(_coarse_level(cuts[-1].level, step, place, levels[0]))
     levels = _add_cross_level_links(levels, cuts, coarser, cutting.cross_level_storage)
     convention = default_links_convention(shapes, grid)
-    known = {"multiscale_links": any(links.delta for level in levels for links in level.cross_links)}
-    known["preserved_object_ids"] = len(levels) > 1 and shapes.ids is not None
+    tokens = {"multiscale_links": any(links.delta for level in levels for links in level.cross_links)}
+    tokens["preserved_object_ids"] = len(levels) > 1 and shapes.ids is not None
     return Geometry(
         types=(shapes.kind,),
         axes=axes,
@@ -166,8 +166,8 @@ def make_geometry(
         index_convention=cutting.index_convention,
         cross_chunk=cutting.boundary,
         cross_level_storage=cutting.cross_level_storage,
-        cross_level_depth=1 if known["multiscale_links"] else 0,
-        capabilities=tuple(name for name, is_so in known.items() if is_so),
+        cross_level_depth=1 if tokens["multiscale_links"] else 0,
+        capabilities=tuple(name for name, is_so in tokens.items() if is_so),
         metadata=dict(metadata or {}),
     )
 
@@ -270,10 +270,10 @@ def _resolve_bounds(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tupl
     return low, high
 
 
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuse a value that is not one of the choices."""
-    if value not in known:
-        raise SourceError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
+    if value not in choices:
+        raise SourceError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
 
 
 def _coarse_grid(step: CoarseLevel, grid: Grid, number: int) -> dict[str, Any]:

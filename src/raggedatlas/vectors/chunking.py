@@ -509,20 +509,20 @@ def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[
     return fragments, index
 
 
-def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOrder) -> Level:
+def _add_links(shapes: Shapes, grid: Grid, chunked: ChunkedLevel, stored: _StoredOrder) -> Level:
     """Return the level with its links within and across chunks."""
-    level = made.level
+    level = chunked.level
     if shapes.kind in SEQUENTIAL:
         return level if grid.boundary == "boundary_deduplication" else _add_sequence_links(level, stored, grid)
     if shapes.links is None:
         return level
     ends = shapes.links.astype(np.int64)
-    chunk, row = made.place(ends)
+    chunk, row = chunked.place(ends)
     crosses_chunks = (chunk != chunk[:, :1]).any(axis=1)
-    row = _repeated_rows(made, ends, chunk, row)
+    row = _repeated_rows(chunked, ends, chunk, row)
     fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
     # With the identity convention each object is a fragment, also an empty one, which `stored` does not list.
-    owner = fragment_of[made.where[ends[:, :2]]] if not grid.identity else object_rows(shapes)[ends[:, :2]]
+    owner = fragment_of[chunked.where[ends[:, :2]]] if not grid.identity else object_rows(shapes)[ends[:, :2]]
     # With repeated vertices, every link is within the chunk of its first end.
     inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~crosses_chunks
     if omits_parent_links(shapes, grid):
@@ -531,7 +531,7 @@ def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOr
     if grid.boundary == "boundary_deduplication":
         return level
     return _add_cross_links(
-        level, made, ends[crosses_chunks], take_attributes(shapes.link_attributes, np.flatnonzero(crosses_chunks))
+        level, chunked, ends[crosses_chunks], take_attributes(shapes.link_attributes, np.flatnonzero(crosses_chunks))
     )
 
 
@@ -557,18 +557,18 @@ def omits_parent_links(shapes: Shapes, grid: Grid) -> bool:
 
 
 def _repeated_rows(
-    made: ChunkedLevel, ends: NDArray[np.int64], chunk: NDArray[np.int64], row: NDArray[np.int64]
+    chunked: ChunkedLevel, ends: NDArray[np.int64], chunk: NDArray[np.int64], row: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the rows of link ends in the chunk of the first end, using repeated rows for ends in other chunks."""
-    if not len(made.repeated):
+    if not len(chunked.repeated):
         return row
-    chunks, rows_there = made.split(made.repeated[:, 1])
-    order = np.lexsort((chunks, made.repeated[:, 0]))
+    chunks, rows_there = chunked.split(chunked.repeated[:, 1])
+    order = np.lexsort((chunks, chunked.repeated[:, 0]))
     far = chunk != chunk[:, :1]
     wanted = np.stack([ends[far], np.broadcast_to(chunk[:, :1], chunk.shape)[far]], axis=1)
-    found = KeyIndex(np.stack([made.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
+    rows_found = KeyIndex(np.stack([chunked.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
     rows = row.copy()
-    rows[far] = rows_there[order[found]]
+    rows[far] = rows_there[order[rows_found]]
     return rows
 
 
@@ -599,10 +599,10 @@ def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
     return np.dtype(np.int64)
 
 
-def _add_cross_links(level: Level, made: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
+def _add_cross_links(level: Level, chunked: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
     """Add links whose ends are in several chunks."""
     if not len(ends):
         return level
-    chunk, row = made.place(ends)
+    chunk, row = chunked.place(ends)
     links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
     return replace(level, cross_links=(*level.cross_links, links))

@@ -498,9 +498,9 @@ def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[flo
     return _parse_numbers(values[0], where), _parse_numbers(values[1], where)
 
 
-def _parse_choice(facts: Mapping[str, Any], key: str, default: str, known: tuple[str, ...], where: str) -> str:
+def _parse_choice(facts: Mapping[str, Any], key: str, default: str, choices: tuple[str, ...], where: str) -> str:
     """Parse a value from a fixed vocabulary."""
     value = facts.get(key) or default
-    if value not in known:
-        raise CorruptError(f"{where}: {key} is {value!r}; expected one of {', '.join(known)}.")
+    if value not in choices:
+        raise CorruptError(f"{where}: {key} is {value!r}; expected one of {', '.join(choices)}.")
     return str(value)

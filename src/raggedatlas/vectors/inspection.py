@@ -240,13 +240,13 @@ def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
     >>> is_geometry_store("tests/data")
     False
     """
-    found = Location.of(place)
+    location = Location.of(place)
     try:
         # Searched as bytes, because damaged metadata may not parse.
-        return b'"zarr_vectors"' in found.read_bytes("zarr.json")
+        return b'"zarr_vectors"' in location.read_bytes("zarr.json")
     except NotFoundError:
         return False
     except (AtlasError, OSError):
-        if found.is_local:
+        if location.is_local:
             return False
         raise

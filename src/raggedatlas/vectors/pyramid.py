@@ -150,8 +150,8 @@ def build_coarse_levels(
     owner, finer = object_rows(shapes), np.arange(shapes.n_vertices)
     for mask in kept:
         places = np.cumsum(mask) - 1
-        stands = stand_in(mask)
-        found = np.where(mask[stands] & (owner[stands] == owner), places[stands], -1)
+        nearest = stand_in(mask)
+        parents = np.where(mask[nearest] & (owner[nearest] == owner), places[nearest], -1)
         level = take_vertices(shapes, mask, relink(mask))
         # Dropped objects have no vertices left, so no row changes, and vertices without an object stay after the last one.
         kept_objects = np.flatnonzero((np.diff(shapes.offsets) == 0) | (np.diff(level.offsets) > 0))
@@ -162,7 +162,7 @@ def build_coarse_levels(
                 ids=shapes.ids[kept_objects],
                 object_attributes=take_attributes(level.object_attributes, kept_objects),
             )
-        yield level, found[finer]
+        yield level, parents[finer]
         finer = np.flatnonzero(mask)
 
 
@@ -227,9 +227,9 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 
     def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
         rank = np.arange(len(kept)) - firsts
-        stands = np.empty(len(kept), np.int64)
-        stands[order] = order[firsts + rank // strides[-1] * strides[-1]]
-        return stands
+        nearest = np.empty(len(kept), np.int64)
+        nearest[order] = order[firsts + rank // strides[-1] * strides[-1]]
+        return nearest
 
     yield from build_coarse_levels(shapes, masks(), stand_in)
 
@@ -380,9 +380,9 @@ def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     chain = np.repeat(np.arange(len(chains.forward)), np.diff(chains.offsets))
 
     def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-        stands = np.arange(len(kept))
-        stands[chains.members] = chains.members[nearest_kept(points[chains.members], kept[chains.members])]
-        return stands
+        nearest = np.arange(len(kept))
+        nearest[chains.members] = chains.members[nearest_kept(points[chains.members], kept[chains.members])]
+        return nearest
 
     def relink(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
         rows = np.flatnonzero(kept[chains.members])
@@ -481,10 +481,10 @@ def source_vertices(points: NDArray[np.float64], surface: Surface) -> NDArray[np
     news = surface.mapping[olds]
     gaps = ((points[olds] - surface.points[news]) ** 2).sum(1)
     order = np.lexsort((gaps, news))
-    found = np.zeros(len(surface.points), np.int64)
+    rows = np.zeros(len(surface.points), np.int64)
     values, first = np.unique(news[order], return_index=True)
-    found[values] = olds[order[first]]
-    return found
+    rows[values] = olds[order[first]]
+    return rows
 
 
 def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:

@@ -286,8 +286,8 @@ class LevelQuery:
         assert fragments is not None
         local, counts = fragment_rows(fragments, owners[0])
         chunk = np.searchsorted(fragments.bounds, owners[0], side="right") - 1
-        found = inside[local + np.repeat(level.bounds[chunk], counts)]
-        hit = np.diff(counts_to_offsets(found)[counts_to_offsets(counts)]) > 0
+        hit_rows = inside[local + np.repeat(level.bounds[chunk], counts)]
+        hit = np.diff(counts_to_offsets(hit_rows)[counts_to_offsets(counts)]) > 0
         ids: NDArray[np.int64] = np.unique(owners[1][hit])
         return np.compress(ids != NO_OWNER, ids)
 
@@ -528,12 +528,12 @@ class VectorStore:
             If an object does not exist, or there are no objects.
         """
         opened = self._choose(level, budget)
-        asked = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
-        if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu"):
-            raise QueryError(f"Object ids are {asked.dtype} of shape {asked.shape}; expected integers.")
+        requested = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+        if requested.ndim != 1 or (requested.size and requested.dtype.kind not in "iu"):
+            raise QueryError(f"Object ids are {requested.dtype} of shape {requested.shape}; expected integers.")
         if not opened.has_objects:
             raise NotFoundError(f"{self.location.uri} has no objects; read all of it, or a box.")
-        return opened.take(asked.astype(np.int64), attributes)
+        return opened.take(requested.astype(np.int64), attributes)
 
     def group(
         self,
@@ -609,8 +609,8 @@ def _group_number(groups: Groups | None, group: int | str) -> int | None:
         return None
     if isinstance(group, str):
         names = groups.attributes.get("name")
-        found = [] if names is None else np.flatnonzero(names.values.astype(str) == group).tolist()
-        return found[0] if found else None
+        numbers = [] if names is None else np.flatnonzero(names.values.astype(str) == group).tolist()
+        return numbers[0] if numbers else None
     return int(group) if 0 <= group < groups.n_groups else None
 
 

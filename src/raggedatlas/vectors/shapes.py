@@ -259,10 +259,10 @@ class Shapes:
                 "of floats or integers. Rows of different lengths cannot form such an array."
             )
         # Noted before offsets are filled in: a cloud without offsets has no objects.
-        lone = self.offsets is None
-        if self.ids is None and not (lone and self.kind == "point_cloud"):
-            object.__setattr__(self, "ids", np.arange(1 if lone else len(self.offsets) - 1))
-        offsets = np.array([0, len(positions)]) if lone else self.offsets
+        no_offsets = self.offsets is None
+        if self.ids is None and not (no_offsets and self.kind == "point_cloud"):
+            object.__setattr__(self, "ids", np.arange(1 if no_offsets else len(self.offsets) - 1))
+        offsets = np.array([0, len(positions)]) if no_offsets else self.offsets
         object.__setattr__(self, "positions", positions)
         object.__setattr__(
             self, "offsets", check_offsets(offsets, len(positions), "The vertices of the objects", partly=True)
@@ -312,35 +312,39 @@ class Shapes:
 
 def check_offsets(offsets: Any, total: int, what: str, *, partly: bool = False) -> NDArray[np.int64]:  # noqa: ANN401
     """Return offsets as int64 after checking that they start at 0, never decrease and end at `total` (or before, if `partly`)."""
-    made = np.asarray(offsets)
-    if made.ndim != 1 or not made.size or made.dtype.kind not in "iu":
-        raise SourceError(f"{what}: offsets are {made.dtype} of shape {made.shape}; expected (objects + 1,) integers.")
-    made = made.astype(np.int64)
-    ends = made[-1] == total or (partly and made[-1] < total)
-    if made[0] != 0 or not ends or (np.diff(made) < 0).any():
-        raise SourceError(f"{what}: offsets go from {made[0]} to {made[-1]}; expected 0 to {total}, never decreasing.")
-    return made
+    result = np.asarray(offsets)
+    if result.ndim != 1 or not result.size or result.dtype.kind not in "iu":
+        raise SourceError(
+            f"{what}: offsets are {result.dtype} of shape {result.shape}; expected (objects + 1,) integers."
+        )
+    result = result.astype(np.int64)
+    ends = result[-1] == total or (partly and result[-1] < total)
+    if result[0] != 0 or not ends or (np.diff(result) < 0).any():
+        raise SourceError(
+            f"{what}: offsets go from {result[0]} to {result[-1]}; expected 0 to {total}, never decreasing."
+        )
+    return result
 
 
 def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - any array-like
     """Return object ids as int64 after checking that there are `n_objects`, none negative and none repeated."""
-    made = np.asarray(ids)
-    if made.shape != (n_objects,) or (made.size and made.dtype.kind not in "iu"):
-        raise SourceError(f"Object ids are {made.dtype} of shape {made.shape}; expected {n_objects} integers.")
+    result = np.asarray(ids)
+    if result.shape != (n_objects,) or (result.size and result.dtype.kind not in "iu"):
+        raise SourceError(f"Object ids are {result.dtype} of shape {result.shape}; expected {n_objects} integers.")
     # An id of uint64 above this limit would become negative.
-    if made.size and (made.min() < 0 or made.max() > np.iinfo(np.int64).max):
-        raise SourceError(f"Object ids go from {made.min()} to {made.max()}; expected 0 to 2**63 - 1.")
-    if n_objects > 1 and len(np.unique(made)) != n_objects:
+    if result.size and (result.min() < 0 or result.max() > np.iinfo(np.int64).max):
+        raise SourceError(f"Object ids go from {result.min()} to {result.max()}; expected 0 to 2**63 - 1.")
+    if n_objects > 1 and len(np.unique(result)) != n_objects:
         raise SourceError("An object id occurs twice; ids must be unique.")
-    return made.astype(np.int64)
+    return result.astype(np.int64)
 
 
 def check_links(links: Any) -> NDArray[Any]:  # noqa: ANN401 - any array-like
     """Return links as an array after checking that they are rows of integers."""
-    made = np.asarray(links)
-    if made.ndim != 2 or made.dtype.kind not in "iu" or not made.shape[1]:
-        raise SourceError(f"Links are {made.dtype} of shape {made.shape}; expected (links, ends) integers.")
-    return made
+    result = np.asarray(links)
+    if result.ndim != 2 or result.dtype.kind not in "iu" or not result.shape[1]:
+        raise SourceError(f"Links are {result.dtype} of shape {result.shape}; expected (links, ends) integers.")
+    return result
 
 
 def check_rows(attributes: Attributes, expected: int, family: str) -> None:

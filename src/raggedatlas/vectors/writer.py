@@ -323,15 +323,15 @@ def merge_local_links(level: Level) -> Level:
     )
 
 
-def _append_local_links(level: Level, more: CrossLinks) -> Links:
+def _append_local_links(level: Level, links: CrossLinks) -> Links:
     """Return the links within chunks plus the given ones, sorted by the fragment of their first end."""
-    chunk = KeyIndex(level.chunks).find(more.chunks[:, 0])
+    chunk = KeyIndex(level.chunks).find(links.chunks[:, 0])
     own = level.links
-    rows, places, attributes, counts = [more.rows], [chunk], [more.attributes], [more.n_links]
+    rows, places, attributes, counts = [links.rows], [chunk], [links.attributes], [links.n_links]
     if own is not None:
-        if own.width != more.width:
+        if own.width != links.width:
             raise SourceError(
-                f"Links within chunks have {own.width} ends, links across chunks {more.width}; expected the same number."
+                f"Links within chunks have {own.width} ends, links across chunks {links.width}; expected the same number."
             )
         rows.insert(0, own.rows.astype(np.int64))
         places.insert(0, np.repeat(np.arange(len(level.chunks)), np.diff(own.bounds)))

@@ -362,14 +362,14 @@ def vertex_table(content: Content) -> "pa.Table":
     columns = dict(zip(axis_names(content), shapes.positions.T, strict=False))
     if shapes.ids is not None:
         columns[OBJECT_ID] = shapes.ids[object_rows(shapes)]
-    made = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
+    arrays = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
     for name, attribute in shapes.vertex_attributes.items():
         names = attribute.metadata.get("categories")
         if names is not None and attribute.values.ndim == 1 and all(isinstance(text, str) for text in names):
-            made[name] = _dictionary(attribute)
+            arrays[name] = _dictionary(attribute)
         else:
-            made |= {key: pa.array(np.ascontiguousarray(column)) for key, column in split_channels(name, attribute)}
-    return pa.table(made)
+            arrays |= {key: pa.array(np.ascontiguousarray(column)) for key, column in split_channels(name, attribute)}
+    return pa.table(arrays)
 
 
 def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
@@ -512,12 +512,12 @@ def _parquet(path: Path) -> "pa.Table":
         return papq.read_table(path)
 
 
-def _axis_columns(names: Sequence[str], asked: Sequence[str] | None, what: str) -> list[str]:
-    if asked is not None:
-        missing = [name for name in asked if name not in names]
+def _axis_columns(names: Sequence[str], requested: Sequence[str] | None, what: str) -> list[str]:
+    if requested is not None:
+        missing = [name for name in requested if name not in names]
         if missing:
             raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(names)}.")
-        return list(asked)
+        return list(requested)
     # Reversed, so that the first of names that differ only in case is taken.
     lower = {name.lower(): name for name in reversed(names)}
     for x, y, z in AXIS_NAMES:
@@ -546,13 +546,13 @@ def _owners(table: "pa.Table", name: str, what: str) -> NDArray[Any]:
             f"{what}: column {name!r} names no object in row {_first_null(column)}; expected one in each."
         )
     if pa.types.is_integer(column.type):
-        found = np.asarray(column.to_numpy())
-        if len(found) and found.min() < 0:
+        ids = np.asarray(column.to_numpy())
+        if len(ids) and ids.min() < 0:
             raise SourceError(
-                f"{what}: column {name!r} has the id {found.min()} in row {int(np.argmin(found))}; expected ids from 0. "
+                f"{what}: column {name!r} has the id {ids.min()} in row {int(np.argmin(ids))}; expected ids from 0. "
                 "Points without an object: leave them out, or read all without objects."
             )
-        return found
+        return ids
     return np.array(column.cast(pa.string()).to_pylist(), dtype=str)
 
 
@@ -572,9 +572,9 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
             )
         return Attribute(np.asarray(column.to_numpy()))
     if pa.types.is_dictionary(kind):
-        found = _categories(column)
-        if found is not None:
-            return found
+        coded = _categories(column)
+        if coded is not None:
+            return coded
         column = column.cast(kind.value_type)
     return encode_categories(np.array(column.cast(pa.string()).to_pylist(), object))
 
@@ -584,8 +584,8 @@ def _categories(column: "pa.ChunkedArray") -> Attribute | None:
     import pyarrow as pa
 
     # Chunks, e.g. of different row groups, may have different dictionaries.
-    whole = column.unify_dictionaries().combine_chunks()
-    names = whole.dictionary.to_pylist()
+    combined = column.unify_dictionaries().combine_chunks()
+    names = combined.dictionary.to_pylist()
     if not (pa.types.is_string(column.type.value_type) or pa.types.is_large_string(column.type.value_type)):
         return None
     # Left to `encode_categories`, which makes distinct texts of them.
@@ -593,7 +593,7 @@ def _categories(column: "pa.ChunkedArray") -> Attribute | None:
         return None
     width = np.int16 if len(names) < 2**15 else np.int32
     # Wide first: indices may be unsigned, which cannot hold -1.
-    codes = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1)).astype(width)
+    codes = np.asarray(combined.indices.cast(pa.int64()).fill_null(-1)).astype(width)
     metadata = {"encoding": "dictionary", "categories": names, "ordered": column.type.ordered, "_FillValue": -1}
     return Attribute(codes, metadata=metadata)
 

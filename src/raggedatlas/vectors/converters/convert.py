@@ -127,14 +127,14 @@ def detect(path: str | os.PathLike[str]) -> str:
     file = _path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
-    found = _folder_kind(file) if file.is_dir() else ENDINGS.get(file.suffix.lower())
-    if found == "parquet" and _has_geometry(file):
+    name = _folder_kind(file) if file.is_dir() else ENDINGS.get(file.suffix.lower())
+    if name == "parquet" and _has_geometry(file):
         return "geoparquet"
-    if found is None:
+    if name is None:
         folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
-        known = f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
-        raise SourceError(f"{file} is in no known format of geometry; {known} can be read.")
-    return found
+        formats = f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
+        raise SourceError(f"{file} is in no known format of geometry; {formats} can be read.")
+    return name
 
 
 def _has_geometry(file: Path) -> bool:
@@ -156,7 +156,7 @@ def _folder_kind(folder: Path) -> str | None:
         return INFO_TYPES[info_type]
     if geo.is_spatialdata(folder):
         return "spatialdata"
-    names = [found.name for found in folder.iterdir() if not found.name.startswith(".")]
+    names = [child.name for child in folder.iterdir() if not child.name.startswith(".")]
     if "header.json" in names:
         return "trx"
     if any(name.endswith(".swc") for name in names):
@@ -232,8 +232,8 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     shapes = content if isinstance(content, Shapes) else content.shapes
     converter = CONVERTERS[_known(name)]
     converter.holding.check(shapes, name)
-    found = [*converter.holding.losses(shapes), *converter.losses(shapes)]
-    return list(dict.fromkeys(found))
+    losses = [*converter.holding.losses(shapes), *converter.losses(shapes)]
+    return list(dict.fromkeys(losses))
 
 
 @checked
@@ -321,14 +321,14 @@ def _write_aside(
     try:
         converter.write(content, aside / file.name, **options)
         # The file itself comes last: where it exists, the files that belong to it exist too.
-        for made in sorted(aside.iterdir(), key=lambda made: made.name == file.name):
-            target = file.parent / made.name
+        for part in sorted(aside.iterdir(), key=lambda part: part.name == file.name):
+            target = file.parent / part.name
             if target.exists() and not overwrite:
                 raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
             # A folder with content makes `Path.replace` fail. `rmtree` refuses links, so these are left to `replace`.
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
-            made.replace(target)
+            part.replace(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -357,11 +357,13 @@ def _known(name: str) -> str:
 
 
 def _check_options(function: Callable[..., Any], name: str, options: dict[str, Any]) -> None:
-    known = [key for key, value in inspect.signature(function).parameters.items() if value.kind is value.KEYWORD_ONLY]
-    unknown = sorted(set(options) - set(known))
+    options_of = [
+        key for key, value in inspect.signature(function).parameters.items() if value.kind is value.KEYWORD_ONLY
+    ]
+    unknown = sorted(set(options) - set(options_of))
     if unknown:
         raise SourceError(
-            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(known) or 'none'}."
+            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(options_of) or 'none'}."
         )
 
 
@@ -470,8 +472,8 @@ def convert(
             f"{source} would not be converted completely: {'; '.join(losses)}. Convert without strict to leave these out."
         )
     if not to_store:
-        asked: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
-        return losses + write_file(content, target, **asked, **how.writing)
+        settings: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
+        return losses + write_file(content, target, **settings, **how.writing)
     write_store(content, target, how)
     return losses
 

@@ -48,8 +48,8 @@ def read_geojson(path: Path) -> Content:
     """
     shapely = load_library("shapely")
     with read_errors(path, "GeoJSON", ValueError, KeyError, AttributeError, TypeError):
-        whole = json.loads(read_text(path))
-        features = whole["features"] if whole.get("type") == "FeatureCollection" else [whole]
+        document = json.loads(read_text(path))
+        features = document["features"] if document.get("type") == "FeatureCollection" else [document]
     geometries = np.empty(len(features), object)
     for row, feature in enumerate(features):
         try:
@@ -57,15 +57,15 @@ def read_geojson(path: Path) -> Content:
             geometries[row] = None if drawn is None else shapely.geometry.shape(drawn)
         except Exception as error:  # noqa: BLE001 - the library raises whatever a broken geometry leads to
             raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
-    said = [dict(feature.get("properties") or {}) for feature in features]
-    for feature, properties in zip(features, said, strict=True):
+    properties_of = [dict(feature.get("properties") or {}) for feature in features]
+    for feature, properties in zip(features, properties_of, strict=True):
         # GeoJSON stores the id of a feature next to its properties; a property of the same name is kept instead.
         if "id" in feature:
             properties.setdefault("id", feature["id"])
-    names = list(dict.fromkeys(name for properties in said for name in properties))
-    columns = {name: column_of([properties.get(name) for properties in said]) for name in names}
+    names = list(dict.fromkeys(name for properties in properties_of for name in properties))
+    columns = {name: column_of([properties.get(name) for properties in properties_of]) for name in names}
     # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
-    metadata = {"crs": whole["crs"]} if isinstance(whole, dict) and whole.get("crs") else {}
+    metadata = {"crs": document["crs"]} if isinstance(document, dict) and document.get("crs") else {}
     return Content(shapes_of_geometries(geometries, columns, str(path)), metadata)
 
 
@@ -106,14 +106,14 @@ def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: AN
     """Return a column of properties: numbers where all are, else texts; what is no text becomes JSON, what is missing has no value."""
     there = np.array([value is not None and value == value for value in values], bool)  # noqa: PLR0124 - NaN
     present = None if there.all() else there
-    known = [value for value, has in zip(values, there, strict=True) if has]
-    if known and all(isinstance(value, int | float | np.number | np.bool_) for value in known):
+    present_values = [value for value, has in zip(values, there, strict=True) if has]
+    if present_values and all(isinstance(value, int | float | np.number | np.bool_) for value in present_values):
         # Missing floats become NaN; missing integers have no such value and become 0 under a mask.
-        if present is None or all(isinstance(value, float | np.floating) for value in known):
-            made = np.array([value if has else np.nan for value, has in zip(values, there, strict=True)])
+        if present is None or all(isinstance(value, float | np.floating) for value in present_values):
+            numbers = np.array([value if has else np.nan for value, has in zip(values, there, strict=True)])
             # Python numbers made wide arrays; the dtype of the frame is restored where no value is missing.
-            narrow = kind if present is None and getattr(kind, "kind", "") in tuple("iuf") else made.dtype
-            return Attribute(made.astype(narrow))
+            narrow = kind if present is None and getattr(kind, "kind", "") in tuple("iuf") else numbers.dtype
+            return Attribute(numbers.astype(narrow))
         filled = np.array([value if has else 0 for value, has in zip(values, there, strict=True)])
         return Attribute(filled, present=present)
     texts = [
@@ -183,15 +183,15 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
 
 def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:
     """Return texts as codes, as vertices hold numbers only."""
-    made = {}
+    result = {}
     for name, column in columns.items():
         if column.values.dtype.kind in "iuf":
-            made[name] = column
+            result[name] = column
             continue
         texts = column.values.astype(object)
         texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
-        made[name] = encode_categories(texts)
-    return made
+        result[name] = encode_categories(texts)
+    return result
 
 
 def _polygons(
@@ -253,11 +253,11 @@ def write_geojson(content: Content, path: Path) -> None:
         }
         for row, geometry in enumerate(geometries)
     ]
-    whole: dict[str, Any] = {"type": "FeatureCollection", "features": features}
+    document: dict[str, Any] = {"type": "FeatureCollection", "features": features}
     if "crs" in content.metadata:
-        whole["crs"] = content.metadata["crs"]
+        document["crs"] = content.metadata["crs"]
     try:
-        text = json.dumps(whole, allow_nan=False)
+        text = json.dumps(document, allow_nan=False)
     except ValueError:
         raise SourceError(f"{path} cannot hold infinite numbers, as JSON has none. Replace or remove them.") from None
     path.write_text(text, encoding="utf-8")
@@ -286,9 +286,9 @@ def plain_column(attribute: Attribute) -> NDArray[Any]:
     values = decode_categories(attribute)
     if attribute.present is None or attribute.present.all():
         return values
-    made = values.copy() if values.dtype.kind == "f" else values.astype(object)
-    made[~attribute.present] = None
-    return made
+    filled = values.copy() if values.dtype.kind == "f" else values.astype(object)
+    filled[~attribute.present] = None
+    return filled
 
 
 def boundary_losses(shapes: Shapes) -> Iterator[str]:
@@ -372,16 +372,16 @@ def _elements(path: Path) -> list[str]:
     ]
 
 
-def _element(path: Path, asked: str | None) -> Path:
-    found = _elements(path)
-    if not found and asked is None and path.parent.name in KINDS:
+def _element(path: Path, requested: str | None) -> Path:
+    elements = _elements(path)
+    if not elements and requested is None and path.parent.name in KINDS:
         return path
-    if asked is None and len(found) == 1:
-        return path / found[0]
-    if asked not in found:
-        what = f"no element {asked!r}" if asked else f"{len(found)} elements of points and shapes"
-        raise SourceError(f"{path} has {what}; choose one: element= of {', '.join(found) or 'none'}.")
-    return path / asked
+    if requested is None and len(elements) == 1:
+        return path / elements[0]
+    if requested not in elements:
+        what = f"no element {requested!r}" if requested else f"{len(elements)} elements of points and shapes"
+        raise SourceError(f"{path} has {what}; choose one: element= of {', '.join(elements) or 'none'}.")
+    return path / requested
 
 
 def _attributes(folder: Path) -> dict[str, Any]:
@@ -405,8 +405,8 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
     content = table_content(
         table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
     )
-    said = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
-    return replace(content, metadata={KEY: said} if said else {})
+    keys = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
+    return replace(content, metadata={KEY: keys} if keys else {})
 
 
 def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
@@ -458,7 +458,7 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
     old = content.shapes
     try:
         transforms = attributes.get("coordinateTransformations") or []
-        names = [said.get("output", {}).get("name", SYSTEM) for said in transforms]
+        names = [transform.get("output", {}).get("name", SYSTEM) for transform in transforms]
         if transforms and system not in names:
             raise SourceError(f"{folder} is not in the coordinate system {system!r}; it is in {', '.join(names)}.")
         matrix = _matrix(transforms[names.index(system)], old.n_dims, folder) if transforms else np.eye(old.n_dims + 1)
@@ -475,24 +475,24 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
     return replace(content, shapes=replace(old, positions=positions))
 
 
-def _matrix(said: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.float64]:
+def _matrix(transform: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.float64]:
     """Return a transformation as a matrix over (x, y, z, 1), whatever the order of its own axes."""
-    if said.get("type") == "sequence":
-        made = np.eye(n_dims + 1)
+    if transform.get("type") == "sequence":
+        product = np.eye(n_dims + 1)
         # The first transformation is applied first, so each is multiplied from the left.
-        for part in said.get("transformations", []):
-            made = _matrix(part, n_dims, folder) @ made
-        return made
-    orders = [[str(axis["name"]) for axis in said.get(end, {}).get("axes", [])] for end in ("input", "output")]
+        for part in transform.get("transformations", []):
+            product = _matrix(part, n_dims, folder) @ product
+        return product
+    orders = [[str(axis["name"]) for axis in transform.get(end, {}).get("axes", [])] for end in ("input", "output")]
     # Axes may be listed as (y, x); `rows` has the places of x, y and z among them.
     rows = [[order.index(name) for name in "xyz"[:n_dims]] if order else list(range(n_dims)) for order in orders]
-    kind, matrix = said.get("type"), np.eye(n_dims + 1)
+    kind, matrix = transform.get("type"), np.eye(n_dims + 1)
     if kind == "scale":
-        matrix[range(n_dims), range(n_dims)] = np.array(said["scale"], np.float64)[rows[0]]
+        matrix[range(n_dims), range(n_dims)] = np.array(transform["scale"], np.float64)[rows[0]]
     elif kind == "translation":
-        matrix[:-1, -1] = np.array(said["translation"], np.float64)[rows[0]]
+        matrix[:-1, -1] = np.array(transform["translation"], np.float64)[rows[0]]
     elif kind == "affine":
-        given = np.array(said["affine"], np.float64)
+        given = np.array(transform["affine"], np.float64)
         matrix[:-1, :-1] = given[np.ix_(rows[1], rows[0])]
         matrix[:-1, -1] = given[rows[1], -1]
     elif kind != "identity":
@@ -522,9 +522,9 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
     kind = "shapes" if circles or shapes.kind != "point_cloud" else "points"
     element = path / kind / name
     element.mkdir(parents=True)
-    said: dict[str, Any] = {"version": "0.2" if kind == "points" else "0.3"}
+    versions: dict[str, Any] = {"version": "0.2" if kind == "points" else "0.3"}
     if kind == "points":
-        said |= content.metadata.get(KEY, {})
+        versions |= content.metadata.get(KEY, {})
         # The columns need the names that the element declares as its `axes`, whatever those of the content are.
         named = Content(shapes, axes=tuple(Axis(axis) for axis in axes))
         (element / "points.parquet").mkdir()
@@ -551,7 +551,7 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
         {
             "encoding-type": f"ngff:{kind}",
             "axes": axes,
-            "spatialdata_attrs": said,
+            "spatialdata_attrs": versions,
             "coordinateTransformations": [identity],
         },
     )

@@ -95,16 +95,16 @@ def _node_names(names: list[Any]) -> Attribute:
 def _columns(rows: Sequence[Mapping[str, Any]], names: list[str], what: str) -> dict[str, Attribute]:
     """Return values of nodes or edges as columns; every row must have all, texts may be missing."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    made = {}
+    result = {}
     for key in keys:
         values = [row.get(key) for row in rows]
         if any(isinstance(value, str) for value in values):
-            made[key] = encode_categories(np.array([None if v is None else str(v) for v in values], object))
+            result[key] = encode_categories(np.array([None if v is None else str(v) for v in values], object))
             continue
         if None in values:
             raise SourceError(f"{what}: {names[values.index(None)]} has no value {key!r}, which others have.")
-        made[key] = Attribute(np.array(values))
-    return made
+        result[key] = Attribute(np.array(values))
+    return result
 
 
 def write_graphml(content: Content, path: Path) -> None:
@@ -136,9 +136,9 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
     table = Path(nodes) if nodes is not None else path.with_suffix(".nodes.csv")
     if not table.exists():
         raise SourceError(f"{path} says no positions; expected a table of its nodes, {table}. Name another: nodes=.")
-    whole = read_table(table)
-    columns = dict(whole.shapes.vertex_attributes)
-    names = list(_texts(columns[NODE] if NODE in columns else Attribute(np.arange(whole.shapes.n_vertices))))
+    points = read_table(table)
+    columns = dict(points.shapes.vertex_attributes)
+    names = list(_texts(columns[NODE] if NODE in columns else Attribute(np.arange(points.shapes.n_vertices))))
     rows = {name: row for row, name in enumerate(names) if name}
     if len(rows) != sum(map(bool, names)):
         raise SourceError(f"{table} has a node twice; expected each once, also with _ for spaces.")
@@ -163,8 +163,8 @@ def read_edges(path: Path, *, nodes: str | None = None) -> Content:
         values.append(_edge_values(words[2:], header, f"{path}, line {number}"))
     between = _columns(values, [f"edge {k}" for k in range(len(values))], str(path))
     links = np.array(pairs, np.int64).reshape(-1, 2)
-    shapes = replace(whole.shapes, kind="graph", links=links, link_attributes=between)
-    return replace(whole, shapes=shapes)
+    shapes = replace(points.shapes, kind="graph", links=links, link_attributes=between)
+    return replace(points, shapes=shapes)
 
 
 def _edge_values(words: list[str], header: list[str], where: str) -> dict[str, Any]:
@@ -402,8 +402,8 @@ def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDAr
     child = np.flatnonzero(parents >= 0)
     # A parent above all samples would be out of range; clipped, it fails the comparison below.
     place = np.minimum(np.searchsorted(numbers[order], parents[child]), len(order) - 1)
-    found = order[place]
-    missing = np.flatnonzero(numbers[found] != parents[child])
+    parent_rows = order[place]
+    missing = np.flatnonzero(numbers[parent_rows] != parents[child])
     if len(missing):
         at = int(child[missing[0]])
         raise SourceError(
@@ -411,12 +411,12 @@ def _read_tree(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDAr
             "A root has the parent -1."
         )
     above = np.full(len(rows), -1, np.int64)
-    above[child] = found
+    above[child] = parent_rows
     circle = _depths(above)[1]
     if circle >= 0:
         line, row = rows[circle]
         raise SourceError(f"{path}, line {line}: sample {row[0]} is its own ancestor; expected trees.")
-    return values, child, found, "\n".join(comments)
+    return values, child, parent_rows, "\n".join(comments)
 
 
 def _whole(column: NDArray[np.float64], rows: list[tuple[int, list[str]]], path: Path) -> NDArray[Any]:

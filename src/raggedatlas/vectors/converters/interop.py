@@ -52,10 +52,10 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
     if shapes.kind != "mesh" or shapes.n_dims != 3 or (shapes.links is not None and shapes.links.shape[1] != 3):
         raise SourceError(f"A {shapes.kind} of {shapes.n_dims} axes makes no trimesh; expected triangles in 3-D.")
     trimesh = load_library("trimesh")
-    made = {}
+    result = {}
     for number, one in each_object(shapes):
         # Processing is off below, as it would merge equal vertices: rows must stay those of the store.
-        made[number] = trimesh.Trimesh(
+        result[number] = trimesh.Trimesh(
             vertices=one.positions,
             faces=one.edges(3),
             vertex_attributes={name: a.values for name, a in one.vertex_attributes.items()},
@@ -63,7 +63,7 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
             metadata={name: a.values[0] for name, a in one.object_attributes.items()},
             process=False,
         )
-    return made
+    return result
 
 
 def to_networkx(shapes: Shapes) -> Any:  # noqa: ANN401  (a networkx graph)
@@ -199,19 +199,21 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
         return np.asarray(shapely.points(points), object).reshape(-1)
     if {PART, RING, ORDER} <= set(shapes.vertex_attributes):
         return _polygons_of_rings(shapes, points)
-    made = np.empty(shapes.n_objects, object)
+    geometries = np.empty(shapes.n_objects, object)
     for row in range(shapes.n_objects):
         part = points[shapes.offsets[row] : shapes.offsets[row + 1]]
         if shapes.kind == "point_cloud":
-            made[row] = shapely.Point(part[0]) if len(part) == 1 else shapely.MultiPoint(part)
+            geometries[row] = shapely.Point(part[0]) if len(part) == 1 else shapely.MultiPoint(part)
         elif shapes.kind in SEQUENTIAL:
             # Shapely refuses a ring of fewer than four vertices and a line of one; the latter becomes an empty line.
             closed = len(part) >= 4 and bool((part[0] == part[-1]).all())
-            made[row] = shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
+            geometries[row] = (
+                shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
+            )
         else:
             edges = vertex_edges(take_objects(shapes, np.array([row])))
-            made[row] = shapely.MultiLineString(list(part[edges]))
-    return made
+            geometries[row] = shapely.MultiLineString(list(part[edges]))
+    return geometries
 
 
 def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
@@ -234,17 +236,17 @@ def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[A
     parts = np.bincount(keys[starts[polygons], 0], minlength=shapes.n_objects)
     offsets = (bounds, np.append(polygons, len(starts)), counts_to_offsets(parts))
     kind = shapely.GeometryType.MULTIPOLYGON
-    made = np.asarray(shapely.from_ragged_array(kind, points[order][rows], offsets), object)
+    geometries = np.asarray(shapely.from_ragged_array(kind, points[order][rows], offsets), object)
     for row in np.flatnonzero(parts == 1):
-        made[row] = made[row].geoms[0]
-    return made
+        geometries[row] = geometries[row].geoms[0]
+    return geometries
 
 
 def _plain_columns(name: str, attribute: Attribute) -> dict[str, list[Any]]:
     """Return an attribute as lists of plain values, a list for each channel; texts in the place of codes."""
-    made = {key: column.tolist() for key, column in split_channels(name, attribute)}
+    result = {key: column.tolist() for key, column in split_channels(name, attribute)}
     if attribute.present is not None:
-        made = {
-            key: [v if has else None for v, has in zip(c, attribute.present, strict=True)] for key, c in made.items()
+        result = {
+            key: [v if has else None for v, has in zip(c, attribute.present, strict=True)] for key, c in result.items()
         }
-    return made
+    return result

@@ -151,17 +151,17 @@ def cut_loss(count: int) -> str:
 
 
 def _joined(table: Table, left: list[str]) -> dict[str, Attribute]:
-    made = {}
+    result = {}
     # Longest first: `color` would take its columns from `color_alpha` and leave `alpha` alone.
     for name, columns in sorted(JOINED.items(), key=lambda item: -len(item[1])):
         if set(columns) <= set(table) and len({table[column].dtype for column in columns}) == 1:
-            made[name.split("_")[0]] = Attribute(np.stack([table.pop(column) for column in columns], 1), columns)
+            result[name.split("_")[0]] = Attribute(np.stack([table.pop(column) for column in columns], 1), columns)
     for name, column in table.items():
         if column.dtype == object or column.ndim > 1:
             left.append(f"list {name!r} is left out")
         else:
-            made[name] = Attribute(column)
-    return made
+            result[name] = Attribute(column)
+    return result
 
 
 def _header(data: bytes, path: Path) -> tuple[str, list[Element], int]:
@@ -220,19 +220,19 @@ class _Rows:
         return None
 
     def _read_one_by_one(self, element: Element) -> Table:
-        found: dict[str, list[Any]] = {name: [] for name, *_ in element.columns}
+        lists: dict[str, list[Any]] = {name: [] for name, *_ in element.columns}
         for number in range(element.count):
             try:
                 self._begin()
                 for name, length, kind in element.columns:
                     count = int(self._take(length, 1)[0]) if length else 1
                     values = self._take(kind, count)
-                    found[name].append(values if length else values[0])
+                    lists[name].append(values if length else values[0])
             except (IndexError, ValueError):
                 raise SourceError(
                     f"{self.path}, {element.name} {number} is not as its header says, or the file ends inside it."
                 ) from None
-        return {name: _column(found[name], length, kind) for name, length, kind in element.columns}
+        return {name: _column(lists[name], length, kind) for name, length, kind in element.columns}
 
     def _begin(self) -> None:
         """Begin a row, which in text is a line."""
@@ -292,14 +292,14 @@ def write_ply(content: Content, path: Path, *, ascii: bool = False) -> None:
 
 def _columns(attributes: Attributes) -> Table:
     """Return attributes as columns, those of custom by their customary names."""
-    made: Table = {}
+    result: Table = {}
     for name, attribute in attributes.items():
         custom = JOINED.get(f"{name}_alpha" if attribute.n_channels == 4 else name)
         if attribute.values.ndim == 2 and custom and len(custom) == attribute.n_channels:
-            made |= dict(zip(custom, attribute.values.T, strict=True))
+            result |= dict(zip(custom, attribute.values.T, strict=True))
         elif "categories" not in attribute.metadata and attribute.values.dtype.kind in "iuf":
-            made |= {column.replace(" ", "_"): values for column, values in split_channels(name, attribute)}
-    return made
+            result |= {column.replace(" ", "_"): values for column, values in split_channels(name, attribute)}
+    return result
 
 
 def narrow(column: NDArray[Any]) -> NDArray[Any]:
@@ -518,7 +518,7 @@ def _corner_attributes(
     pieces: Pieces, corners: NDArray[np.int64], links: NDArray[np.int64], n_vertices: int
 ) -> tuple[dict[str, Attribute], list[str]]:
     """Return normals and textures of vertices, where all corners of a vertex agree."""
-    made: dict[str, Attribute] = {}
+    result: dict[str, Attribute] = {}
     left = []
     for name, rows, place in ((TEXTURE, pieces.textures, 1), (NORMAL, pieces.normals, 2)):
         if not rows:
@@ -527,10 +527,10 @@ def _corner_attributes(
         # The last corner of a vertex stays; the comparison below finds any that differ.
         chosen[links.ravel()] = flat
         if (chosen >= 0).all() and (chosen[links.ravel()] == flat).all() and len({len(row) for row in rows}) == 1:
-            made[name] = Attribute(np.array(rows)[chosen])
+            result[name] = Attribute(np.array(rows)[chosen])
         else:
             left.append(f"{name}: not one for each vertex, left out")
-    return made, left
+    return result, left
 
 
 def write_obj(content: Content, path: Path) -> None:
@@ -555,10 +555,10 @@ def write_obj(content: Content, path: Path) -> None:
                 values = [text for row, w in zip(texts, widths, strict=True) for text in row[i * w : (i + 1) * w]]
                 file.write(f"{word} {' '.join(values)}\n")
         last = -1
-        for face, whose in zip((links + 1).tolist(), owner.tolist(), strict=True):
-            if whose != last and names:
-                file.write(f"o {names[whose]}\n")
-            last = whose
+        for face, row_owner in zip((links + 1).tolist(), owner.tolist(), strict=True):
+            if row_owner != last and names:
+                file.write(f"o {names[row_owner]}\n")
+            last = row_owner
             file.write(f"f {' '.join(_corner(row, 'vt' in columns, slots[1]) for row in face)}\n")
 
 

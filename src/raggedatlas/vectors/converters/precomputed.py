@@ -161,10 +161,10 @@ def read_skeletons(path: Path) -> Content:
     """
     info = read_info(path)
     columns = []
-    for said in info.get("vertex_attributes", []):
-        if said.get("data_type") not in TYPES or int(said.get("num_components", 0)) < 1:
-            raise SourceError(f"{path}/info says the attribute {said}; expected a data_type of {', '.join(TYPES)}.")
-        columns.append((str(said["id"]), str(said["data_type"]), int(said["num_components"])))
+    for facts in info.get("vertex_attributes", []):
+        if facts.get("data_type") not in TYPES or int(facts.get("num_components", 0)) < 1:
+            raise SourceError(f"{path}/info says the attribute {facts}; expected a data_type of {', '.join(TYPES)}.")
+        columns.append((str(facts["id"]), str(facts["data_type"]), int(facts["num_components"])))
     parts = [_read_one(key, data, columns, path) for key, data in read_blobs(path, info.get("sharding"))]
     if not parts:
         raise SourceError(f"{path} holds no skeletons.")
@@ -231,8 +231,8 @@ def as_trees(links: NDArray[np.int64], n_vertices: int) -> NDArray[np.int64] | N
     roots = np.unique(labels, return_index=True)[1]
     # An additional vertex above all roots, so that one search visits every part.
     ends = np.concatenate([links, np.stack([np.full(n_parts, n_vertices), roots], 1)])
-    whole = csr_array((np.ones(len(ends), np.int8), (ends[:, 0], ends[:, 1])), shape=(n_vertices + 1, n_vertices + 1))
-    above = breadth_first_order(whole, n_vertices, directed=False)[1]
+    tree = csr_array((np.ones(len(ends), np.int8), (ends[:, 0], ends[:, 1])), shape=(n_vertices + 1, n_vertices + 1))
+    above = breadth_first_order(tree, n_vertices, directed=False)[1]
     forward = above[links[:, 0]] == links[:, 1]
     return np.where(forward[:, None], links, links[:, ::-1])
 

@@ -45,10 +45,10 @@ def read_trx(path: Path) -> Content:
     """
     parts = dict(_folder_parts(path) if path.is_dir() else _zip_parts(path))
     header = _header(parts, path)
-    found = {name: _array(name, data, path) for name, data in parts.items() if not name.endswith(".json")}
+    arrays = {name: _array(name, data, path) for name, data in parts.items() if not name.endswith(".json")}
     n_lines, n_vertices = int(header["NB_STREAMLINES"]), int(header["NB_VERTICES"])
-    positions = _only(found, "positions", path, n_vertices) if n_vertices else np.zeros((0, 3), np.float32)
-    offsets = _only(found, "offsets", path, None).ravel().astype(np.int64) if n_lines else np.zeros(1, np.int64)
+    positions = _only(arrays, "positions", path, n_vertices) if n_vertices else np.zeros((0, 3), np.float32)
+    offsets = _only(arrays, "offsets", path, None).ravel().astype(np.int64) if n_lines else np.zeros(1, np.int64)
     # Older files omit the last offset.
     if len(offsets) == n_lines:
         offsets = np.append(offsets, n_vertices)
@@ -57,7 +57,7 @@ def read_trx(path: Path) -> Content:
             f"{path} has positions of the shape {positions.shape} and {len(offsets)} offsets; its header says "
             f"{n_vertices} vertices and {n_lines} streamlines."
         )
-    vertex, lines = _rows(found, "dpv/", n_vertices, path), _rows(found, "dps/", n_lines, path)
+    vertex, lines = _rows(arrays, "dpv/", n_vertices, path), _rows(arrays, "dps/", n_lines, path)
     ids = lines.pop(OBJECT_ID).values if OBJECT_ID in lines else np.arange(n_lines)
     shapes = Shapes(
         "streamline",
@@ -66,7 +66,7 @@ def read_trx(path: Path) -> Content:
         ids.astype(np.int64),
         vertex_attributes=vertex,
         object_attributes=lines,
-        groups=_groups(found, ids.astype(np.int64), path),
+        groups=_groups(arrays, ids.astype(np.int64), path),
     )
     affine = np.array(header["VOXEL_TO_RASMM"], np.float64).reshape(4, 4).tolist()
     image = {"voxel_to_rasmm": affine, "dimensions": [int(size) for size in header["DIMENSIONS"]]}
@@ -115,28 +115,28 @@ def _array(name: str, data: bytes, path: Path) -> NDArray[Any]:
         ) from None
 
 
-def _only(found: Mapping[str, NDArray[Any]], stem: str, path: Path, rows: int | None) -> NDArray[Any]:
-    for name, values in found.items():
+def _only(arrays: Mapping[str, NDArray[Any]], stem: str, path: Path, rows: int | None) -> NDArray[Any]:
+    for name, values in arrays.items():
         # Files in folders keep their folder before the first dot, so only those at the top match.
         if name.split(".")[0] == stem:
             return values
     raise SourceError(f"{path} has no {stem}; expected {'' if rows is None else rows} of them.")
 
 
-def _rows(found: Mapping[str, NDArray[Any]], folder: str, rows: int, path: Path) -> dict[str, Attribute]:
-    made = {}
-    for name, values in found.items():
+def _rows(arrays: Mapping[str, NDArray[Any]], folder: str, rows: int, path: Path) -> dict[str, Attribute]:
+    result = {}
+    for name, values in arrays.items():
         if name.startswith(folder):
             if len(values) != rows:
                 raise SourceError(f"{path}: {name} has {len(values)} rows; expected {rows}.")
-            made[name.removeprefix(folder).split(".")[0]] = _flat(values)
-    return made
+            result[name.removeprefix(folder).split(".")[0]] = _flat(values)
+    return result
 
 
-def _groups(found: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Path) -> Groups | None:
+def _groups(arrays: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Path) -> Groups | None:
     members = {
         name.removeprefix("groups/").split(".")[0]: values.ravel().astype(np.int64)
-        for name, values in found.items()
+        for name, values in arrays.items()
         if name.startswith("groups/")
     }
     if not members:
@@ -146,7 +146,7 @@ def _groups(found: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Pat
             raise SourceError(f"{path}: group {name!r} names streamline {rows.max()}; there are {len(ids)}.")
     attributes = {"name": Attribute(np.array(list(members), dtype=str))}
     values: dict[str, dict[str, NDArray[Any]]] = {}
-    for name, value in found.items():
+    for name, value in arrays.items():
         words = name.split("/")
         if words[0] == "dpg" and len(words) == 3 and words[1] in members:
             values.setdefault(words[2].split(".")[0], {})[words[1]] = value.ravel()
@@ -223,8 +223,8 @@ def group_parts(shapes: Shapes) -> dict[str, NDArray[Any]]:
         # Members that are no streamlines are clipped to some row here and dropped by the comparison with their id.
         place = np.minimum(np.searchsorted(np.asarray(shapes.ids)[order], members), max(len(order) - 1, 0))
         rows = order[place] if len(order) else order
-        known = np.asarray(shapes.ids)[rows] == members[: len(rows)]
-        parts[f"groups/{name}.uint32"] = rows[known].astype(np.uint32)
+        exists = np.asarray(shapes.ids)[rows] == members[: len(rows)]
+        parts[f"groups/{name}.uint32"] = rows[exists].astype(np.uint32)
         for key, attribute in shapes.groups.attributes.items():
             there = attribute.present is None or attribute.present[k]
             if there and attribute.values.dtype.kind in "iuf":
@@ -296,10 +296,10 @@ def read_tractogram(path: Path) -> Content:
         file = streamlines.load(str(path), lazy_load=False)
     lines = file.tractogram.streamlines
     counts = np.array(lines._lengths, np.int64).reshape(-1)
-    said = file.header.get("nb_streamlines", file.header.get("count", len(counts)))
+    declared = file.header.get("nb_streamlines", file.header.get("count", len(counts)))
     # Zero means that the header does not count the streamlines.
-    if int(said) not in (0, len(counts)):
-        raise SourceError(f"{path} has {len(counts)} streamlines; its header says {int(said)}. It is cut off.")
+    if int(declared) not in (0, len(counts)):
+        raise SourceError(f"{path} has {len(counts)} streamlines; its header says {int(declared)}. It is cut off.")
     positions = np.asarray(lines.get_data(), np.float32).reshape(-1, 3)
     vertex = {name: _flat(values.get_data()) for name, values in file.tractogram.data_per_point.items()}
     objects = {name: _flat(values) for name, values in file.tractogram.data_per_streamline.items()}
@@ -331,10 +331,10 @@ def write_tractogram(content: Content, path: Path) -> None:
     shapes = content.shapes
 
     def cut(values: NDArray[Any]) -> Any:  # noqa: ANN401  (an ArraySequence)
-        made = sequence()
-        made._data = _rows_of(values)
-        made._offsets, made._lengths = shapes.offsets[:-1], np.diff(shapes.offsets)
-        return made
+        cut_lines = sequence()
+        cut_lines._data = _rows_of(values)
+        cut_lines._offsets, cut_lines._lengths = shapes.offsets[:-1], np.diff(shapes.offsets)
+        return cut_lines
 
     header: dict[str, Any] = {}
     points: dict[str, Any] = {}

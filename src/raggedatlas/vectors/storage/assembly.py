@@ -140,9 +140,9 @@ def _add_links(
     # With "both", these links are also stored within the chunk of their first end, by means of repeated vertices.
     if cross is not None and root.cross_chunk != "both":
         parts.append((_global_rows(level, cross), cross.attributes))
-    found = [finder.place(ends) for ends, _ in parts]
-    placed_links = [ends for ends, _ in found]
-    values = [take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, found, strict=True)]
+    placed = [finder.place(ends) for ends, _ in parts]
+    placed_links = [ends for ends, _ in placed]
+    values = [take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, placed, strict=True)]
     if root.links_convention == "implicit_sequential_with_branches":
         placed_links.append(_implicit_links(shapes, np.concatenate([np.zeros((0, 2), np.int64), *placed_links])))
         values.append({})
@@ -207,9 +207,9 @@ class RowLookup:
 
     def _simple(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return links with each end at its first occurrence."""
-        found = self._place[ends]
-        kept = np.flatnonzero((found >= 0).all(axis=1))
-        return found[kept], kept
+        rows = self._place[ends]
+        kept = np.flatnonzero((rows >= 0).all(axis=1))
+        return rows[kept], kept
 
     def _within(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return links once for each object that has all of their ends."""

@@ -324,10 +324,10 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         If magic, version or flags are wrong, a count does not match the bitmap or the size, offsets decrease, or a number is
         negative.
     """
-    found = try_decode_fragments(blobs)
-    if isinstance(found, Fragments):
-        return found
-    raise corrupt_index_error(found[0], blobs[found[1]], what)
+    result = try_decode_fragments(blobs)
+    if isinstance(result, Fragments):
+        return result
+    raise corrupt_index_error(result[0], blobs[result[1]], what)
 
 
 def try_decode_fragments(blobs: Blobs) -> Fragments | tuple[int, int]:
@@ -455,10 +455,10 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
     rows = np.empty(counts.sum(), np.int64)
     kinds = np.ascontiguousarray(fragments.is_range).view(np.uint8)
     starts, sizes, listed = map(np.ascontiguousarray, (fragments.starts, fragments.counts, fragments.rows))
-    known = native.Fragments(
+    columns = native.Fragments(
         U8.address(kinds), I64.address(starts), I64.address(sizes), len(kinds), I64.address(listed), len(listed)
     )
-    if library().ra_expand_fragments(byref(known), np.ascontiguousarray(which), len(which), rows, len(rows)):
+    if library().ra_expand_fragments(byref(columns), np.ascontiguousarray(which), len(which), rows, len(rows)):
         raise CorruptError("A list of fragments refers to a missing one. Restore the store from a copy.")
     return rows, counts
 
@@ -705,9 +705,9 @@ def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np
     """
     library = _draco_library()
     try:
-        found = library.decode(blob.tobytes())
+        mesh = library.decode(blob.tobytes())
     except (ValueError, RuntimeError, library.FileTypeException) as error:
         raise CorruptError(f"{what} does not decode as Draco: {error}") from error
-    faces = getattr(found, "faces", None)
-    points = np.asarray(found.points, np.float32).reshape(-1, 3)
+    faces = getattr(mesh, "faces", None)
+    points = np.asarray(mesh.points, np.float32).reshape(-1, 3)
     return points, np.zeros((0, 3), np.int64) if faces is None else np.asarray(faces, np.int64).reshape(-1, 3)

@@ -305,11 +305,11 @@ class CrossLinkReader:
     @cached_property
     def _by_chunk(self) -> dict[tuple[int, ...], list[int]]:
         """For each source chunk, the arrays that have links starting in it."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        result: dict[tuple[int, ...], list[int]] = {}
         for i, (_, array, _) in enumerate(self._segments):
             for key in array.keys.tolist():
-                found.setdefault(tuple(key), []).append(i)
-        return found
+                result.setdefault(tuple(key), []).append(i)
+        return result
 
     def read(
         self, chunks: NDArray[np.int64] | None = None, wanted: AttributeFilter = all_attributes
@@ -358,9 +358,9 @@ class CrossLinkReader:
         counts = np.array([len(part) for part in rows], np.int64)
         combined = np.concatenate([np.zeros((0, columns), np.int64), *rows])
         segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
-        chunk, found = decode_cross_links(segment, self._scales, self.where)
+        chunk, end_rows = decode_cross_links(segment, self._scales, self.where)
         attributes = self.level.attributes("link_attributes", cells, counts, wanted, f"/{self.name}/{name}")
-        result = CrossLinks(self.delta, chunk, found, directed, store, attributes)
+        result = CrossLinks(self.delta, chunk, end_rows, directed, store, attributes)
         # A link whose lowest chunk was not requested has an end that is not loaded, and would be dropped anyway.
         return _from_lowest_chunk(result, np.repeat(cells, counts, axis=0)) if store == "duplicate" else result
 

@@ -145,10 +145,10 @@ def plain_array(
     if compression is not None:
         codecs.append(compressor_codec(compression, itemsize))
     # JSON has no NaN; Zarr writes it as text.
-    said = "NaN" if isinstance(fill, float) and np.isnan(fill) else fill
+    fill_json = "NaN" if isinstance(fill, float) and np.isnan(fill) else fill
     # Zarr does not allow chunks of length 0, not even for an empty array.
     chunk = [rows, *(max(1, size) for size in values.shape[1:])]
-    yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, codecs, attributes, said)]
+    yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, codecs, attributes, fill_json)]
     for i in range(-(-len(values) // rows) if values.size else 0):
         part = values[i * rows : (i + 1) * rows]
         # Zarr stores all chunks at full size, so the last one is padded.
@@ -605,7 +605,7 @@ def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: st
     yield from _object_files_09(root, level)
 
 
-def _compression(level: Level, family: ArrayData, asked: str | None) -> str | None:
+def _compression(level: Level, family: ArrayData, requested: str | None) -> str | None:
     """Return the compression of the chunks of a family.
 
     By default only vertex attributes of points without objects are compressed: they are read by chunk (those of objects by row,
@@ -613,8 +613,8 @@ def _compression(level: Level, family: ArrayData, asked: str | None) -> str | No
     """
     if family.dtype is None:
         return None
-    if asked != "default":
-        return asked
+    if requested != "default":
+        return requested
     return "lz4" if level.objects is None and family.path.startswith("vertex_attributes/") else None
 
 

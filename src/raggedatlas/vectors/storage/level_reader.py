@@ -304,9 +304,9 @@ class LevelReader:
             return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts), None
         decoded = [decode_cell(blob, f"{self.where}/vertices") for blob in self.vertices.read(keys)]
         bounds = counts_to_offsets(np.array([len(points) for points, _ in decoded], np.int64))
-        found = np.concatenate([np.zeros((0, n_dims), np.float32), *(points for points, _ in decoded)])
+        points_of = np.concatenate([np.zeros((0, n_dims), np.float32), *(points for points, _ in decoded)])
         dtype = declared_dtype(self.vertices.attributes, f"{self.where}/vertices")
-        return found.astype(dtype), bounds, [faces for _, faces in decoded]
+        return points_of.astype(dtype), bounds, [faces for _, faces in decoded]
 
     def index_blobs(self, name: str, keys: NDArray[np.int64]) -> list[Bytes] | None:
         """Return the fragment index of each chunk; None if the level stores none."""
@@ -319,12 +319,12 @@ class LevelReader:
         blobs = self.index_blobs(name, keys)
         if blobs is None:
             return chunks_as_fragments(sizes)
-        found = decode_fragments(concat_blobs(blobs), f"{self.where}/{name}")
-        if lacks_rows(found, sizes).any():
+        fragments = decode_fragments(concat_blobs(blobs), f"{self.where}/{name}")
+        if lacks_rows(fragments, sizes).any():
             raise CorruptError(
                 f"{self.where}/{name} refers to a row that its chunk does not have. Restore it from a copy."
             )
-        return found
+        return fragments
 
     def _links(
         self, keys: NDArray[np.int64], faces: list[NDArray[np.int64]] | None, wanted: AttributeFilter
@@ -390,12 +390,12 @@ def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = F
     name = attributes.get("dtype")
     try:
         # Without `str`, a missing dtype would be read as float64, which `np.dtype(None)` is.
-        found = np.dtype(str(name))
+        dtype = np.dtype(str(name))
     except TypeError:
-        found = np.dtype("O")
-    if not (found.kind in "iuf" or (texts and found.kind in "US" and found.itemsize)):
+        dtype = np.dtype("O")
+    if not (dtype.kind in "iuf" or (texts and dtype.kind in "US" and dtype.itemsize)):
         raise CorruptError(f"{where} declares the type {name!r}; expected integers or floats.")
-    return found.newbyteorder("<")
+    return dtype.newbyteorder("<")
 
 
 @dataclass(frozen=True)
@@ -462,9 +462,9 @@ def attribute_storage(
     elif len(channels) > 1:
         columns = len(channels)
     else:
-        total, found = int(rows.sum()), int(counts.sum()) // dtype.itemsize
+        total, n_values = int(rows.sum()), int(counts.sum()) // dtype.itemsize
         # Chunks without rows do not tell the number of columns; one axis is assumed.
-        columns = found // total if total and found > total and found % total == 0 else None
+        columns = n_values // total if total and n_values > total and n_values % total == 0 else None
     form = AttributeStorage(dtype, columns, channels if len(channels) == (columns or 1) else (), extra_metadata(block))
     if (counts != rows * form.size).any():
         bad = int(np.flatnonzero(counts != rows * form.size)[0])
@@ -534,10 +534,10 @@ class ObjectIndex:
     @cached_property
     def _stored_ids(self) -> NDArray[np.int64] | None:
         """Ids in manifest order, if they are not row numbers."""
-        found = read_array(self.level.files, f"{self.path}/object_ids", sparse=True) if self.is_there else None
-        if found is None:
+        table = read_array(self.level.files, f"{self.path}/object_ids", sparse=True) if self.is_there else None
+        if table is None:
             return None
-        ids = found.astype(np.int64)
+        ids = table.astype(np.int64)
         if len(ids) != self.n_objects or len(np.unique(ids)) != len(ids):
             raise CorruptError(
                 f"{self.level.where}/object_index/object_ids does not hold {self.n_objects} distinct ids."
@@ -655,9 +655,9 @@ def read_groups(level: LevelReader) -> Groups | None:
     else:
         data = read_array_bytes(level.files, f"{path}/data")
         starts = read_array_bytes(level.files, f"{path}/offsets")
-        found = EMPTY if data is None else data
+        content = EMPTY if data is None else data
         begin = None if starts is None else from_bytes(starts, np.int64)
-        offsets, ids = decode_groups(found, begin, int(block.get("num_groups", 0)))
+        offsets, ids = decode_groups(content, begin, int(block.get("num_groups", 0)))
     return Groups(offsets, ids, read_tables(level, "group_attributes"))
 
 

@@ -60,10 +60,10 @@ class StoreFiles:
             import obstore
 
             try:
-                found = obstore.get(self.location.store(), key).bytes()
+                result = obstore.get(self.location.store(), key).bytes()
             except FileNotFoundError:
                 return None
-            return np.frombuffer(memoryview(found), np.uint8)
+            return np.frombuffer(memoryview(result), np.uint8)
 
     def node(self, path: str) -> dict[str, Any] | None:
         """Return the ``zarr.json`` of a node, or None if it does not exist; equal ones are parsed once."""
@@ -74,12 +74,12 @@ class StoreFiles:
         text = raw.tobytes()
         if text not in self._parsed:
             try:
-                found = json.loads(text)
+                parsed = json.loads(text)
             except ValueError:
                 raise CorruptError(f"{self.root}/{path}/zarr.json is not valid JSON. Restore it from a copy.") from None
-            if not isinstance(found, dict) or found.get("zarr_format") != 3:
+            if not isinstance(parsed, dict) or parsed.get("zarr_format") != 3:
                 raise CorruptError(f"{self.root}/{path} is not a Zarr v3 node.")
-            self._parsed[text] = found
+            self._parsed[text] = parsed
         return self._parsed[text]
 
     def children(self, path: str) -> list[str]:
@@ -92,8 +92,8 @@ class StoreFiles:
                     return []
             import obstore
 
-            found = obstore.list_with_delimiter(self.location.store(), prefix=f"{path}/" if path else None)
-            return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in found["common_prefixes"])
+            listing = obstore.list_with_delimiter(self.location.store(), prefix=f"{path}/" if path else None)
+            return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in listing["common_prefixes"])
 
     def foreign(self, path: str) -> Any:  # noqa: ANN401 - a zarr array
         """Return an array opened with zarr-python, for pipelines that are not supported here."""
@@ -334,11 +334,11 @@ def _parse_pipeline(node: dict[str, Any], where: str) -> _Pipeline:
         codecs = settings["codecs"]
     check_shapes(where, shape, inner, outer if is_sharded else None)
     names = codec_names(codecs)
-    known = names[:1] in (["vlen-bytes"], ["vlen-utf8"]) and set(names[1:]) <= SUPPORTED_CODECS and at_end
+    is_supported = names[:1] in (["vlen-bytes"], ["vlen-utf8"]) and set(names[1:]) <= SUPPORTED_CODECS and at_end
     encoding = node.get("chunk_key_encoding") or {}
     separator = (encoding.get("configuration") or {}).get("separator", "/")
-    known &= encoding.get("name", "default") == "default"
-    return _Pipeline(shape, inner, outer, is_sharded, names[1:], not known, separator)
+    is_supported &= encoding.get("name", "default") == "default"
+    return _Pipeline(shape, inner, outer, is_sharded, names[1:], not is_supported, separator)
 
 
 class _InnerChunks:
@@ -375,7 +375,7 @@ class _InnerChunks:
 
     def _from_shards(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Look up chunks in the indexes of their shards."""
-        found: list[Bytes | None] = [None] * len(chunks)
+        result: list[Bytes | None] = [None] * len(chunks)
         slots, members_of = self._places(chunks)
         for owner, members in members_of.items():
             shard = self._shard(owner)
@@ -387,13 +387,13 @@ class _InnerChunks:
                 # Chunks are views of the mapped file; the size -1 means that a chunk is not stored.
                 for i, (start, size) in zip(members, spans.tolist(), strict=True):
                     if size >= 0:
-                        found[i] = data[start : start + size]
+                        result[i] = data[start : start + size]
                 continue
             stored = [k for k, size in enumerate(spans[:, 1].tolist()) if size >= 0]
             pieces = fetch_chunks(self.files.location, self._key(owner), shard, spans[stored])
             for k, piece in zip(stored, pieces, strict=True):
-                found[members[k]] = piece
-        return found
+                result[members[k]] = piece
+        return result
 
     def _places(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[tuple[int, ...], list[int]]]:
         """Return the slot of each chunk in its shard, and the chunks of each shard."""
@@ -468,11 +468,11 @@ class CellArray:
         cells = keys - self.origin
         beyond = cells.view(np.uint64) >= self._shape  # as unsigned, negative numbers are out of range too
         if beyond.any():
-            found = [EMPTY] * len(keys)
+            result = [EMPTY] * len(keys)
             inside = np.flatnonzero(~beyond.any(axis=1))
             for i, data in zip(inside.tolist(), self.read(keys[inside]), strict=True):
-                found[i] = data
-            return found
+                result[i] = data
+            return result
         if self._chunks.pipeline.is_foreign:
             array = self._chunks.files.foreign(self._chunks.path)
             values = [array[tuple(slice(i, i + 1) for i in cell)].reshape(-1)[0] for cell in cells.tolist()]
@@ -529,20 +529,20 @@ class VlenArray:
 
     def _decode(self, chunk: int) -> Blobs:
         """Return the items of one inner chunk, cached."""
-        known = self._decoded.get(chunk)
-        if known is not None:
-            return known
+        cached = self._decoded.get(chunk)
+        if cached is not None:
+            return cached
         (raw,) = self._chunks.read(np.array([[chunk]], np.int64))
         inner = self._inner
         none = Blobs(EMPTY, np.zeros(inner + 1, np.int64))
-        found = none if raw is None else decode_vlen(raw, self._chunks.where)
+        items = none if raw is None else decode_vlen(raw, self._chunks.where)
         # The last chunk may be padded; in any other, further items would shift those of later chunks.
-        if not min(inner, self.n_items - chunk * inner) <= len(found) <= self._chunks.pipeline.inner[0]:
+        if not min(inner, self.n_items - chunk * inner) <= len(items) <= self._chunks.pipeline.inner[0]:
             raise CorruptError(
-                f"{self._chunks.where} has a chunk of {len(found)} items; expected {inner}. Restore it from a copy."
+                f"{self._chunks.where} has a chunk of {len(items)} items; expected {inner}. Restore it from a copy."
             )
-        self._decoded.put(chunk, found)
-        return found
+        self._decoded.put(chunk, items)
+        return items
 
 
 class ChunkGroup:
@@ -572,8 +572,8 @@ class ChunkGroup:
         """Return the values of some chunks as bytes; empty for missing ones."""
         paths = [f"{self._path}/{'.'.join(map(str, key))}" for key in keys.tolist()]
         one_by_one = self._files.location.is_local
-        found = map(self._read_one, paths) if one_by_one else map_requests(self._read_one, paths)
-        return [EMPTY if data is None else data for data in found]
+        result = map(self._read_one, paths) if one_by_one else map_requests(self._read_one, paths)
+        return [EMPTY if data is None else data for data in result]
 
     def _read_one(self, path: str) -> Bytes | None:
         return read_array_bytes(self._files, path)

@@ -80,7 +80,7 @@ def _check_levels(checker: StoreChecker) -> None:
     numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
     if numbers != list(range(len(numbers))) or not numbers:
         checker.report("V097", Place(), f"there are the levels {numbers}; expected 0, 1, 2, ...")
-    known = []
+    readable = []
     for number in numbers:
         node = checker.node(Place(number))
         if node is None or node.get("node_type") != "group":
@@ -92,11 +92,11 @@ def _check_levels(checker: StoreChecker) -> None:
         check_link_levels(checker, number)
         facts = check_level_metadata(checker, number)
         if facts is not None:
-            known.append((number, facts))
+            readable.append((number, facts))
     # From here on chunks are read. Some rules of level 2, e.g. V043 and V050, are checked only below.
     if checker.depth < 3:
         return
-    for number, facts in known:
+    for number, facts in readable:
         with checker.guarded(Place(number)):
             checker.levels[number] = walk_level(checker, number, facts)
     # After all walks: links across levels are checked against the counts of both levels.

@@ -311,10 +311,10 @@ _FAULT_RULES = {
 
 def _decode_fragments(checker: StoreChecker, place: Place, blob: Bytes) -> Fragments | None:
     """Decode one fragment index; report a fault by the rule that it breaks."""
-    found = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
-    if isinstance(found, Fragments):
-        return found
-    checker.report_error(place, corrupt_index_error(found[0], blob, "It"), _broken_rule(found[0], blob))
+    result = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
+    if isinstance(result, Fragments):
+        return result
+    checker.report_error(place, corrupt_index_error(result[0], blob, "It"), _broken_rule(result[0], blob))
     return None
 
 

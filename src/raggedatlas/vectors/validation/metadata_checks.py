@@ -55,8 +55,8 @@ def check_root(checker: StoreChecker) -> bool:
         checker.report("V096", _ROOT, "the root has no zarr_vectors attributes.")
         return False
     version = str(facts.get("zv_version"))
-    known = ".".join(version.split(".")[:2])
-    if "zv_version" in facts and known not in VERSIONS:
+    layout = ".".join(version.split(".")[:2])
+    if "zv_version" in facts and layout not in VERSIONS:
         checker.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are supported.")
         return False
     _check_vocabulary(checker, facts)
@@ -100,9 +100,9 @@ def _check_types(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
     convention = facts.get("links_convention") or "implicit_sequential"
     for kind in types if isinstance(types, list) else ():
         # JSON may hold a list or an object here, which no dictionary can look up.
-        asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
-        if asked and convention in CONVENTIONS and convention not in asked:
-            checker.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
+        allowed = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
+        if allowed and convention in CONVENTIONS and convention not in allowed:
+            checker.report("V062", _ROOT, f"{kind} requires {' or '.join(allowed)}; links_convention is {convention}.")
         if kind not in KINDS:
             text = f"the geometry type {kind!r} is unknown; it is read as vertices and links."
             checker.report("V096", _ROOT, text, "should")
@@ -136,14 +136,14 @@ def _numbers(checker: StoreChecker, key: str, values: Any) -> np.ndarray[Any, np
     if values is None:
         return None
     try:
-        found = np.array([float(value) for value in values], np.float64)
+        numbers = np.array([float(value) for value in values], np.float64)
     except DAMAGE:
         # Reported below, with numbers that are not finite.
-        found = np.array([np.nan])
-    if not len(found) or not np.isfinite(found).all():
+        numbers = np.array([np.nan])
+    if not len(numbers) or not np.isfinite(numbers).all():
         checker.report("V096", _ROOT, f"{key} is {values!r}; expected numbers.")
         return None
-    return found
+    return numbers
 
 
 def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
@@ -318,16 +318,16 @@ def check_array_metadata(checker: StoreChecker, number: int) -> None:
 def _check_name(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check ``zv_array``."""
     family = place.family.split("/", maxsplit=1)[0]
-    asked, rule = _NAMES.get(family, ()), "V002"
+    expected, rule = _NAMES.get(family, ()), "V002"
     if family == "group_attributes":
-        asked, rule = ("groupings_attribute",), "V044"
+        expected, rule = ("groupings_attribute",), "V044"
     name = block.get("zv_array", block.get("zvf_array"))
     if "zv_array" not in block and "zvf_array" in block:
         checker.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
     if name is None and family == "link_fragments":
         checker.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
-    elif name not in asked:
-        checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, asked))}.")
+    elif name not in expected:
+        checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, expected))}.")
 
 
 def _check_vertices(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:

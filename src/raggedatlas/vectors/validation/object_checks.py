@@ -184,8 +184,8 @@ def _check_references(checker: StoreChecker, place: Place, objects: Objects, lev
         checker.report("V067", place.at(object_id=int(owner[i])), f"it refers to chunk {key}, which does not exist.")
     # Missing chunks, found at -1, read the appended -1, like chunks whose fragments are unknown.
     limit = np.append(level.fragments, -1)[at]
-    known = (at >= 0) & (limit >= 0)
-    for i in np.flatnonzero(known & find_missing_blocks(objects, limit)).tolist():
+    is_known = (at >= 0) & (limit >= 0)
+    for i in np.flatnonzero(is_known & find_missing_blocks(objects, limit)).tolist():
         key = ".".join(map(str, objects.chunks[i].tolist()))
         text = f"it refers to a fragment of chunk {key} beyond its {limit[i]}."
         checker.report("V067", place.at(object_id=int(owner[i])), text)

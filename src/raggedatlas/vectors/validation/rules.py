@@ -347,11 +347,11 @@ class StoreChecker(Checker[Place]):
         return none
 
     def check_own_keys(
-        self, array: ChunkArray, place: Place, known: NDArray[np.int64], rule: str, message: str
+        self, array: ChunkArray, place: Place, expected: NDArray[np.int64], rule: str, message: str
     ) -> None:
         """Report the chunks of an array that are not among the known ones."""
-        own = self.keys(array, place, known.shape[1])
-        for key in own[KeyLookup(known).find(own) < 0] if len(own) else ():
+        own = self.keys(array, place, expected.shape[1])
+        for key in own[KeyLookup(expected).find(own) < 0] if len(own) else ():
             self.report(rule, place.at(key), message)
 
     def blobs(self, array: ChunkArray, keys: NDArray[np.int64], place: Place) -> Iterator[tuple[int, Place, Bytes]]:

@@ -148,7 +148,7 @@ def test_missing_values_and_ids_of_features_stay(tmp_path: Path) -> None:
             ' {"type": "LineString", "coordinates": [[0, 0], [1, 1]]}]}',
             "kinds LineString, Point",
         ),
-        ('{"type": "Point", "coordinates": [0, NaN]}', "vertex 0 lies at"),
+        ('{"type": "Point", "coordinates": [0, NaN]}', "vertex 0 is at"),
     ],
 )
 def test_a_broken_geojson_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -74,7 +74,7 @@ def test_a_folder_of_swc_is_many_objects(tmp_path: Path) -> None:
         ("4 1 0 0 0 5 -1\n1 1 0 0 0 5 4\n2 3 0 0 0 1 3\n3 3 0 0 0 1 2\n", "line 3: sample 2 is its own ancestor"),
         ("1 1 0 0 0 5 2\n2 1 0 0 0 5 3\n3 3 0 0 0 1 2\n", "line 2: sample 2 is its own ancestor"),
         ("1 1 0 0 0 5 -1\n1 3 0 0 0 1 1\n", "line 2 has the sample 1 again"),
-        ("1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 lies at"),
+        ("1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 is at"),
         ("1.5 1 0 0 0 5 -1\n", "whole numbers"),
         ("# only words\n", "no samples"),
     ],

@@ -76,7 +76,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ("x,y\n1,a\n", "'y' is string"),
         ("a,b\n1,2\n", "no columns x and y; it has a, b"),
         ("x,y\n1,nan\n", "no number in row 0"),
-        ("x,y\n1,inf\n", "vertex 0 lies at"),
+        ("x,y\n1,inf\n", "vertex 0 is at"),
         ("x,y,n\n1,2,3\n1,2,\n", "'n' has no value in row 1"),
         ("x,y,object_id\n1,2,3\n1,2,-1\n", "the id -1 in row 1"),
         ("x,y,object_id\n1,2,3\n1,2,\n", "names no object in row 1"),
@@ -106,14 +106,14 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         write_file(points, tmp_path / "b.docx")
     with pytest.raises(SourceError, match="no format 'docx'"):
         write_file(points, tmp_path / "b.docx", format="docx")
-    with pytest.raises(SourceError, match="vertex 0 lies at"):
+    with pytest.raises(SourceError, match="vertex 0 is at"):
         write_file(Shapes("point_cloud", np.full((1, 2), np.nan)), tmp_path / "b.csv")
 
 
 def test_a_vertex_of_no_object_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     """Vertices behind the last object belong to none; the message names the vertex alone."""
     shapes = Shapes("point_cloud", np.array([[0, 0], [np.nan, 0]]), np.array([0, 1]), np.array([7]))
-    with pytest.raises(ValuesError, match="vertex 1 lies at"):
+    with pytest.raises(ValuesError, match="vertex 1 is at"):
         write_file(shapes, tmp_path / "a.csv")
 
 

@@ -57,7 +57,7 @@ def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     # The comparison is negated so that NaN is refused too.
     if cells.size and not max(-float(cells.min()), float(cells.max())) < 2**62:
         raise ValuesError(
-            f"A position lies more than 2**62 chunks of {edge} from the origin, or is not a number; use larger chunks."
+            f"A position is more than 2**62 chunks of {edge} from the origin, or is not a number; use larger chunks."
         )
     return cells.astype(np.int64)
 

@@ -229,7 +229,7 @@ def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
     Raises
     ------
     SourceError
-        If an id is negative or no whole number, or a link refers to a missing vertex.
+        If an id is negative or not a whole number, or a link refers to a missing vertex.
     """
     if owner.dtype.kind == "f" and np.array_equal(owner, np.rint(owner)):
         owner = owner.astype(np.int64)
@@ -270,7 +270,7 @@ def check_content(shapes: Shapes, what: str) -> None:
         at = int(object_rows(shapes)[row])
         owner = "" if shapes.ids is None or at == shapes.n_objects else f" of object {shapes.ids[at]}"
         raise ValuesError(
-            f"{what}: vertex {row}{owner} lies at {shapes.positions[row].tolist()}; expected finite numbers. "
+            f"{what}: vertex {row}{owner} is at {shapes.positions[row].tolist()}; expected finite numbers. "
             "Correct or remove this vertex."
         )
     if shapes.links is None or not shapes.n_links:
@@ -308,7 +308,7 @@ def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | 
     axes : sequence of str or None
         Columns of positions; None: those of `AXIS_NAMES`.
     objects : str or None
-        Column that says whose each point is; None: ``object_id``, if there is one.
+        Column with the object of each point; None: ``object_id``, if there is one.
 
     Raises
     ------
@@ -373,7 +373,7 @@ def vertex_table(content: Content) -> "pa.Table":
 
 
 def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
-    """Return codes of categories as a dictionary that keeps all of them in their order; codes of none are null."""
+    """Return codes of categories as a dictionary that keeps all of them in their order; codes without a category are null."""
     import pyarrow as pa
 
     names, codes = attribute.metadata["categories"], attribute.values.astype(np.int64)
@@ -385,7 +385,7 @@ def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
 
 
 def split_channels(name: str, attribute: Attribute) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield an attribute's columns, texts in the place of codes."""
+    """Yield an attribute's columns, texts instead of codes."""
     if attribute.values.ndim == 1:
         yield name, decode_categories(attribute)
         return
@@ -400,7 +400,7 @@ def axis_names(content: Content) -> tuple[str, ...]:
 
 
 def read_xyz(path: Path, *, columns: Sequence[str] | None = None) -> Content:
-    """Read points as lines of numbers between spaces or commas; names may stand in a first line after ``#`` or ``//``.
+    """Read points as lines of numbers between spaces or commas; names may be in a first line after ``#`` or ``//``.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def read_xyz(path: Path, *, columns: Sequence[str] | None = None) -> Content:
     Raises
     ------
     SourceError
-        If lines differ in length or hold something else; with the line.
+        If lines differ in length or contain something else; with the line.
     """
     lines = read_text(path).splitlines()
     header = next((line.lstrip("#/ ").split() for line in lines if line.startswith(("#", "//"))), [])
@@ -458,7 +458,7 @@ def read_text(path: Path) -> str:
     Raises
     ------
     SourceError
-        If it is no UTF-8 text.
+        If it is not UTF-8 text.
     """
     try:
         # Without a byte order mark, which would become part of the first name or number.
@@ -470,7 +470,7 @@ def read_text(path: Path) -> str:
 
 
 def number_rows(rows: Sequence[tuple[int, Sequence[str]]], path: Path) -> NDArray[np.float64]:
-    """Return lines of texts as numbers, refusing lines of different lengths and what is no number, by line."""
+    """Return lines of texts as numbers, refusing lines of different lengths and texts that are not numbers, by line."""
     if not rows:
         return np.zeros((0, 3))
     width = len(rows[0][1])

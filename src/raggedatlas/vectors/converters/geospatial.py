@@ -1,4 +1,4 @@
-"""Boundaries and places as GeoJSON and GeoParquet (shapely, geopandas): polygons with holes, lines, points, and their properties."""
+"""Polygons with holes, lines and points with properties: GeoJSON, GeoParquet (shapely, geopandas) and SpatialData."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def read_geojson(path: Path) -> Content:
     Raises
     ------
     SourceError
-        If it is no GeoJSON, or a feature has no geometry or one that cannot be drawn; with the feature.
+        If it is not GeoJSON, or a feature has no geometry or an invalid one; with the feature.
     MissingExtraError
         Without shapely.
     """
@@ -70,12 +70,12 @@ def read_geojson(path: Path) -> Content:
 
 
 def read_geoparquet(path: Path) -> Content:
-    """Read a GeoParquet file; see `shapes_of_geometries`. The ``crs`` stands in the metadata as PROJJSON.
+    """Read a GeoParquet file; see `shapes_of_geometries`. The ``crs`` is in the metadata as PROJJSON.
 
     Raises
     ------
     SourceError
-        If it cannot be read, or a row has no geometry or one that cannot be drawn.
+        If it cannot be read, or a row has no geometry or an invalid one.
     MissingExtraError
         Without geopandas.
     """
@@ -86,7 +86,7 @@ def read_geoparquet(path: Path) -> Content:
 
 
 def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoDataFrame)
-    """Return what a GeoDataFrame draws; an index that is not 0, 1, ... becomes ids, or the object attribute ``name``."""
+    """Return the content of a GeoDataFrame; an index that is not 0, 1, ... becomes ids, or the object attribute ``name``."""
     columns = {
         str(name): column_of(frame[name].tolist(), frame[name].dtype)
         for name in frame.columns
@@ -103,7 +103,7 @@ def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoData
 
 
 def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: ANN401  (a dtype)
-    """Return a column of properties: numbers where all are, else texts; what is no text becomes JSON, what is missing has no value."""
+    """Return a column of properties: numbers if all are numbers, else texts, with other values as JSON; missing values are absent."""
     there = np.array([value is not None and value == value for value in values], bool)  # noqa: PLR0124 - NaN
     present = None if there.all() else there
     present_values = [value for value, has in zip(values, there, strict=True) if has]
@@ -137,7 +137,7 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     -------
     Shapes
         Polygons of one ring each: polylines whose last vertex is the first again. Polygons with holes or of several parts: a graph, each ring
-        a circle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Points: a point
+        a cycle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Points: a point
         cloud, without objects where each feature is one point (its properties are then vertex attributes).
 
     Raises
@@ -234,7 +234,7 @@ def _polygons(
 
 
 def write_geojson(content: Content, path: Path) -> None:
-    """Write shapes as GeoJSON, an object a feature; ids stand in the property ``object_id``, missing values are null.
+    """Write shapes as GeoJSON, an object a feature; ids are the property ``object_id``, missing values are null.
 
     Raises
     ------
@@ -292,7 +292,7 @@ def plain_column(attribute: Attribute) -> NDArray[Any]:
 
 
 def boundary_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield which values are no properties: of vertices of objects, and of several channels."""
+    """Yield which attributes cannot be properties: those of vertices of objects, and those of several channels."""
     if shapes.ids is not None:
         yield from (
             f"vertex attribute {name!r} is left out" for name in shapes.vertex_attributes if name not in OUTLINE
@@ -332,7 +332,7 @@ def read_spatialdata(
     system : str
         The coordinate system; positions are moved into it (identity, scale, translation, affine, and sequences of them).
     objects : str or None
-        Points: the column that says whose each is.
+        Points: the column with the object of each point.
 
     Returns
     -------
@@ -355,7 +355,7 @@ def read_spatialdata(
 
 
 def is_spatialdata(path: Path) -> bool:
-    """Tell whether a folder is a SpatialData store, or one of its elements of points or shapes."""
+    """Return whether a folder is a SpatialData store, or one of its elements of points or shapes."""
     try:
         return bool(_elements(path)) or str(_attributes(path).get("encoding-type")) in {f"ngff:{k}" for k in KINDS}
     except SourceError:
@@ -563,7 +563,7 @@ def _group(folder: Path, attributes: dict[str, Any]) -> None:
 
 
 def spatialdata_losses(shapes: Shapes) -> list[str]:
-    """Say what is left out of the side that has no table: attributes of objects of points, of vertices of polygons."""
+    """Return what is left out: attributes of objects of points, of vertices of polygons."""
     circles = "radius" in shapes.vertex_attributes and shapes.ids is not None
     family = "object" if shapes.kind == "point_cloud" and not circles else "vertex"
     kept = {"vertex": ("radius",) if shapes.kind == "point_cloud" else OUTLINE, "object": ()}[family]

@@ -1,4 +1,4 @@
-"""Graphs: GraphML (networkx), and edge lists with a table of their nodes beside them."""
+"""Graphs and neurons: GraphML (networkx), edge lists with a table of their nodes, and SWC."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ def read_graphml(path: Path) -> Content:
 
 
 def graph_content(graph: Any, what: str) -> Content:  # noqa: ANN401  (a networkx graph)
-    """Return what a networkx graph draws; see `read_graphml`."""
+    """Return the content of a networkx graph; see `read_graphml`."""
     names = list(graph.nodes)
     rows = {name: row for row, name in enumerate(names)}
     nodes = [graph.nodes[name] for name in names]
@@ -117,7 +117,7 @@ def write_graphml(content: Content, path: Path) -> None:
 
 
 def read_edges(path: Path, *, nodes: str | None = None) -> Content:
-    """Read an edge list: two nodes a line and perhaps values, with a table of the nodes beside it.
+    """Read an edge list: two nodes per line, optionally with values, and a table of the nodes.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def _edge_values(words: list[str], header: list[str], where: str) -> dict[str, A
 
 
 def write_edges(content: Content, path: Path) -> None:
-    """Write the links as an edge list, and the vertices beside it as ``<name>.nodes.csv``."""
+    """Write the links as an edge list, and the vertices as ``<name>.nodes.csv``."""
     shapes = content.shapes
     columns, names = dict(shapes.vertex_attributes), _edge_names(shapes)
     if names is None:
@@ -260,7 +260,7 @@ def read_swc(path: Path) -> Content:
     Raises
     ------
     SourceError
-        If a line is no sample, a number stands twice, a parent is missing, or parents go round in a circle; with file and line.
+        If a line is not a sample, a number occurs twice, a parent is missing, or parents form a circle; with file and line.
     """
     files = sorted(path.glob("*.swc")) if path.is_dir() else [path]
     if not files:
@@ -313,8 +313,8 @@ def write_swc_folder(content: Content, path: Path) -> None:
 def swc_text(shapes: Shapes) -> str:
     """Return skeletons as the text of an SWC file, every parent before its children.
 
-    Samples stand as the vertices do, else by ``swc_id``, else by their distance from the root: the first of these orders that puts parents
-    first. Their numbers are ``swc_id`` where each is there once, else 1, 2, ...; types default to 0, radii to 1.
+    Samples are in the order of the vertices, else by ``swc_id``, else by their distance from the root: the first of these orders that puts
+    parents first. Their numbers are ``swc_id`` if these are unique, else 1, 2, ...; types default to 0, radii to 1.
     """
     parent = _parents(shapes)
     depths, circle = _depths(parent)

@@ -20,7 +20,7 @@ from raggedatlas.vectors.shapes import (
 )
 
 PART, RING, ORDER = "part", "ring", "order"
-"""Vertex attributes that say which polygon of an object, which ring of it (0 is the outer one), and where in the object a vertex stands."""
+"""Vertex attributes: polygon of the object, ring of the polygon (0 is the outer one), and place in the object."""
 
 NODE = "node"
 """Vertex attribute with the names of a graph's nodes."""
@@ -29,7 +29,7 @@ AXES = ("x", "y", "z", "w")
 
 
 def to_trimesh(shapes: Shapes) -> dict[int, Any]:
-    """Return meshes as `trimesh.Trimesh`, by object id; vertices and faces as they are, attributes beside them.
+    """Return meshes as `trimesh.Trimesh`, by object id; with unchanged vertices and faces, and their attributes.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
     Raises
     ------
     SourceError
-        If they are something else.
+        If they are of another kind.
     MissingExtraError
         Without trimesh.
 
@@ -140,7 +140,7 @@ def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbe
 
 
 def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the links as rows of vertices, those that follow from the order written out."""
+    """Return the links as rows of vertices, including those that follow from the order."""
     if shapes.kind in SEQUENTIAL:
         owner = object_rows(shapes)
         # Vertices of no object come last, as those of one more object; they get no links.
@@ -217,7 +217,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
 
 
 def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
-    """Build polygons of rings whose vertices may stand in any order."""
+    """Build polygons of rings whose vertices may be in any order."""
     shapely = load_library("shapely")
     owner = object_rows(shapes)
     part, ring, place = (shapes.vertex_attributes[name].values.astype(np.int64) for name in (PART, RING, ORDER))
@@ -243,7 +243,7 @@ def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[A
 
 
 def _plain_columns(name: str, attribute: Attribute) -> dict[str, list[Any]]:
-    """Return an attribute as lists of plain values, a list for each channel; texts in the place of codes."""
+    """Return an attribute as lists of plain values, a list for each channel; texts instead of codes."""
     result = {key: column.tolist() for key, column in split_channels(name, attribute)}
     if attribute.present is not None:
         result = {

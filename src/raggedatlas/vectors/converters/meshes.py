@@ -59,7 +59,7 @@ JOINED = {
     "color": ("red", "green", "blue"),
     "color_alpha": ("red", "green", "blue", "alpha"),
 }
-"""Attributes that are several columns by custom."""
+"""Attributes that files conventionally store as several columns."""
 
 CORNERS = ("vertex_indices", "vertex_index")
 MAX_HEADER = 1 << 16
@@ -291,7 +291,7 @@ def write_ply(content: Content, path: Path, *, ascii: bool = False) -> None:
 
 
 def _columns(attributes: Attributes) -> Table:
-    """Return attributes as columns, those of custom by their customary names."""
+    """Return attributes as columns, with the conventional names where there are some."""
     result: Table = {}
     for name, attribute in attributes.items():
         custom = JOINED.get(f"{name}_alpha" if attribute.n_channels == 4 else name)
@@ -323,7 +323,7 @@ def narrow(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def ply_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield which attributes come back as several, as no custom joins them."""
+    """Yield which attributes come back as several, because no convention joins them."""
     for name, attribute in shapes.vertex_attributes.items():
         custom = JOINED.get(f"{name}_alpha" if attribute.n_channels == 4 else name, ())
         if attribute.values.ndim == 2 and len(custom) != attribute.n_channels:
@@ -368,22 +368,22 @@ OBJ_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(COLOR, NORMAL, TE
 
 @dataclass
 class Pieces:
-    """What the lines of a file say, in their order.
+    """Contents of the lines of an OBJ file, in their order.
 
     Parameters
     ----------
     vertices, normals, textures : list of rows of numbers
         ``v``, ``vn`` and ``vt``.
     corners : list of (vertex, texture, normal)
-        Corners of the triangles, -1 where none is named.
+        Corners of the triangles; -1 if not given.
     objects : list of int
         For each triangle the row in `names`.
     names : list of str
-        Of the objects.
+        Names of the objects.
     cut : int
         Faces of more than three corners.
     other : set of str
-        Words of lines that are not taken.
+        Keywords of lines that are not read.
     """
 
     vertices: list[list[float]] = field(default_factory=list)
@@ -506,7 +506,7 @@ def _content(pieces: Pieces) -> Content:
 
 
 def _ids_of(names: list[str]) -> NDArray[np.int64] | None:
-    """Return the ids that names like ``object_7`` say, or None."""
+    """Return the ids in names like ``object_7``, or None."""
     numbers = [name.removeprefix(f"{OBJECT_ID[:6]}_") for name in names]
     ids = all(is_id(n) and n != name for n, name in zip(numbers, names, strict=True))
     if ids and len({*numbers}) == len(names):
@@ -594,7 +594,7 @@ def read_stl(path: Path, *, merge: bool = True) -> Content:
     path : Path
         A ``.stl`` file.
     merge : bool
-        Whether corners at the same place become one vertex, so that triangles hang together.
+        Whether corners at the same position become one vertex, so that triangles are connected.
 
     Returns
     -------

@@ -23,7 +23,7 @@ IDENTITY = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Return the ``info`` of a folder; `SourceError` if there is none that can be read."""
+    """Return the ``info`` of a folder; `SourceError` if it cannot be read."""
     try:
         info = json.loads((path / "info").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def moved(positions: NDArray[Any], info: Mapping[str, Any], path: Path) -> NDArray[Any]:
-    """Return stored positions in the space of the model; `SourceError` if the transform is none."""
+    """Return stored positions in the space of the model; `SourceError` if the transform is invalid."""
     try:
         matrix = np.array(info.get("transform", IDENTITY), np.float64).reshape(3, 4)
     except (TypeError, ValueError):
@@ -124,7 +124,7 @@ def _fits(values: NDArray[Any], kind: str) -> bool:
 
 
 def value_losses(family: str, name: str, attribute: Attribute) -> Iterator[str]:
-    """Yield what becomes of an attribute's values."""
+    """Yield the losses of an attribute's values."""
     kind = stored_type(attribute)
     if kind is None:
         if "categories" not in attribute.metadata and attribute.values.dtype.kind in "iuf":
@@ -151,13 +151,13 @@ def read_skeletons(path: Path) -> Content:
     Returns
     -------
     Content
-        Skeletons with links (child, parent): as they stand where they make trees, else directed away from the first vertex of each part.
+        Skeletons with links (child, parent): as stored if they form trees, otherwise directed away from the first vertex of each part.
         A graph if any of them has a loop. Positions are moved by the transform of the info.
 
     Raises
     ------
     SourceError
-        If the info or a file cannot be read, a file is cut off, or an edge names a vertex that is not there.
+        If the info or a file cannot be read, a file is truncated, or an edge refers to a missing vertex.
     """
     info = read_info(path)
     columns = []
@@ -287,12 +287,12 @@ def read_meshes(path: Path) -> Content:
     Returns
     -------
     Content
-        A mesh for each id; its fragments are concatenated, vertices on their seams stay double.
+        A mesh for each id; its fragments are concatenated; vertices on their seams remain duplicated.
 
     Raises
     ------
     SourceError
-        If a file is missing, cut off, or names a vertex that is not there.
+        If a file is missing, truncated, or refers to a missing vertex.
     """
     info = read_info(path) if (path / "info").exists() else {}
     files = {int(f.name[:-2]): f for f in path.iterdir() if f.name.endswith(":0") and f.name[:-2].isdecimal()}

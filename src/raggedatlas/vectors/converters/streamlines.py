@@ -1,4 +1,4 @@
-"""TRK and TCK: streamlines as TrackVis and MRtrix keep them (nibabel)."""
+"""Streamlines: TRX, and the formats of TrackVis and MRtrix, TRK and TCK (nibabel)."""
 
 import json
 import zipfile
@@ -17,7 +17,7 @@ from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Groups, Shapes, counts_to_offsets
 
 TRACTOGRAM = "tractogram"
-"""Key of the metadata: ``voxel_to_rasmm`` (4 x 4) and ``dimensions`` (3) of the image the lines were drawn on."""
+"""Key of the metadata: ``voxel_to_rasmm`` (4 x 4) and ``dimensions`` (3) of the image in which the lines were traced."""
 
 TRX_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False, groups=True)
 
@@ -36,12 +36,12 @@ def read_trx(path: Path) -> Content:
     -------
     Content
         ``dpv`` become vertex attributes, ``dps`` object attributes, groups keep their names and ``dpg``. The affine and the dimensions
-        stand in ``metadata["tractogram"]``.
+        are in ``metadata["tractogram"]``.
 
     Raises
     ------
     SourceError
-        If a part is missing, has a type that is none, or has not as many values as the header says.
+        If a part is missing, has an invalid type, or not the number of values that the header declares.
     """
     parts = dict(_folder_parts(path) if path.is_dir() else _zip_parts(path))
     header = _header(parts, path)
@@ -168,7 +168,7 @@ def _group_column(name: str, rows: Mapping[str, NDArray[Any]], groups: list[str]
 
 
 def write_trx(content: Content, path: Path) -> None:
-    """Write streamlines as TRX, a zip that is not compressed; ids that are no row numbers stand in the dps ``object_id``."""
+    """Write streamlines as TRX, a zip that is not compressed; ids that are not row numbers are stored as the dps ``object_id``."""
     shapes = content.shapes
     image = content.metadata.get(TRACTOGRAM, {})
     header = {
@@ -201,7 +201,7 @@ def _parts(folder: str, attributes: Attributes) -> dict[str, NDArray[Any]]:
 
 
 def file_name(name: str) -> str:
-    """Return a name as part of a file's name, in which dots and slashes divide.
+    """Return a name for a file name, in which dots and slashes are separators.
 
     Examples
     --------
@@ -243,7 +243,7 @@ def group_names(groups: Groups) -> list[str]:
 
 
 def trx_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield what is said of groups that TRX does not hold, and which names change."""
+    """Yield which attributes and members of groups TRX cannot store, and which names change."""
     for family in ("vertex", "object"):
         for name in getattr(shapes, f"{family}_attributes"):
             if file_name(name) != name:
@@ -264,10 +264,10 @@ TCK_HOLDING = Capabilities(
 )
 
 NAME_BYTES = 18
-"""How long the name of a value may be in TRK: 20 bytes, two for its channels."""
+"""Maximum length of the name of a value in TRK: 20 bytes, of which two are for its channels."""
 
 MOST_VALUES = 10
-"""How many values TRK names for vertices, and for lines."""
+"""Maximum number of named values of vertices, and of lines, in TRK."""
 
 
 def read_tractogram(path: Path) -> Content:
@@ -282,12 +282,12 @@ def read_tractogram(path: Path) -> Content:
     -------
     Content
         Values of points become vertex attributes, those of lines object attributes; ``object_id`` of lines becomes their ids. Affine and
-        dimensions of TRK stand in ``metadata["tractogram"]``.
+        dimensions of TRK are in ``metadata["tractogram"]``.
 
     Raises
     ------
     SourceError
-        If the file cannot be read or is cut off.
+        If the file cannot be read or is truncated.
     MissingExtraError
         Without nibabel.
     """
@@ -369,7 +369,7 @@ def _rows_of(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _named(attributes: Attributes) -> list[str]:
-    """Return the names of the attributes that TRK holds."""
+    """Return the names of the attributes that TRK can store."""
     fits = [
         name
         for name, a in attributes.items()
@@ -380,7 +380,7 @@ def _named(attributes: Attributes) -> list[str]:
 
 
 def trk_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield what TRK does not hold: long names, more than nine values, numbers that need more than 32-bit floats."""
+    """Yield what TRK cannot store: long names, more than nine values, numbers that need more than 32-bit floats."""
     yield "rounded: positions, which pass through voxels as floats of 32 bits"
     for family in ("vertex", "object"):
         attributes: Attributes = getattr(shapes, f"{family}_attributes")

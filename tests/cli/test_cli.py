@@ -5,9 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -17,42 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy.sparse import csr_matrix
-from typer.testing import CliRunner
 
+from command import ask, done, read, refused
 from raggedatlas import __version__
 from raggedatlas.cli import printing
 from raggedatlas.cli.commands import app
 from raggedatlas.cli.options import parse_pairs, parse_version
 from raggedatlas.cli.printing import fit_widths, format_value, plain, printable
-
-Ask = Callable[..., Any]
-
-
-def ask(*words: object) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def done(*words: object) -> str:
-    """Run a command that must succeed, and return what it printed on stdout."""
-    result = ask(*words)
-    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
-    return str(result.stdout)
-
-
-def read(*words: object) -> Any:
-    """Run a command that must succeed with --json, and return the document."""
-    return json.loads(done(*words, "--json"))
-
-
-def refused(*words: object, code: int = 1) -> str:
-    """Run a command that must be refused: one line on stderr and nothing else; return the line."""
-    result = ask(*words)
-    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr, result.exception)
-    lines = [line for line in result.stderr.splitlines() if line.startswith("raggedatlas: ")]
-    assert len(lines) == 1
-    assert "Traceback" not in result.output
-    return str(lines[0])
 
 
 def small(path: Path, name: str, genes: list[str], seed: int) -> str:
@@ -219,19 +188,8 @@ def test_find(made: Path) -> None:
 
 def test_query_shows_cells_and_values(made: Path, files: tuple[str, str]) -> None:
     """Cells come with the values of the asked features, equal to the file's."""
-    words = [
-        "query",
-        made,
-        "cell_type = 'B'",
-        "--where",
-        "dataset_uid IS NOT NULL",
-        "-f",
-        "CD79A",
-        "-f",
-        "NKG7",
-        "--head",
-        "100",
-    ]
+    words = ["query", made, "cell_type = 'B'", "--where", "dataset_uid IS NOT NULL", "-f", "CD79A", "-f", "NKG7"]
+    words += ["--head", "100"]
     document = read(*words, "--at", "second")
     assert (document["snapshot"], document["n_cells"], len(document["cells"])) == (2, 8, 8)
     source = ad.read_h5ad(files[1]).to_df()

@@ -1,4 +1,4 @@
-"""The verb convert: whole files and parts of them, its options, and its refusals in one line."""
+"""The verbs convert and concat: whole files and parts of them, their options, warnings and refusals in one line."""
 
 import json
 import warnings
@@ -7,11 +7,11 @@ from typing import Any
 
 import anndata as ad
 import h5py
+import pandas as pd
 import pytest
 import zarr
-from typer.testing import CliRunner
 
-from raggedatlas.cli.commands import app
+from command import ask, done, refused
 from raggedatlas.testing.atlases import small_anndata
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -19,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
 )
 DATA = Path(__file__).parent.parent / "data"
-
-
-def ask(*words: object) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -39,22 +34,7 @@ def given(tmp_path: Path) -> Path:
 def test_a_part_is_converted(given: Path, tmp_path: Path) -> None:
     """Conditions, features and layers narrow what is written; progress goes to stderr and the path to stdout."""
     out = tmp_path / "out.zarr"
-    said = ask(
-        "convert",
-        given,
-        out,
-        "-w",
-        "cell_type = 'B'",
-        "-f",
-        "GENE3",
-        "-f",
-        "GENE1",
-        "-l",
-        "X",
-        "--zarr-format",
-        2,
-        "--json",
-    )
+    said = ask(f"convert {given} {out} -w \"cell_type = 'B'\" -f GENE3 -f GENE1 -l X --zarr-format 2 --json")
     assert said.exit_code == 0, said.stderr
     assert json.loads(said.stdout) == {"path": str(out)}
     assert "X 10 of 10" in said.stderr
@@ -69,13 +49,10 @@ def test_a_part_is_converted(given: Path, tmp_path: Path) -> None:
 def test_compression_and_overwriting_are_chosen(given: Path, tmp_path: Path) -> None:
     """A compression and none at all are taken; a target that exists is replaced only when asked."""
     for compression, filters in (("lzf", "lzf"), ("none", None)):
-        said = ask("convert", given, tmp_path / "out.h5ad", "--compression", compression, "--overwrite")
-        assert said.exit_code == 0, said.stderr
+        done("convert", given, tmp_path / "out.h5ad", "--compression", compression, "--overwrite")
         with h5py.File(tmp_path / "out.h5ad") as file:
             assert file["X/data"].compression == filters
-    refused = ask("convert", given, tmp_path / "out.h5ad")
-    assert refused.exit_code == 1
-    assert "overwrite" in refused.stderr
+    assert "overwrite" in refused("convert", given, tmp_path / "out.h5ad")
 
 
 @pytest.mark.nightly
@@ -84,7 +61,33 @@ def test_modalities_are_kept_or_chosen(tmp_path: Path) -> None:
     source = DATA / "wu2020.h5mu"
     assert ask("convert", source, tmp_path / "all.zarr").exit_code == 0
     assert ask("convert", tmp_path / "all.zarr", tmp_path / "one.h5ad", "--modality", "gex").exit_code == 0
-    refused = ask("convert", source, tmp_path / "none.h5ad")
-    assert refused.exit_code == 1
-    assert "['gex', 'airr']" in refused.stderr
+    assert "['gex', 'airr']" in refused("convert", source, tmp_path / "none.h5ad")
     assert not (tmp_path / "none.h5ad").exists()
+
+
+def test_files_become_one(tmp_path: Path) -> None:
+    """Every option has its effect; the path goes to stdout, and that raw is left out is one line on stderr."""
+    parts = [small_anndata(0), small_anndata(1)[:, 1:].copy()]
+    parts[0].raw = parts[0].copy()
+    parts[1].uns["x"] = 1
+    with warnings.catch_warnings(action="ignore"):
+        for name, part in zip("ab", parts, strict=True):
+            part.write_h5ad(tmp_path / f"{name}.h5ad")
+    line = f"concat {tmp_path}/a.h5ad {tmp_path}/b.h5ad -o {tmp_path}/x.h5ad --join outer --label from --key p --key q"
+    line += " --index-unique - --merge first --uns-merge only --fill-value 2 --json"
+    with warnings.catch_warnings(action="default"):
+        said = ask(line)
+    assert said.exit_code == 0, said.stderr
+    assert json.loads(said.stdout) == {"path": str(tmp_path / "x.h5ad")}
+    assert "warning: raw is left out" in said.stderr
+    with warnings.catch_warnings(action="ignore"):
+        made = ad.read_h5ad(tmp_path / "x.h5ad")
+        how: dict[str, Any] = {"index_unique": "-", "merge": "first", "uns_merge": "only", "fill_value": 2}
+        asked = ad.concat(dict(zip("pq", parts, strict=True)), join="outer", label="from", **how)
+    pd.testing.assert_frame_equal(made.to_df(), asked.to_df(), check_column_type=False, check_index_type=False)
+    assert made.obs["from"].tolist() == asked.obs["from"].tolist()
+    assert made.uns == {"x": 1}
+    with warnings.catch_warnings(action="ignore"):
+        again = ask(line)
+    assert (again.exit_code, again.stderr.count("\n")) == (1, 1)
+    assert "x.h5ad exists" in again.stderr

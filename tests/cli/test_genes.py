@@ -1,6 +1,5 @@
 """``raggedatlas genes``: each verb done, with and without --json, and refused in one line with nothing changed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +7,19 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
+from command import done, read
 
 HGNC = Path("tests/data/gene_tables/hgnc_complete_set_extract.txt")
 
 
-def ask(*words: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["genes", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+def ask(*words: object) -> str:
+    return done("genes", *words)
 
 
 def told(*words: object) -> Any:
-    return json.loads(ask(*words, "--json"))
+    return read("genes", *words)
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +70,3 @@ def test_links_are_made_explained_and_taken_back(place: str) -> None:
     assert (row["evidence"], row["revoked_at"] is None) == ("a paper", False)
     assert "a paper" in ask("history", place)
     assert told("history", place, "--at", "plain") == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("load", "{place}", "nothing-there.txt"), "no gene table at nothing-there.txt"),
-        (("load", "{place}", HGNC, "--organism", "mouse"), "is of human, not of mouse"),
-        (("remove", "{place}", "HGNC human"), "has no gene table 'HGNC human'"),
-        (("explain", "{place}", "SEPT"), "unknown: ['SEPT']"),
-        (("link", "{place}", "nope", "GFP"), "unknown: ['nope']"),
-        (("link", "{place}", "GFP", "GFP"), "are the same feature"),
-        (("unlink", "{place}", "GFP"), "counts as no other feature"),
-        (("orthologs", "{place}", "mouse"), "no table of orthologs of 'mouse'"),
-        (("status", "{place}", "--space", "nope"), "nope"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(place: str, words: tuple[Any, ...], message: str) -> None:
-    """The exit code is 1, one line says why, and no table of the atlas has a new version."""
-    tables = ra.RaggedAtlas.open(place)._catalog.tables
-    versions = {name: tables.version(name) for name in tables.names()}
-    lines = [line for line in ask(*(str(word).format(place=place) for word in words), code=1).splitlines() if line]
-    assert len(lines) == 1
-    assert message in lines[0]
-    tables = ra.RaggedAtlas.open(place)._catalog.tables
-    assert {name: tables.version(name) for name in tables.names()} == versions

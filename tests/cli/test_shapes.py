@@ -1,7 +1,6 @@
 """The command with geometry: a store is linked, a box is asked for, what is refused is one line."""
 
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,14 @@ from typing import Any
 import anndata as ad
 import pytest
 from typer.models import OptionInfo
-from typer.testing import CliRunner
 
+from command import ask, done, read
 from raggedatlas.cli.commands import app
 from raggedatlas.testing.spatial import make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"
-
-
-def ask(*words: object) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +39,13 @@ def test_shapes_from_the_shell(place: Path) -> None:
     refused = ask("add", place / "atlas", place / "cells.zv", "--link", "segment_id")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert len(refused.stderr.strip().splitlines()) == 1
-    counted = ask(
-        "add",
-        place / "atlas",
-        place / "spots.zv",
-        "--space",
-        "transcripts",
-        "--counts",
-        "--cells",
-        "cell_id",
-        "--dataset",
-        "spots",
-    )
-    assert counted.exit_code == 0, counted.output
+    done(f"add {place}/atlas {place}/spots.zv --space transcripts --counts --cells cell_id --dataset spots")
     assert ask("snapshot", place / "atlas").exit_code == 0
     box = ("--within", "0,0,50,50", "--space", "segmentation_boundary")
     n = int(ask("query", place / "atlas", *box, "--count").stdout)
     assert 0 < n < 16
     out = place / "box.h5ad"
-    written = ask("export", place / "atlas", out, *box, "--centroids", "segmentation_boundary")
-    assert written.exit_code == 0, written.output
+    done("export", place / "atlas", out, *box, "--centroids", "segmentation_boundary")
     assert ad.read_h5ad(out).obsm["spatial"].shape == (n, 2)
     assert ask("query", place / "atlas", "--within", "a,b", "--space", "segmentation_boundary").exit_code == 2
     twice = ask("add", place / "atlas", place / "cells.zv", "--space", "a=b")
@@ -79,14 +60,14 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
         assert ask(*words).exit_code == 0
     assert "No geometry yet" in ask("geometries", atlas).stdout
     assert "geometries" not in ask("info", atlas).stdout
-    assert json.loads(ask("info", atlas, "--json").stdout)["geometries"] == {}
+    assert read("info", atlas)["geometries"] == {}
     for name in ("outlines", "rings"):
         store = ("add", atlas, place / "cells.zv", "--link", "segment_id", "--space", BOUNDARY, "--name", name)
         assert ask(*store).exit_code == 0
     assert ask("snapshot", atlas, "--label", "both").exit_code == 0
-    assert json.loads(ask("info", atlas, "--json").stdout)["geometries"] == {"outlines": 16, "rings": 16}
+    assert read("info", atlas)["geometries"] == {"outlines": 16, "rings": 16}
     assert "outlines: 16 cells" in ask("info", atlas).stdout
-    listed = json.loads(ask("geometries", atlas, "--json").stdout)
+    listed = read("geometries", atlas)
     assert [(row["name"], row["space"], row["n_objects"]) for row in listed] == [
         ("outlines", BOUNDARY, 16),
         ("rings", BOUNDARY, 16),
@@ -95,9 +76,9 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     assert ask("drop-geometry", atlas, "outlines", "--dataset", "nope").exit_code == 1
     gone = ask("drop-geometry", atlas, "outlines", "--dataset", "slide")
     assert gone.stdout.startswith("Dropped the geometry outlines of 16 cells; "), gone.output
-    assert json.loads(ask("drop-geometry", atlas, "rings", "--json").stdout)["n_cells"] == 16
-    assert json.loads(ask("geometries", atlas, "--json").stdout) == []
-    assert len(json.loads(ask("geometries", atlas, "--at", "both", "--json").stdout)) == 2
+    assert read("drop-geometry", atlas, "rings")["n_cells"] == 16
+    assert read("geometries", atlas) == []
+    assert len(read("geometries", atlas, "--at", "both")) == 2
     again = ask("drop-geometry", atlas, "rings")
     assert (again.exit_code, len(again.stderr.strip().splitlines())) == (1, 1)
 

@@ -34,7 +34,7 @@ main()
 def test_series_become_arrow_as_ever() -> None:
     """With pandas put off, a series is still one once pandas is imported: its NaN is null, its text has its type."""
     code = """
-from raggedatlas.cli.startup import defer_pandas_import
+from raggedatlas.cli import defer_pandas_import
 defer_pandas_import()
 import sys
 import pyarrow as pa
@@ -57,7 +57,7 @@ def test_a_frequent_verb_comes_alone_and_anything_else_with_all() -> None:
     code = """
 import sys
 import typer.main
-from raggedatlas.cli.startup import FREQUENT, import_command
+from raggedatlas.cli import FREQUENT, import_command
 def verbs(*words):
     return set(typer.main.get_command(import_command(*words)).commands)
 for verb, home in FREQUENT.items():

@@ -5,15 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from raggedatlas.cli.commands import app
+from command import ask
 from raggedatlas.testing.anndata_faults import damage, write_good
-
-
-def ask(*words: object) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
-from typer.testing import CliRunner
 
+from command import ask, read, refused
 from raggedatlas import RaggedAtlas, ResultDataset
-from raggedatlas.cli.commands import app
 
 MODEL = """
 import numpy as np
@@ -23,26 +21,6 @@ class Columns:
     def __call__(self, X):
         return X[:, self.first:self.first + self.n]
 """
-
-
-def ask(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def done(*words: object) -> Any:
-    """Run a command that must succeed with --json, and return the document."""
-    result = ask(*words, "--json")
-    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
-    return json.loads(result.stdout)
-
-
-def refused(*words: object, code: int = 1) -> str:
-    """Run a command that must be refused in one line; return the line."""
-    result = ask(*words)
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    lines = [line for line in result.stderr.splitlines() if line.startswith("raggedatlas: ")]
-    assert len(lines) == 1
-    return str(lines[0])
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +37,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     atlas.snapshot()
     (folder / "model.py").write_text(MODEL)
     words = ("infer", folder / "atlas", f"{folder}/model.py:Columns", "-o", folder / "z", "--option", "n=3")
-    assert done(*words)["n_rows"] == 40
+    assert read(*words)["n_rows"] == 40
     return folder
 
 
 def test_infer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`infer` writes the model's results of the chosen cells, by default to a folder named by time and verb."""
     monkeypatch.chdir(tmp_path)
-    told = done("infer", place / "atlas", f"{place}/model.py:Columns", "-w", "tissue = 'lung'", "--batch-size", 7)
+    told = read("infer", place / "atlas", f"{place}/model.py:Columns", "-w", "tissue = 'lung'", "--batch-size", 7)
     assert told["n_rows"] == 20
     assert told["columns"] == [{"name": "data", "shape": [2], "dtype": "float32"}]
     assert "-infer-" in told["results_dir"]
@@ -83,7 +61,7 @@ def test_infer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_test(place: Path, tmp_path: Path) -> None:
     """`test` prints the scores, and the confusion as a table."""
     words = ("test", place / "atlas", f"{place}/model.py:Columns", "kind", "--category", "T", "--category", "B")
-    told = done(*words, "-o", tmp_path / "a")
+    told = read(*words, "-o", tmp_path / "a")
     assert told["scores"]["categories"] == ["T", "B"]
     assert sum(map(sum, told["scores"]["confusion"])) == 40
     shown = ask(*words, "-o", tmp_path / "b").stdout
@@ -102,11 +80,11 @@ def test_engine(place: Path, tmp_path: Path) -> None:
 
 def test_pca_and_umap(place: Path, tmp_path: Path) -> None:
     """`pca` takes an atlas or results; a selection is for an atlas; `umap` refuses what cannot be."""
-    told = done(
+    told = read(
         "pca", place / "atlas", "--n-components", 2, "--target-sum", 100, "-o", tmp_path / "a", "-f", "a", "-f", "b"
     )
     assert (told["n_rows"], told["columns"][0]["shape"]) == (40, [2])
-    told = done("pca", place / "z", "--n-components", 2, "-o", tmp_path / "b")
+    told = read("pca", place / "z", "--n-components", 2, "-o", tmp_path / "b")
     assert told["n_rows"] == 40
     assert "always reduced completely" in refused("pca", place / "z", "-w", "tissue = 'lung'", code=2)
     assert "there can be 1 to 3" in refused("pca", place / "z", "-o", tmp_path / "c")
@@ -117,23 +95,23 @@ def test_finding(place: Path) -> None:
     """`lookup`, `neighbors` and `save_to_database` say what they find, as text and JSON."""
     results = ResultDataset({}, place / "z")
     uid, other = results.get_object_id(0), results.get_object_id(1)
-    assert done("lookup", place / "z", uid) == {uid: results.get_data(0).tolist()}
+    assert read("lookup", place / "z", uid) == {uid: results.get_data(0).tolist()}
     lost = ask("lookup", place / "z", "nobody")
     assert (lost.exit_code, lost.stdout) == (1, "nobody  no result\n")
     words = ("neighbors", place / "z", uid, other, "-k", 3, "--metric", "cosine")
-    assert len(done(*words)) == 6
+    assert len(read(*words)) == 6
     among = (*words, "--atlas", place / "atlas", "-w", "tissue = 'lung'", "--obs", "tissue")
-    assert {row["tissue"] for row in done(*among)} == {"lung"}
+    assert {row["tissue"] for row in read(*among)} == {"lung"}
     assert "lung" in ask(*among).stdout
     np.save(place / "asked.npy", results.to_numpy()[:2])
-    told = done("neighbors", place / "z", "--vectors", place / "asked.npy", "-k", 1)
+    told = read("neighbors", place / "z", "--vectors", place / "asked.npy", "-k", 1)
     assert [row["distance"] for row in told] == [0, 0]
     (place / "junk.npy").write_bytes(b"junk")
     assert "junk.npy is no .npy file" in refused("neighbors", place / "z", "--vectors", place / "junk.npy")
     assert "--vectors" in refused("neighbors", place / "z", code=2)
     assert "need --atlas" in refused(*words, "-w", "tissue = 'lung'", code=2)
     assert "no result of the cell 'nobody'" in refused("neighbors", place / "z", "nobody")
-    assert done("save_to_database", place / "z")["kind"] == "exact"
+    assert read("save_to_database", place / "z")["kind"] == "exact"
     assert "compared exactly" in ask("save_to_database", place / "z").stdout
     assert "no output 'other'" in refused("save_to_database", place / "z", "--column", "other")
 

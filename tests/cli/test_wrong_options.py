@@ -134,6 +134,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uids = atlas.checkout(atlas.snapshot("first")).query().to_pandas().index.tolist()
     write_results(folder / "z", uids, np.arange(3 * len(uids), dtype=np.float32).reshape(-1, 3))
     atlas.add(folder / "z", name="z", progress=False)
+    (folder / "clusters.csv").write_text("\n".join(["uid,leiden", *(f"{uid},1" for uid in uids)]))
     write(make_geometry(spots()), folder / "g.zv")
     atlas.add(folder / "g.zv", "shapes", dataset="d", progress=False)
     atlas.snapshot("all")
@@ -142,6 +143,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LONG = "n" * 300
+HGNC = Path(__file__).parents[1] / "data/gene_tables/hgnc_complete_set_extract.txt"
 TEXTS = [
     ("ls A --at nowhere", "no snapshot 'nowhere'"),
     ("ls A --storage-option nonsense", "--storage-option"),
@@ -157,6 +159,14 @@ TEXTS = [
     (f"add A three.h5ad --organism human --name {LONG}", "300"),
     (f"add A z --name {LONG}", "300"),
     ("add A z --name other --space nowhere", "nowhere"),
+    ("add A z --name cell_type", "column 'cell_type'"),
+    ("add A z --name n --space obsm/z=embedding", "--space"),
+    ("annotate A clusters.csv --on name", "--on"),
+    ("annotate A nowhere.csv", "nowhere.csv"),
+    ("annotate A clusters.csv --column nope", "nope"),
+    ("annotate A clusters.csv --cast leiden", "--cast"),
+    ("annotate A clusters.csv --obsm X_umap", "obsm"),
+    ("drop-annotation A nope", "no annotation 'nope'"),
     ("add A z", "--on-duplicate"),
     ("add A z --name other --output noresult", "noresult"),
     ("add A one.h5ad --organism human", "--on-duplicate skip"),
@@ -209,7 +219,12 @@ TEXTS = [
     ("visualize A z -o out.rds", ".html"),
     ("genes explain A GENE1 --space nowhere", "nowhere"),
     ("genes load A nothing.csv", "nothing.csv"),
+    (f"genes load A {HGNC} --organism mouse", "is of human, not of mouse"),
+    ("genes explain A SEPT", "unknown: ['SEPT']"),
+    ("genes orthologs A mouse", "no table of orthologs of 'mouse'"),
+    ("genes status A --space nope", "nope"),
     ("genes link A GENE1 NOSUCH", "NOSUCH"),
+    ("genes link A GENE1 GENE1", "are the same feature"),
     ("genes unlink A GENE1", "counts as no other"),
     ("genes remove A nothing", "nothing"),
     ("snapshot A --label first", "labelled 'first'"),

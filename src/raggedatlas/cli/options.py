@@ -440,11 +440,8 @@ _SPELLED = {"embeddings": "--embedding", "layout": "--dense or --sparse"}
 """Options with other names than in `open_sink`."""
 
 
-class CxgProfile(StrEnum):
-    """Profiles of a CXG."""
-
-    NEW = "0.3.0"
-    OLD = "0.2.0"
+_SAME_IN_SINK = ("profile", "title", "about", "sparse_below", "x", "var_index", "wide_integers")
+"""Options with the names of `open_sink`."""
 
 
 class Method(StrEnum):
@@ -454,18 +451,11 @@ class Method(StrEnum):
     UMAP = "umap"
 
 
-class WideIntegers(StrEnum):
-    """Policy for integers beyond 32 bits."""
-
-    REFUSE = "refuse"
-    TEXT = "text"
-
-
 @dataclass(frozen=True)
 class CxgOptions:
     """Options that write a CXG."""
 
-    profile: CxgProfile | None = option(
+    profile: Literal["0.3.0", "0.2.0"] | None = option(
         None, "Version of a .cxg: 0.3.0 for the current Explorer, 0.2.0 for cellxgene 0.15 to 0.16.8", show="0.3.0"
     )
     strict: Strict = False
@@ -484,7 +474,7 @@ class CxgOptions:
     )
     var_index: str | None = option("COLUMN", "Column of var with the feature names of a .cxg", "--var-index")
     sort_categories: bool = flag("--sort-categories", "Sort categories by name in a .cxg")
-    wide_integers: WideIntegers | None = option(
+    wide_integers: Literal["refuse", "text"] | None = option(
         None, "What to do with integers beyond 32 bits, which a .cxg cannot hold", show="refuse"
     )
 
@@ -499,18 +489,12 @@ class CxgOptions:
             Called with what the CXG loses or changes.
         """
         given = {
-            "profile": None if self.profile is None else self.profile.value,
-            "title": self.title,
-            "about": self.about,
-            "compute_embedding": None if self.compute_embedding is None else self._embedder(),
+            **{name: getattr(self, name) for name in _SAME_IN_SINK},
+            "compute_embedding": make_embedder(self.compute_embedding),
             "layout": {None: None, True: "dense", False: "sparse"}[self.dense],
-            "sparse_below": self.sparse_below,
-            "x": self.x,
             "embeddings": self.embedding or None,
-            "var_index": self.var_index,
             # None instead of False: a flag that is not set must not count as an option of a CXG below.
             "sort_categories": self.sort_categories or None,
-            "wide_integers": None if self.wide_integers is None else self.wide_integers.value,
         }
         given = {name: value for name, value in given.items() if value is not None}
         # `--strict` is not in `given`: for any target it also turns unknown values into errors.
@@ -521,11 +505,14 @@ class CxgOptions:
             return {}
         return {**given, **({"strict": True} if self.strict else {}), "on_losses": on_losses}
 
-    def _embedder(self) -> Any:  # noqa: ANN401
-        from raggedatlas.verbs.reduction import embedder
 
-        assert self.compute_embedding is not None
-        return embedder(self.compute_embedding.value)
+def make_embedder(method: Method | None) -> Any:  # noqa: ANN401  (an Embedder or None)
+    """Return what computes the embedding of a CXG, or None."""
+    if method is None:
+        return None
+    from raggedatlas.verbs.reduction import embedder
+
+    return embedder(method.value)
 
 
 def print_losses(losses: tuple["ConversionLoss", ...]) -> None:

@@ -1,8 +1,9 @@
 """Verbs ``validate`` and ``inspect``: atlases, files, CXG, results and geometry stores."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Files that distinguish a Zarr folder from an atlas."""
 
-ATLAS_LEVELS = ("quick", "rows", "deep")
-FILE_LEVELS = ("metadata", "full")
-RESULT_LEVELS = ("quick", "deep")
-GEOMETRY_LEVELS = ("structure", "metadata", "consistency", "conformance", "pyramid")
-
-AtlasLevel = Literal["quick", "rows", "deep"]
-FileLevel = Literal["metadata", "full"]
-GeometryLevel = Literal["structure", "metadata", "consistency", "conformance", "pyramid"]
 AnyLevel = Literal[
     "quick", "rows", "deep", "metadata", "full", "structure", "consistency", "conformance", "pyramid"
 ]  # fmt: skip
@@ -82,69 +75,110 @@ def validate(
     workers: WorkerCount = 1,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
-    # First, because results have a folder `lance_db` like an atlas.
-    if _is_results(atlas_options):
-        _validate_results(atlas_options, level, at, fix)
-        return
-    # Before files, because a geometry store is also a Zarr folder.
-    geometry = _is_vectors(atlas_options)
-    is_file = geometry or is_file_or_store(atlas_options.atlas)
+    kind = _kind_of(atlas_options)
     # One option has the levels of all targets, so typer cannot refuse those of another target.
-    what, levels = _target_levels(is_file=is_file, geometry=geometry)
-    if level is not None and level not in levels:
+    if level is not None and level not in kind.levels:
         raise typer.BadParameter(
-            f"{level} is not a level of {what}; choose {' or '.join(levels)}", param_hint="--level"
+            f"{level} is not a level of {kind.name}; choose {' or '.join(kind.levels)}", param_hint="--level"
         )
-    _check_fix_allowed(atlas_options, fix, is_file=is_file)
-    if is_file and at is not None:
-        raise typer.BadParameter("a file has no snapshots", param_hint="--at")
-    if workers > 1 and is_file:
-        raise typer.BadParameter(f"{what} is read by one process", param_hint="--workers")
-    if not is_file:
-        _validate_atlas(atlas_options, cast("AtlasLevel", level or "quick"), at, workers)
-    elif geometry:
-        _validate_geometry(atlas_options, cast("GeometryLevel", level or "pyramid"))
-    elif fix is None:
-        _validate_file(atlas_options, cast("FileLevel", level or "metadata"))
+    for name, given, refusal in (
+        ("--fix", fix is not None, kind.no_fix),
+        ("--at", at is not None, kind.no_snapshots),
+        ("--workers", workers > 1, kind.no_workers),
+    ):
+        if given and refusal:
+            raise typer.BadParameter(refusal, param_hint=name)
+    if fix is not None:
+        _fix_file(atlas_options, fix, level or "full")
+    elif kind is ATLAS:
+        with process_pool(workers) as executor:
+            problems = atlas_options.open_at(at).validate(cast("Any", level or kind.default), executor=executor)
+        _show_problems(atlas_options, problems, level or kind.default)
     else:
-        _fix_file(atlas_options, fix, cast("FileLevel", level or "full"))
+        assert kind.check is not None
+        _show_problems(atlas_options, kind.check(atlas_options, level or kind.default), level or kind.default)
 
 
-def _is_results(atlas_options: AtlasOptions) -> bool:
-    from raggedatlas.ingest.add import is_results
-
-    return atlas_options.location.is_local and is_results(atlas_options.atlas)
-
-
-def _validate_results(atlas_options: AtlasOptions, level: AnyLevel | None, at: str | None, fix: Path | None) -> None:
+def _check_results(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401  (a literal)
     from raggedatlas.results.validation import validate_results
 
-    chosen = level or "deep"
-    if chosen not in RESULT_LEVELS:
-        raise typer.BadParameter(f"{chosen} is not a level of results; choose quick or deep", param_hint="--level")
-    if at is not None:
-        raise typer.BadParameter("results have no snapshots", param_hint="--at")
-    if fix is not None:
-        raise typer.BadParameter("results cannot be repaired; run the model again", param_hint="--fix")
-    _show_problems(
-        atlas_options, validate_results(atlas_options.atlas, cast("Literal['quick', 'deep']", chosen)), chosen
-    )
+    return validate_results(atlas_options.atlas, level)
 
 
-def _target_levels(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
-    if geometry:
-        return "a geometry store", GEOMETRY_LEVELS
-    return ("a file", FILE_LEVELS) if is_file else ("an atlas", ATLAS_LEVELS)
+def _check_geometry(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
+    from raggedatlas.vectors import validate as validate_geometry
+
+    return validate_geometry(atlas_options.location, level)
 
 
-def _check_fix_allowed(atlas_options: AtlasOptions, fix: Path | None, *, is_file: bool) -> None:
-    if fix is None:
-        return
-    if not is_file:
-        raise typer.BadParameter("only files can be repaired by a copy; see raggedatlas repair", param_hint="--fix")
-    for name, is_so in (("CXG", _is_cxg(Path(atlas_options.atlas))), ("geometry store", _is_vectors(atlas_options))):
-        if is_so:
-            raise typer.BadParameter(f"a {name} cannot be repaired; write it again from its source", param_hint="--fix")
+def _check_cxg(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
+    from raggedatlas.formats import cxg
+
+    return cxg.validate(atlas_options.atlas, level)
+
+
+def _check_file(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
+    from raggedatlas.formats.anndata.validation import Limits
+    from raggedatlas.formats.anndata.validation import validate as validate_file
+
+    return validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
+
+
+@dataclass(frozen=True)
+class TargetKind:
+    """What ``validate`` takes of one kind of target.
+
+    Parameters
+    ----------
+    name : str
+        Name in messages.
+    levels : tuple of str
+        Levels of the check; `default` is one of them.
+    check : callable or None
+        Returns the problems at a level; None for an atlas, which is opened at a snapshot.
+    no_fix, no_snapshots, no_workers : str
+        Why ``--fix``, ``--at`` and ``--workers`` are refused; empty where they are taken.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    default: str
+    check: Callable[[AtlasOptions, str], "Problems"] | None = None
+    no_fix: str = ""
+    no_snapshots: str = "a file has no snapshots"
+    no_workers: str = ""
+
+
+_REWRITE = "a {} cannot be repaired; write it again from its source"
+FILE_LEVELS = ("metadata", "full")
+ATLAS = TargetKind(
+    "an atlas", ("quick", "rows", "deep"), "quick",
+    no_fix="only files can be repaired by a copy; see raggedatlas repair", no_snapshots="",
+)  # fmt: skip
+FILE = TargetKind("a file", FILE_LEVELS, "metadata", _check_file, no_workers="a file is read by one process")
+CXG = replace(FILE, check=_check_cxg, no_fix=_REWRITE.format("CXG"))
+GEOMETRY = TargetKind(
+    "a geometry store", ("structure", "metadata", "consistency", "conformance", "pyramid"), "pyramid", _check_geometry,
+    no_fix=_REWRITE.format("geometry store"), no_workers="a geometry store is read by one process",
+)  # fmt: skip
+RESULTS = TargetKind(
+    "results", ("quick", "deep"), "deep", _check_results, no_fix="results cannot be repaired; run the model again",
+    no_snapshots="results have no snapshots", no_workers="results are read by one process",
+)  # fmt: skip
+
+
+def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
+    from raggedatlas.ingest.add import is_results
+
+    # First, because results have a folder `lance_db` like an atlas.
+    if atlas_options.location.is_local and is_results(atlas_options.atlas):
+        return RESULTS
+    # Before files, because a geometry store is also a Zarr folder.
+    if _is_vectors(atlas_options):
+        return GEOMETRY
+    if _is_cxg(Path(atlas_options.atlas)):
+        return CXG
+    return FILE if is_file_or_store(atlas_options.atlas) else ATLAS
 
 
 def is_file_or_store(what: str) -> bool:
@@ -195,30 +229,6 @@ def _is_vectors(atlas_options: AtlasOptions) -> bool:
     return is_geometry_store(atlas_options.location)
 
 
-def _validate_atlas(atlas_options: AtlasOptions, level: AtlasLevel, at: str | None, workers: int) -> None:
-    with process_pool(workers) as executor:
-        problems = atlas_options.open_at(at).validate(level, executor=executor)
-    _show_problems(atlas_options, problems, level)
-
-
-def _validate_file(atlas_options: AtlasOptions, level: FileLevel) -> None:
-    from raggedatlas.formats import cxg
-    from raggedatlas.formats.anndata.validation import Limits
-    from raggedatlas.formats.anndata.validation import validate as validate_file
-
-    if _is_cxg(Path(atlas_options.atlas)):
-        problems = cxg.validate(atlas_options.atlas, level)
-    else:
-        problems = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
-    _show_problems(atlas_options, problems, level)
-
-
-def _validate_geometry(atlas_options: AtlasOptions, level: GeometryLevel) -> None:
-    from raggedatlas.vectors import validate as validate_geometry
-
-    _show_problems(atlas_options, validate_geometry(atlas_options.location, level), level)
-
-
 def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str) -> None:
     if atlas_options.as_json:
         print_json(problems.to_dict())
@@ -231,14 +241,12 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _fix_file(atlas_options: AtlasOptions, target: Path, level: FileLevel) -> None:
+def _fix_file(atlas_options: AtlasOptions, target: Path, level: Any) -> None:  # noqa: ANN401  (a literal)
     from raggedatlas.formats.anndata.fixes import repair
-    from raggedatlas.formats.anndata.validation import Limits
-    from raggedatlas.formats.anndata.validation import validate as validate_file
     from raggedatlas.model.validation import Problems
 
     # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
-    before = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
+    before = _check_file(atlas_options, level)
     # Ends the command, since A00 is a `must` and `_show_problems` exits with an error.
     if any(problem.rule == "A00" and not problem.path for problem in before):
         _show_problems(atlas_options, before, level)

@@ -18,6 +18,7 @@ from raggedatlas.cli.options import (
     Strict,
     Strings,
     argument,
+    make_embedder,
     option,
     print_losses,
     repeatable,
@@ -56,16 +57,11 @@ class ServeOptions:
         return {
             "title": self.title,
             "embeddings": self.embedding or None,
-            "compute_embedding": self._embedder(),
+            "compute_embedding": make_embedder(self.compute_embedding),
             "x": self.x,
             "overwrite": self.overwrite,
             "on_losses": print_losses,
         }
-
-    def _embedder(self) -> Any:  # noqa: ANN401  (an Embedder)
-        from raggedatlas.verbs.reduction import embedder
-
-        return None if self.compute_embedding is None else embedder(self.compute_embedding.value)
 
 
 @command(QUERY, "serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from mudata import MuData
 
+    from raggedatlas.ingest.term_mapping import TermMapping
     from raggedatlas.model.protocols import Source
     from raggedatlas.query.query import Query
     from raggedatlas.results.dataset import ResultDataset
@@ -566,6 +567,56 @@ class RaggedAtlas(ReadOnlyAtlas):
         terms = read_term_table(source, ontology, release)
         put_tables(self._opened, [GeneTable(info, terms.rows) for info in terms.infos])
         return self.identity.tables().loc[[info.name for info in terms.infos]]
+
+    def map_terms(
+        self,
+        column: str,
+        ontology: str | None = None,
+        *,
+        confirm: Any = None,  # noqa: ANN401  (a path, a mapping or a table)
+        on_conflict: OnConflict = "keep",
+        dry_run: bool = False,
+    ) -> "TermMapping":
+        """Find a term of an ontology for each label of a column, and write the ids as ``<column>_ontology_term_id``.
+
+        A label gets a term if it is the name, a synonym or an id of exactly one (an old id counts for the one that replaces it), or if
+        `confirm` says so. For all others the report has candidates with scores, and nothing is written for them.
+
+        Parameters
+        ----------
+        column : str
+            Column of labels.
+        ontology : str or None
+            Name of the ontology; None takes that of the column, as in `under`.
+        confirm : path, mapping of str to str, or table
+            Terms for labels, by id or name: a CSV or TSV file with the columns ``label`` and ``term``, as the report's ``write()`` makes it. A
+            label without a term there gets none. Labels that it lacks are looked up.
+        on_conflict : {"error", "replace", "keep"}
+            What to do where a cell has another id already.
+        dry_run : bool
+            Write nothing; return the report of what would be written.
+
+        Returns
+        -------
+        TermMapping
+            Every label with its term, or with candidates; `open` are those that nothing decided, and `write(path)` makes the file to edit.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column or ontology.
+        SourceError
+            If `confirm` names a term that does not exist, is of another ontology, or two for one label; nothing is written.
+
+        Examples
+        --------
+        >>> report = atlas.map_terms("cell_type", "CL", dry_run=True)  # doctest: +SKIP
+        >>> report.write("labels.tsv")  # doctest: +SKIP
+        >>> atlas.map_terms("cell_type", "CL", confirm="labels.tsv")  # doctest: +SKIP
+        """
+        from raggedatlas.ingest.term_mapping import MapTermsOptions, map_terms
+
+        return map_terms(self._opened, column, MapTermsOptions(ontology, confirm, on_conflict, dry_run))
 
     def drop_annotation(self, name: str) -> MaintenanceReport:
         """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""

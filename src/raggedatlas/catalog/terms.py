@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, TERM_TABLE, Catalog
 from raggedatlas.catalog.genes import list_tables, read_rows
-from raggedatlas.errors import MissingExtraError, QueryError
+from raggedatlas.errors import MissingExtraError
 from raggedatlas.model.frames import is_text, metadata_columns
 from raggedatlas.model.terms import TERMS, TERMS_SCHEMA, Terms, TermSource
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
@@ -69,17 +69,3 @@ def column_values(catalog: Catalog, stored: str) -> list[str]:
         return list(found)
 
     return catalog.remember("values", stored, read)
-
-
-def check_text_column(catalog: Catalog, stored: str, name: str) -> None:
-    """Raise if a column does not hold text.
-
-    Raises
-    ------
-    QueryError
-        Naming its type.
-    """
-    kind = catalog.tables.schema(CELLS).field(stored).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise QueryError(f"The column {name!r} holds {kind}, and terms are text.")

@@ -244,3 +244,47 @@ def annotate(
         dry_run=choices.dry_run,
     )  # fmt: skip
     return report.to_dict(), repr(report)
+
+
+@dataclass(frozen=True)
+class MapTermsOptions:
+    """Options of ``map-terms``."""
+
+    ontology: str | None = option("NAME", "Ontology, e.g. CL; by default that of the column")
+    write: str | None = option(
+        "FILE", "Write the labels with their terms and candidates to a .csv or .tsv file, to edit it"
+    )
+    confirm: str | None = option("FILE", "Take the terms of labels from such a file")
+    on_conflict: Literal["error", "replace", "keep"] = option(
+        None, "What to do if a cell already has another id", default="keep"
+    )
+    apply: bool = flag("--apply", "Write the ids of the labels that are certain or confirmed")
+
+
+@command(BUILD, "map-terms pbmc.atlas cell_type --ontology CL --write labels.tsv")
+def map_terms(
+    atlas_options: AtlasOptions, column: Annotated[str, argument("Column of labels")], *, choices: MapTermsOptions
+) -> tuple[Any, str]:
+    """Propose a term of an ontology for each label of a column; write ids only with --apply."""
+    report = atlas_options.open().map_terms(
+        column, choices.ontology, confirm=choices.confirm, on_conflict=choices.on_conflict, dry_run=not choices.apply
+    )
+    if choices.write is not None:
+        report.write(choices.write)
+    return report.to_dict(), repr(report)
+
+
+@command(BUILD, "load-terms pbmc.atlas own_terms.csv --release 2026-11")
+def load_terms(
+    atlas_options: AtlasOptions,
+    source: Annotated[str, argument("CSV or TSV with id and label, or the name of a packaged ontology")],
+    *,
+    ontology: Annotated[
+        str | None, value_option("NAME", "Name of the ontology; by default the prefix of the ids")
+    ] = None,
+    release: Annotated[str, value_option("RELEASE", "Release of the table")] = "",
+) -> tuple[Any, str]:
+    """Keep an ontology in the atlas; `genes tables` lists it and `genes remove` takes it away."""
+    frame = atlas_options.open().load_terms(source, ontology=ontology, release=release).reset_index()
+    rows = frame.to_dict("records")
+    return rows, "\n".join(f"{row['name']}: {row['n_rows']:,} terms, sha256 {row['sha256'][:12]}" for row in rows)

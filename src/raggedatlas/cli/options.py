@@ -376,6 +376,9 @@ class Selection:
     """Options that select cells, features and layers."""
 
     where: Strings = repeatable("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")
+    under: Strings = repeatable(
+        "COLUMN=TERM", "Keep cells under a term of an ontology, by name, synonym or id, e.g. cell_type='T cell'"
+    )
     strict: Strict = False
     features: Strings = repeatable("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
     space: Strings = repeatable("SPACE", "Read a feature space")
@@ -402,9 +405,14 @@ class Selection:
 
     def ask(self, view: "AtlasView") -> "Query":
         """Build the query of a snapshot."""
+        from raggedatlas.store.filters import under
+
         query = view.query(identity=self.identity, on_merge=self.on_merge)
         for condition in self.where:
             query = query.where(condition)
+        for text in self.under:
+            for column, term in parse_pairs([text], "--under").items():
+                query = query.where({column: under(term)})
         query = query.join(min_datasets=int(self.join)) if self.join.isdecimal() else query.join(self.join)
         query = query if self.orthologs is None else query.join(orthologs=self.orthologs)
         query = self._narrow_features(query).missing(self.missing)

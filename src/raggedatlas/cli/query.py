@@ -39,6 +39,11 @@ class QueryOutput:
 
     count: bool = flag("--count", "Print only the number of cells")
     by: list[str] = repeatable("COLUMN", "Count cells per value")
+    level: str | None = option(
+        "LEVEL",
+        "With --by: count cells under each term, by steps below the root or a curated list such as tissue_general",
+    )
+    tree: str | None = option("COLUMN", "Count cells under each term of an ontology, as a tree")
     explain: bool = flag("--explain", "Print the read plan without reading values")
     head: int = option(None, "Number of cells to show", default=10, min=0)
     output: str | None = option("FILE", "Also write the result to a file, as export does", "--output", "-o")
@@ -71,8 +76,12 @@ def query(
     if output_options.explain:
         text = selected.explain()
         _print_answer(text, {"explain": text} if atlas_options.as_json else None)
-    elif output_options.by:
-        _show_counts(selected, output_options.by, as_json=atlas_options.as_json)
+    elif output_options.tree is not None:
+        tree = selected.tree(output_options.tree)
+        rows = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else None
+        _print_answer(repr(tree), None if rows is None else {"n_cells": tree.n_cells, "terms": rows})
+    elif output_options.by or output_options.level is not None:
+        _show_counts(selected, output_options.by, output_options.level, as_json=atlas_options.as_json)
     elif output_options.count:
         n = selected.count()
         _print_answer(str(n), {"n_cells": n} if atlas_options.as_json else None)
@@ -93,8 +102,10 @@ def _print_answer(text: str, document: dict[str, Any] | None) -> None:
         print_json(document)
 
 
-def _show_counts(selected: "Query", by: list[str], *, as_json: bool) -> None:
-    counted: Any = selected.count(by)
+def _show_counts(selected: "Query", by: list[str], level: str | None, *, as_json: bool) -> None:
+    steps = int(level) if level is not None and level.lstrip("-").isdecimal() else level
+    counted: Any = selected.count(by or None, level=steps)
+    by = [*counted.index.names]
     rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
     if as_json:
         print_json(rows)

@@ -75,7 +75,7 @@ def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Seq
 
     Parameters
     ----------
-    source : path, DataFrame, Series, Arrow table, mapping, AnnData, or anything that `add` takes
+    source : path, DataFrame, Series, Arrow table, mapping, AnnData, AnnotationSource, or anything that `add` takes
         A mapping holds columns. Of AnnData and files of it, `obs` is read.
     text_columns : tuple of str
         Columns of a CSV file that are text whatever their values look like.
@@ -88,7 +88,7 @@ def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Seq
         If it is of no known kind, or cannot be parsed.
     """
     kind = type(source).__name__
-    table = _read_table_source(source, kind, text_columns)
+    table = source if isinstance(source, AnnotationSource) else _read_table_source(source, kind, text_columns)
     if table is None:
         return _read_cells(source, kind, obsm)
     if obsm:

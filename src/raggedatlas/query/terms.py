@@ -32,7 +32,7 @@ class TermTree:
     """How many cells of a query are under each term of an ontology.
 
     The text and the HTML show terms that differ in their cells: of terms with the same cells under them, the one furthest from the
-    root. `to_pandas` has all of them.
+    root that is above those shown under it. `to_pandas` has all of them.
 
     Parameters
     ----------
@@ -74,10 +74,15 @@ class TermTree:
     @cached_property
     def _shown(self) -> dict[int, int | None]:
         """The terms that are shown, in order, each with the shown term above it."""
+        equal: dict[frozenset[int], list[int]] = {}
+        for row, of in self.values.items():
+            equal.setdefault(of, []).append(row)
         chosen: dict[frozenset[int], int] = {}
-        # From the root downward, so that of equal sets the last one stays.
-        for row in sorted(self.counts, key=lambda r: (len(self.terms.ancestors(r)), self.terms.label(r))):
-            chosen[self.values[row]] = row
+        for one in sorted(equal, key=len):
+            inside = [self.terms.ancestors(row) for other, row in chosen.items() if other < one]
+            # One that is above all that is shown under it, where there is such a term; of these the one furthest from the root.
+            above_all = [row for row in equal[one] if all(row in ancestors for ancestors in inside)] or equal[one]
+            chosen[one] = max(above_all, key=lambda row: (len(self.terms.ancestors(row)), self.terms.label(row)))
         sets = sorted(chosen, key=lambda one: (-len(one), self.terms.label(chosen[one])))
         above: dict[int, int | None] = {}
         for i, one in enumerate(sets):

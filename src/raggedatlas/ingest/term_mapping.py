@@ -1,0 +1,313 @@
+"""Terms for free-text labels: proposed by name, synonym and similarity, confirmed by a file, and written back as ids."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.terms import term_source
+from raggedatlas.errors import QueryError, SourceError
+from raggedatlas.ingest.annotations import AnnotateOptions, AnnotationSource, annotate, with_facts
+from raggedatlas.model.assets import OnConflict
+from raggedatlas.model.reports import AnnotationReport
+from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
+from raggedatlas.results.folder import atomic_write
+from raggedatlas.store.filters import Columns
+from raggedatlas.store.ontologies import read_text_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN = 200
+"""Labels that a report shows."""
+
+_LEFT = ("left out", "ambiguous", "near", "deprecated", "none")
+"""Ways in which a label gets no term."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTerm:
+    """A label and the term that it gets, or those that it may mean.
+
+    Parameters
+    ----------
+    label : str
+        The value of the column.
+    n_cells : int
+        Cells with it.
+    match : {"confirmed", "name", "synonym", "id", "old id", "left out", "ambiguous", "near", "deprecated", "none"}
+        How the term was found. ``confirmed`` and ``left out`` are what a file says; the last four get no term.
+    term : str or None
+        The id that its cells get.
+    name : str
+        Label of the term.
+    candidates : tuple of str
+        Terms to choose from: ``id name (score)``, the score of near matches from 0 to 1.
+    note : str
+        What became of a deprecated id.
+    """
+
+    label: str
+    n_cells: int
+    match: str
+    term: str | None = None
+    name: str = ""
+    candidates: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TermMapping:
+    """What `map_terms` proposes and what it wrote.
+
+    Parameters
+    ----------
+    column, ontology : str
+        The column of labels, and the ontology with its release.
+    labels : tuple of LabelTerm
+        Every label, those of most cells first.
+    unknown : tuple of str
+        Labels of the file that no cell has.
+    annotation : AnnotationReport or None
+        What was written, or would be; None where no label has a term.
+    """
+
+    column: str
+    ontology: str
+    labels: tuple[LabelTerm, ...]
+    unknown: tuple[str, ...] = ()
+    annotation: AnnotationReport | None = None
+
+    @property
+    def open(self) -> tuple[LabelTerm, ...]:
+        """Labels without a term that no file has decided."""
+        return tuple(one for one in self.labels if one.term is None and one.match != "left out")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, as ``--json`` prints it."""
+        return asdict(self)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a frame with a row for each label: label, n_cells, match, term, name, candidates, note."""
+        import pandas as pd
+
+        rows = [{**asdict(one), "candidates": " | ".join(one.candidates)} for one in self.labels]
+        return pd.DataFrame(rows, columns=[*LabelTerm.__dataclass_fields__])
+
+    def write(self, path: str | Path) -> str:
+        """Write the labels to a ``.csv`` or ``.tsv`` file, to be edited and given back with ``confirm=``.
+
+        The column ``term`` has the id that a label gets, and is empty where that is open: put one of the candidates there, or
+        any other term by id or name. An empty one leaves the label without a term.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where; a file there is replaced.
+
+        Returns
+        -------
+        str
+            The path.
+        """
+        place = Path(path).expanduser()
+        with atomic_write(place) as temporary:
+            self.to_pandas().to_csv(temporary, index=False, sep="\t" if place.suffix == ".tsv" else ",")
+        return str(path)
+
+    def __repr__(self) -> str:
+        """Return the report as lines of text, open labels first."""
+        n_open, n_cells = len(self.open), sum(one.n_cells for one in self.open)
+        lines = [
+            f"{self.column}: {len(self.labels) - n_open:,} of {len(self.labels):,} labels decided by {self.ontology}; {n_open:,} open, "
+            f"{n_cells:,} cells"
+        ]
+        shown = sorted(self.labels, key=lambda one: one.match not in _LEFT)
+        for one in shown[:_SHOWN]:
+            found = f"{one.term} {one.name}" if one.term is not None else "; ".join(one.candidates) or "-"
+            lines.append(
+                f"  {one.label!r} ({one.n_cells:,} cells) {one.match}: {found}{f' ({one.note})' if one.note else ''}"
+            )
+        lines += [f"  ... and {len(shown) - _SHOWN:,} more"] if len(shown) > _SHOWN else []
+        lines += [f"  no cell has {', '.join(map(repr, self.unknown[:8]))} of the file"] if self.unknown else []
+        return "\n".join([*lines, *([] if self.annotation is None else [repr(self.annotation)])])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("label", "cells", "match", "term", "candidates"))
+        rows = "".join(
+            f"<tr><td>{escape(one.label)}</td><td>{one.n_cells:,}</td><td>{one.match}</td>"
+            f"<td>{escape(f'{one.term or str()} {one.name}')}</td><td>{escape('; '.join(one.candidates))}</td></tr>"
+            for one in sorted(self.labels, key=lambda one: one.match not in _LEFT)[:_SHOWN]
+        )
+        done = "" if self.annotation is None else f"<pre>{escape(repr(self.annotation))}</pre>"
+        return f"<b>{escape(self.column)}</b> by {escape(self.ontology)}<table><tr>{head}</tr>{rows}</table>{done}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapTermsOptions:
+    """What a caller may choose about a mapping; `RaggedAtlas.map_terms` says what each means."""
+
+    ontology: str | None = None
+    confirm: Any = None
+    on_conflict: OnConflict = "keep"
+    dry_run: bool = False
+
+
+def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMapping:
+    """Find a term for each label of a column, and write the ids of those that are certain; see `RaggedAtlas.map_terms`.
+
+    Raises
+    ------
+    QueryError, SourceError
+        As `RaggedAtlas.map_terms` says; nothing is written then.
+    """
+    catalog.require_tip("map_terms()")
+    known = Columns(catalog.tables.schema(CELLS), terms=term_source(catalog))
+    columns = known.term_columns(column)
+    if columns.labels is None:
+        raise QueryError(
+            f"map_terms() takes a column of labels, and {column!r} has ids; name the column of their labels."
+        )
+    terms = known.term_source().find(columns, options.ontology)
+    sizes = _count_labels(catalog, columns.labels)
+    # Every row of the file is looked up before the first write.
+    said = {} if options.confirm is None else _read_confirmed(options.confirm, terms)
+    found = [
+        _propose(label, n, terms) if label not in said else _said(label, n, said[label], terms)
+        for label, n in sizes.items()
+    ]
+    found.sort(key=lambda one: (-one.n_cells, one.label))
+    unknown = tuple(label for label in said if label not in sizes)
+    report = TermMapping(columns.name, terms.version, tuple(found), unknown)
+    mapped = {one.label: one.term for one in found if one.term is not None}
+    if not mapped:
+        return report
+    table = _ids_of_cells(catalog, columns, mapped)
+    source = AnnotationSource(
+        with_facts(table), columns.name + SUFFIX, f"map_terms({columns.name!r}) by {terms.version}"
+    )
+    written = annotate(catalog, source, AnnotateOptions(on_conflict=options.on_conflict, dry_run=options.dry_run))
+    return TermMapping(columns.name, terms.version, tuple(found), unknown, written)
+
+
+def _visible(catalog: Catalog, stored: str) -> Iterator[pa.RecordBatch]:
+    """Yield uid and one column of the cells that are in the atlas."""
+    # The table also has cells of adds that are under way.
+    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+    for batch in catalog.tables.batches(CELLS, ["uid", "dataset_uid", stored]):
+        yield batch.filter(pc.is_in(batch.column("dataset_uid"), value_set=visible))
+
+
+def _count_labels(catalog: Catalog, stored: str) -> dict[str, int]:
+    """Count the cells of each label."""
+    sizes: dict[str, int] = {}
+    for batch in _visible(catalog, stored):
+        for entry in pc.value_counts(batch.column(stored).drop_null()).to_pylist():
+            label = str(entry["values"])
+            sizes[label] = sizes.get(label, 0) + entry["counts"]
+    return sizes
+
+
+def _propose(label: str, n_cells: int, terms: Terms) -> LabelTerm:
+    """Look a label up; one that is a name of a single term gets it, and all others get candidates."""
+    matches = [terms.find(part.strip()) for part in label.split(" || ")]
+    if all(len(match.rows) == 1 for match in matches):
+        return _decided(label, n_cells, matches, terms)
+    several = tuple(f"{terms.ids[row].as_py()} {terms.label(row)}" for match in matches for row in match.rows)
+    if several:
+        return LabelTerm(label, n_cells, "ambiguous", candidates=several)
+    near = tuple(f"{terms.ids[row].as_py()} {terms.label(row)} ({score:.2f})" for row, score in terms.near(label))
+    notes = "; ".join(match.note for match in matches if match.note)
+    if any(match.kind == "deprecated" for match in matches):
+        return LabelTerm(label, n_cells, "deprecated", candidates=near, note=notes)
+    return LabelTerm(label, n_cells, "near" if near else "none", candidates=near)
+
+
+def _said(label: str, n_cells: int, matches: list[Match], terms: Terms) -> LabelTerm:
+    """Give a label what a file says."""
+    return _decided(label, n_cells, matches, terms, "confirmed") if matches else LabelTerm(label, n_cells, "left out")
+
+
+def _decided(label: str, n_cells: int, matches: list[Match], terms: Terms, kind: str | None = None) -> LabelTerm:
+    rows = [match.rows[0] for match in matches]
+    return LabelTerm(
+        label,
+        n_cells,
+        kind or matches[0].kind,
+        " || ".join(terms.ids[row].as_py() for row in rows),
+        " || ".join(map(terms.label, rows)),
+        note="; ".join(match.note for match in matches if match.note),
+    )
+
+
+def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # noqa: ANN401  (a path, a mapping or a table)
+    """Return the terms that a file gives to labels; none for labels that it leaves without."""
+    if isinstance(confirm, Mapping) and not {"label", "term"} <= confirm.keys():
+        pairs = [*confirm.items()]
+        shown = "confirm"
+    else:
+        table, shown = _confirm_table(confirm)
+        lacking = [name for name in ("label", "term") if name not in table.column_names]
+        if lacking:
+            raise SourceError(
+                f"{shown} has no column {lacking[0]!r}, only {table.column_names}; a file that confirms terms has 'label' and 'term'."
+            )
+        pairs = [*zip(table.column("label").to_pylist(), table.column("term").to_pylist(), strict=True)]
+    found: dict[str, list[Match]] = {}
+    texts: dict[str, str] = {}
+    for label, term in pairs:
+        if label is None:
+            continue
+        text = "" if term is None or str(term) == "nan" else str(term).strip()
+        if texts.setdefault(str(label), text) != text:
+            raise SourceError(
+                f"{shown} gives the label {label!r} the terms {texts[str(label)]!r} and {text!r}; a label has one."
+            )
+        found[str(label)] = [_confirmed(part.strip(), str(label), shown, terms) for part in text.split(" || ") if part]
+    return found
+
+
+def _confirm_table(confirm: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
+    if isinstance(confirm, str | Path):
+        return read_text_table(Path(confirm).expanduser()), Path(confirm).name
+    try:
+        return pa.table(confirm), type(confirm).__name__
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"map_terms() takes confirm as a CSV or TSV file, a mapping of label to term or a table, not a {type(confirm).__name__}."
+        ) from error
+
+
+def _confirmed(term: str, label: str, shown: str, terms: Terms) -> Match:
+    """Look up what a file gives a label, and refuse what is no single term of the ontology."""
+    try:
+        match = find_term(terms, term)
+    except QueryError as error:
+        raise SourceError(f"{shown} cannot be used for the label {label!r}: {error}") from error
+    if len(match.rows) > 1:
+        raise SourceError(
+            f"{shown} gives the label {label!r} the term {term!r}, which is {' and '.join(map(terms.describe, match.rows))}; name one by id."
+        )
+    return match
+
+
+def _ids_of_cells(catalog: Catalog, columns: TermColumns, term_of: Mapping[str, str]) -> pa.Table:
+    """Return uid and id of all cells whose label has a term; ids are categories."""
+    labels, ids = pa.array([*term_of], pa.string()), sorted({*term_of.values()})
+    code_of = pa.array([ids.index(term) for term in term_of.values()], pa.int32())
+    uids, codes = [], []
+    for batch in _visible(catalog, str(columns.labels)):
+        # One look-up for the batch: label -> place in `labels` -> code of its id.
+        code = code_of.take(pc.index_in(batch.column(str(columns.labels)).cast(pa.string()), value_set=labels))
+        uids.append(batch.column("uid").filter(code.is_valid()))
+        codes.append(code.drop_null())
+    # With their types, since without cells there are no blocks.
+    codes_of_all = pa.chunked_array(codes, pa.int32()).combine_chunks()
+    values = pa.DictionaryArray.from_arrays(codes_of_all, pa.array(ids, pa.string()))
+    return pa.table({"uid": pa.chunked_array(uids, pa.string()), columns.name + SUFFIX: values})

@@ -528,10 +528,8 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Parameters
         ----------
-        source : path, DataFrame, Arrow table, or str
-            A CSV or TSV file or a table with the columns ``id`` and ``label``, and any of ``synonyms``, ``parents``, ``part_of``,
-            ``replaced_by`` and ``deprecated`` (or ``name``, ``synonym``, ``is_a``, ``is_obsolete``, as in OBO). Several values of a text are
-            separated by ``|`` or ``;``. Or the name of a packaged ontology, e.g. ``"CL"``, to keep its present release.
+        source : path, DataFrame, Arrow table, mapping of columns, or str
+            A CSV or TSV file or a table of terms, see `store.ontologies.read_term_table`, or the name of a packaged ontology, e.g. ``"CL"``.
         ontology : str or None
             Name of the ontology; None takes the prefix of the ids. A table of this name replaces the one before.
         release : str
@@ -545,19 +543,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         Raises
         ------
         SourceError
-            If columns are missing, ids repeated, a parent is no term of the table, or terms form a cycle, which is named.
+            If the table lacks columns, contradicts itself, or has a cycle, which is named.
         MissingFileError
             If there is no such file.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> atlas = RaggedAtlas.create(tempfile.mkdtemp() + "/my.atlas")
-        >>> table = {"id": ["MY:1", "MY:2"], "label": ["cell", "odd cell"], "parents": ["", "MY:1"]}
-        >>> atlas.load_terms(table, release="2026-11")[["kind", "release", "n_rows"]]
-               kind  release  n_rows
-        name
-        MY    terms  2026-11       2
         """
         from raggedatlas.catalog.genes import put_tables
         from raggedatlas.model.accessions import GeneTable
@@ -584,10 +572,8 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Parameters
         ----------
-        column : str
-            Column of labels.
-        ontology : str or None
-            Name of the ontology; None takes that of the column, as in `under`.
+        column, ontology : str
+            Column of labels, and the ontology; None takes that of the column, as `under` does.
         confirm : path, mapping of str to str, or table
             Terms for labels, by id or name: a CSV or TSV file with the columns ``label`` and ``term``, as the report's ``write()`` makes it. A
             label without a term there gets none. Labels that it lacks are looked up.
@@ -596,23 +582,10 @@ class RaggedAtlas(ReadOnlyAtlas):
         dry_run : bool
             Write nothing; return the report of what would be written.
 
-        Returns
-        -------
-        TermMapping
-            Every label with its term, or with candidates; `open` are those that nothing decided, and `write(path)` makes the file to edit.
-
         Raises
         ------
-        QueryError
-            If there is no such column or ontology.
-        SourceError
-            If `confirm` names a term that does not exist, is of another ontology, or two for one label; nothing is written.
-
-        Examples
-        --------
-        >>> report = atlas.map_terms("cell_type", "CL", dry_run=True)  # doctest: +SKIP
-        >>> report.write("labels.tsv")  # doctest: +SKIP
-        >>> atlas.map_terms("cell_type", "CL", confirm="labels.tsv")  # doctest: +SKIP
+        QueryError, SourceError
+            If there is no such column or ontology, or `confirm` names a term that is none of the ontology, or two for one label.
         """
         from raggedatlas.ingest.term_mapping import MapTermsOptions, map_terms
 

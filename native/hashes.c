@@ -1,4 +1,4 @@
-/* crc32c by instructions where there are any, else by tables. */
+/* crc32c by instructions where there are any, else by tables; permutations of numbers. */
 #include "levels.h"
 
 #if RA_X86
@@ -92,4 +92,34 @@ CRC_TARGET static uint32_t extend_by_instructions(uint32_t crc, const uint8_t *d
 uint32_t ra_crc32c(uint32_t crc, const uint8_t *data, int64_t n_bytes)
 {
     return ~(ra_crc_instructions ? extend_by_instructions : extend_by_tables)(~crc, data, n_bytes);
+}
+
+static uint64_t hashed(uint64_t value, uint64_t key)
+{
+    value = (value ^ key) * 0xbf58476d1ce4e5b9u; /* factors of SplitMix64; only the upper bits are used */
+    return (value ^ value >> 31) * 0x94d049bb133111ebu;
+}
+
+int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys)
+{
+    int bits = 2; /* two halves of at least one bit */
+    while (bits < 62 && size > (int64_t)1 << bits)
+        bits++;
+    const int low = bits / 2, high = bits - low;
+    for (int64_t i = 0; i < n; i++) {
+        if (numbers[i] < 0 || numbers[i] >= size)
+            return RA_OUTSIDE;
+        uint64_t number = (uint64_t)numbers[i];
+        do { /* each half is changed by a hash of the other, which can be undone: so this is a bijection */
+            uint64_t left = number >> low, right = number & (((uint64_t)1 << low) - 1);
+            for (int64_t k = 0; k < n_keys; k++)
+                if (k & 1)
+                    right ^= hashed(left, keys[k]) >> (64 - low);
+                else
+                    left ^= hashed(right, keys[k]) >> (64 - high);
+            number = left << low | right;
+        } while (number >= (uint64_t)size); /* ends: a cycle that is entered below `size` comes back there */
+        numbers[i] = (int64_t)number;
+    }
+    return RA_GOOD;
 }

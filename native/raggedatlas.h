@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 3
+#define RA_ABI 4
 
 enum ra_status {
     RA_GOOD = 0,
@@ -81,6 +81,10 @@ RA_API int32_t ra_set_level(int32_t level);
 /* Extend a crc32c (Castagnoli, reflected, as in RFC 3720) by bytes; 0 begins a new one. Uses the instructions of
  * SSE4.2 in three streams, which hides their latency of three cycles, those of ARMv8, or tables. */
 RA_API uint32_t ra_crc32c(uint32_t crc, const uint8_t *data, int64_t n_bytes);
+
+/* Replace numbers, (n,), from 0 to below `size`, at most 2**62, by their images under a permutation of these, which `keys`
+ * select: a Feistel network with a round for each key. Returns RA_OUTSIDE for a number that is not among them. */
+RA_API int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys);
 
 /* ---- frames.c: chunks that are plain or Blosc, in runs ---- */
 

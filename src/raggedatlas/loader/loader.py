@@ -590,16 +590,22 @@ class Loader:
             # Several workers are parallel already and read without further threads.
             threads = DECODE_THREADS if n_workers == 1 else 0
         every = epoch_batches(self._order, epoch)
-        n = len(every)
-        own = every.span(done, n) if n_workers == 1 else every.take(worker_batches(n, done, worker, n_workers))
+        own = worker_batches(len(every), done, worker, n_workers)
+        sizes = every.bounds[own + 1] - every.bounds[own]
         # Neighbouring cells are scattered over one shuffle buffer, so a read takes as many cells as that has.
-        units = read_units(own, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
-        each = max(1, len(own) // max(1, len(units)))
+        edges = read_units(sizes, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
+        each = max(1, len(own) // max(1, len(edges) - 1))
         # The choice counts batches, the depth counts reads.
         ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
         # Kept for the next epoch, with its maps and buffers.
         maker = self._maker = self._maker or Collator(self._plan)
-        read = prefetch_map(lambda unit: maker.make(own.span(*unit)), units, threads=threads, depth=ahead)
+        # Which cells a batch has is computed by the thread that reads them.
+        read = prefetch_map(
+            lambda unit: maker.make(every.take(own[slice(*unit)])),
+            pairwise(edges.tolist()),
+            threads=threads,
+            depth=ahead,
+        )
         for made in read:
             yield from made
 

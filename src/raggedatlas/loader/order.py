@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
+from raggedatlas.store.native import GOOD, library
 
 Shuffle = Literal["full", "blocks"] | None
 Even = Literal["pad", "drop"] | None
@@ -39,6 +40,35 @@ class Strategy:
     values: NDArray[Any] | None = None
     n_samples: int = 0
     own: Sampler | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without what is derived from the values, which is as large as these."""
+        return Strategy, (self.kind, self.values, self.n_samples, self.own)
+
+    @cached_property
+    def cumulated(self) -> NDArray[np.float64]:
+        """Sum of the weights up to and including each cell, (n_cells,)."""
+        assert self.values is not None
+        return np.cumsum(self.values, dtype=np.float64)
+
+    @cached_property
+    def last_weighted(self) -> int:
+        """The last cell with a weight above 0."""
+        assert self.values is not None
+        return int(np.flatnonzero(self.values)[-1])
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of cells of each group, (n_groups,)."""
+        assert self.values is not None
+        return np.bincount(self.values[self.values >= 0], minlength=1).astype(np.int64)
+
+    @cached_property
+    def by_group(self) -> NDArray[np.int64]:
+        """Cells that have a group, sorted by group."""
+        assert self.values is not None
+        # Code -1, cells without a value, comes first and is cut off.
+        return np.argsort(self.values, kind="stable")[int((self.values < 0).sum()) :]
 
     def digest(self) -> str:
         """Return a short identifier of this strategy."""
@@ -119,22 +149,33 @@ class Batches:
         """Count the batches."""
         return len(self.bounds) - 1
 
-    def span(self, first: int, last: int) -> "Batches":
-        """Return the batches from `first` up to, but not including, `last`."""
-        bounds = self.bounds[first : last + 1]
-        return Batches(self.rows[bounds[0] : bounds[-1]], bounds - bounds[0])
 
-    def take(self, numbers: NDArray[np.int64]) -> "Batches":
+@dataclass(frozen=True)
+class LazyBatches:
+    """The batches of one rank in one epoch; their cells are computed when they are taken.
+
+    Parameters
+    ----------
+    bounds : (n_batches + 1,) int64
+        Where each batch begins and the last ends, among the positions of the rank.
+    locate : callable
+        Returns the cells of positions, both (k,) int64.
+    """
+
+    bounds: NDArray[np.int64]
+    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        """Count the batches."""
+        return len(self.bounds) - 1
+
+    def take(self, numbers: NDArray[np.int64]) -> Batches:
         """Return some batches, in the given order."""
-        first, last = self.bounds[numbers], self.bounds[numbers + 1]
-        bounds = np.zeros(len(numbers) + 1, np.int64)
-        np.cumsum(last - first, out=bounds[1:])
-        # Where the batch begins, minus where it begins in the output, plus the place in the output.
-        at = np.repeat(first - bounds[:-1], last - first) + np.arange(bounds[-1])
-        return Batches(self.rows[at], bounds)
+        positions, bounds = _concat_ranges(self.bounds[numbers], self.bounds[numbers + 1])
+        return Batches(self.locate(positions), bounds)
 
 
-def epoch_batches(order: Order, epoch: int) -> Batches:
+def epoch_batches(order: Order, epoch: int) -> LazyBatches:
     """Return the batches of one rank in one epoch.
 
     Parameters
@@ -146,27 +187,33 @@ def epoch_batches(order: Order, epoch: int) -> Batches:
 
     Returns
     -------
-    Batches
+    LazyBatches
         The same on every machine for the same arguments. How many workers share them changes nothing: see `worker_batches`.
 
     Examples
     --------
-    >>> epoch_batches(Order(n_cells=5, batch_size=2, shuffle=None), epoch=0)
-    Batches(rows=array([0, 1, 2, 3, 4]), bounds=array([0, 2, 4, 5]))
+    >>> epoch_batches(Order(n_cells=5, batch_size=2, shuffle=None), epoch=0).take(np.array([2, 0]))
+    Batches(rows=array([4, 0, 1]), bounds=array([0, 1, 3]))
     """
     share = order.share
-    rows, bounds = STRATEGIES[order.strategy.kind](order, _generator(order.seed, epoch))
-    if bounds is not None:
-        batches = Batches(rows, bounds)
-        return batches.take(_shared_out(len(batches), share)[: _most(len(batches), share)])
-    own = rows[_shared_out(len(rows), share)]
-    if order.shuffle == "blocks":
-        # From 1: `SeedSequence` pads a key with zeros, so a last 0 would repeat the numbers drawn above.
-        own = _shuffle_within(own, order.buffer_size, _generator(order.seed, epoch, 1 + share.rank))
+    drawn = STRATEGIES[order.strategy.kind](order, epoch)
+    if drawn.bounds is not None:
+        numbers = _shared_out(np.arange(count_batches(order)), len(drawn.bounds) - 1, share)
+        positions, bounds = drawn.bounds, np.zeros(len(numbers) + 1, np.int64)
+        np.cumsum(positions[numbers + 1] - positions[numbers], out=bounds[1:])
+
+        def locate(own: NDArray[np.int64]) -> NDArray[np.int64]:
+            batch = np.searchsorted(bounds, own, side="right") - 1
+            return drawn.locate(positions[numbers[batch]] + own - bounds[batch])
+
+        return LazyBatches(bounds, locate)
+    n = _own_count(drawn.n, share)
     if share.drop_last:
         # Shares may differ by one cell, so all are cut to the full batches of the smallest.
-        own = own[: _most(len(rows), share) // order.batch_size * order.batch_size]
-    return Batches(own, np.append(np.arange(0, len(own), order.batch_size), len(own)))
+        n = _most(drawn.n, share) // order.batch_size * order.batch_size
+    within = _shuffle_within(order, epoch, n) if order.shuffle == "blocks" else lambda own: own
+    bounds = np.append(np.arange(0, n, order.batch_size), n)
+    return LazyBatches(bounds, lambda own: drawn.locate(_shared_out(within(own), drawn.n, share)))
 
 
 def count_batches(order: Order) -> int:
@@ -179,12 +226,12 @@ def count_batches(order: Order) -> int:
     """
     share, strategy = order.share, order.strategy
     if strategy.kind == GROUPED:
-        n = len(_cut_groups(_group_sizes(strategy), order)) - 1
-        return min(len(_shared_out(n, share)), _most(n, share))
+        n = len(_cut_groups(strategy.sizes, order)) - 1
+        return min(_own_count(n, share), _most(n, share))
     n = order.n_cells if strategy.kind == EVERY else strategy.n_samples
     if share.drop_last:
         return _most(n, share) // order.batch_size
-    return -(-len(_shared_out(n, share)) // order.batch_size)
+    return -(-_own_count(n, share) // order.batch_size)
 
 
 def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> NDArray[np.int64]:
@@ -205,38 +252,117 @@ def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> N
     return np.arange(start + worker, n_batches, n_workers)
 
 
-def read_units(batches: Batches, n_rows: int) -> list[tuple[int, int]]:
+def read_units(sizes: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
     """Join neighbouring batches into reads of about `n_rows` cells, at least one batch each.
+
+    Parameters
+    ----------
+    sizes : (n_batches,) int64
+        Cells of each batch.
+    n_rows : int
+        Cells of a read.
 
     Returns
     -------
-    list of (int, int)
-        Half-open ranges of batches.
+    (n_reads + 1,) int64
+        Read r takes the batches from ``edges[r]`` up to, but not including, ``edges[r + 1]``.
 
     Examples
     --------
-    >>> read_units(Batches(np.arange(10), np.array([0, 3, 6, 9, 10])), 6)
-    [(0, 2), (2, 4)]
+    >>> read_units(np.array([3, 3, 3, 1]), 6)
+    array([0, 2, 4])
     """
-    unit = batches.bounds[:-1] // n_rows
-    edges = [0, *(np.flatnonzero(np.diff(unit)) + 1).tolist(), len(batches)]
-    return [(first, last) for first, last in pairwise(edges) if last > first]
+    unit = (np.cumsum(sizes) - sizes) // n_rows
+    return np.concatenate([[0], np.flatnonzero(np.diff(unit)) + 1, [len(sizes)]])[not len(sizes) :]
+
+
+_TABLE = 2**16
+"""Up to this many items a permutation is a table (512 KiB at most), exactly uniform; longer ones are computed."""
+
+_ROUNDS = 6
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Factors of the finalizer of SplitMix64."""
+
+
+class Permutation:
+    """A pseudorandom permutation of ``range(n)`` that is evaluated where it is needed and takes no memory.
+
+    An unbalanced Feistel network on the smallest power of two that holds `n`; a value beyond `n` is permuted again until it is below
+    (cycle walking), which takes less than two turns on average. See ``ra_permute`` of the compiled library.
+
+    Parameters
+    ----------
+    n : int
+        Number of items.
+    *key : int
+        What it depends on, such as seed and epoch.
+
+    Examples
+    --------
+    >>> permute = Permutation(10**12, 0, 1)
+    >>> len(set(permute(np.arange(1000)).tolist()))
+    1000
+    """
+
+    def __init__(self, n: int, *key: int) -> None:
+        self.n = n
+        rng = _generator(*key)
+        self._table = rng.permutation(n) if n <= _TABLE else None
+        self._keys = rng.integers(0, 2**64, _ROUNDS, np.uint64)
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the items at some positions, (k,) int64."""
+        items: NDArray[np.int64]
+        if self._table is not None:
+            items = self._table[positions]
+        else:
+            items = np.array(positions, np.int64)
+            # Positions are those of batches, so none is outside.
+            assert library().ra_permute(items, len(items), self.n, self._keys, len(self._keys)) == GOOD
+        return items
+
+
+def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """Hash numbers; the upper bits depend on all bits of number and key."""
+    mixed = (values ^ key) * _MIX[0]
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= _MIX[1]
+    return mixed
+
+
+def _uniform(positions: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
+    """Return a number from 0 up to, but not including, 1 for each position, independent of the others."""
+    keys = _generator(*key).integers(0, 2**64, 2, np.uint64)
+    mixed = _mix(positions.astype(np.uint64), keys[0])
+    bits = _mix(mixed ^ mixed >> np.uint64(32), keys[1]) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def _generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
-def _shared_out(n: int, share: Share) -> NDArray[np.int64]:
-    """Return the share of a rank of n items."""
+def _concat_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of several ranges one after the other, and where each range begins and the last ends."""
+    bounds = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(last - first, out=bounds[1:])
+    # Where the range begins, minus where it begins in the output, plus the place in the output.
+    return np.repeat(first - bounds[:-1], last - first) + np.arange(bounds[-1]), bounds
+
+
+def _own_count(n: int, share: Share) -> int:
+    """Count the items of a rank of n items."""
     rank, ranks = share.rank, share.world_size
-    if share.even == "pad":
-        each = -(-n // ranks)
-        return np.arange(rank * each, (rank + 1) * each) % max(1, n)
-    if share.even == "drop":
-        each = n // ranks
-        return np.arange(rank * each, (rank + 1) * each)
-    return np.arange(n * rank // ranks, n * (rank + 1) // ranks)
+    if share.even is None:
+        return n * (rank + 1) // ranks - n * rank // ranks
+    return -(-n // ranks) if share.even == "pad" else n // ranks
+
+
+def _shared_out(own: NDArray[np.int64], n: int, share: Share) -> NDArray[np.int64]:
+    """Return which of n items a rank has at its positions."""
+    if share.even is None:
+        return own + n * share.rank // share.world_size
+    return (own + share.rank * _own_count(n, share)) % max(1, n)
 
 
 def _most(n: int, share: Share) -> int:
@@ -246,71 +372,127 @@ def _most(n: int, share: Share) -> int:
     return -(-n // share.world_size) if share.even == "pad" else n // share.world_size
 
 
-def _every_cell(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], None]:
-    n = order.n_cells
+@dataclass(frozen=True)
+class Draw:
+    """The cells of an epoch, of all ranks.
+
+    Parameters
+    ----------
+    n : int
+        How many; with `bounds`, ``bounds[-1]``.
+    locate : callable
+        Returns the cells at some positions, both (k,) int64.
+    bounds : (n_batches + 1,) int64, or None
+        Bounds of batches, where they differ in size.
+    """
+
+    n: int
+    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    bounds: NDArray[np.int64] | None = None
+
+
+def _every_cell(order: Order, epoch: int) -> Draw:
+    n, size = order.n_cells, order.block_size
+    if order.shuffle is None:
+        return Draw(n, lambda positions: positions)
     if order.shuffle == "full":
-        return rng.permutation(n), None
-    if order.shuffle == "blocks":
-        starts = rng.permutation(-(-n // order.block_size)) * order.block_size
-        lengths = np.minimum(starts + order.block_size, n) - starts
-        ends = np.cumsum(lengths)
-        # As in `Batches.take`, for blocks; only the last block of the cells may be shorter.
-        return np.repeat(starts - (ends - lengths), lengths) + np.arange(n), None
-    return np.arange(n), None
+        return Draw(n, Permutation(n, order.seed, epoch))
+    # The last block may be shorter; it gets a random place among the permuted full ones.
+    blocks, short = Permutation(n // size, order.seed, epoch), n % size
+    place = int(_generator(order.seed, epoch, 0, 1).integers(0, n // size + 1)) * size
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        inside = (positions >= place) & (positions < place + short)
+        among_full = np.where(positions >= place + short, positions - short, positions)
+        rows = positions - place + (n - short)
+        full = ~inside
+        rows[full] = blocks(among_full[full] // size) * size + among_full[full] % size
+        return rows
+
+    return Draw(n, locate)
 
 
-def _shuffle_within(rows: NDArray[np.int64], buffer_size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Shuffle each run of `buffer_size` cells."""
-    for start in range(0, len(rows), buffer_size):
-        rng.shuffle(rows[start : start + buffer_size])
-    return rows
+def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    """Shuffle the positions of a rank within each run of `buffer_size`."""
+    size = order.buffer_size
+
+    @lru_cache(8)
+    def permutation(buffer: int) -> Permutation:
+        # From 1: `SeedSequence` pads a key with zeros, so a last 0 would repeat the numbers drawn above.
+        return Permutation(min(size, n - buffer * size), order.seed, epoch, 1 + order.share.rank, 1 + buffer)
+
+    def shuffled(own: NDArray[np.int64]) -> NDArray[np.int64]:
+        buffers, moved = own // size, own.copy()
+        for buffer in np.unique(buffers).tolist():
+            here = buffers == buffer
+            moved[here] = permutation(buffer)(own[here] - buffer * size) + buffer * size
+        return moved
+
+    return shuffled
 
 
-def _draw_weighted(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], None]:
+def _draw_weighted(order: Order, epoch: int) -> Draw:
     """Draw with replacement, each cell with a chance in proportion to its weight."""
-    assert order.strategy.values is not None
-    total = np.cumsum(order.strategy.values, dtype=np.float64)
-    # sorted draws walk through the sums in order, which is several times faster than finding them at random
-    drawn = np.sort(rng.random(order.strategy.n_samples)) * total[-1]
-    # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
-    last = np.flatnonzero(order.strategy.values)[-1]
-    rows = np.minimum(np.searchsorted(total, drawn, side="right"), last).astype(np.int64)
-    rng.shuffle(rows)
-    return rows, None
+    total, last = order.strategy.cumulated, order.strategy.last_weighted
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        drawn = _uniform(positions, order.seed, epoch) * total[-1]
+        # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
+        rows: NDArray[np.int64] = np.minimum(np.searchsorted(total, drawn, side="right"), last)
+        return rows
+
+    return Draw(order.strategy.n_samples, locate)
 
 
-def _draw_balanced(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], None]:
+def _draw_balanced(order: Order, epoch: int) -> Draw:
     """Draw with replacement: a group, all with the same chance, and one of its cells."""
-    assert order.strategy.values is not None
-    codes = order.strategy.values
-    # Code -1, cells without a value, comes first and is cut off.
-    cells = np.argsort(codes, kind="stable")[int((codes < 0).sum()) :]
-    sizes = _group_sizes(order.strategy)
+    cells, sizes = order.strategy.by_group, order.strategy.sizes
     starts, held = np.cumsum(sizes) - sizes, np.flatnonzero(sizes)
-    group = held[rng.integers(0, len(held), order.strategy.n_samples)]
-    return cells[starts[group] + rng.integers(0, sizes[group])], None
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        group = held[(_uniform(positions, order.seed, epoch) * len(held)).astype(np.int64)]
+        within = (_uniform(positions, order.seed, epoch, 1) * sizes[group]).astype(np.int64)
+        rows: NDArray[np.int64] = cells[starts[group] + within]
+        return rows
+
+    return Draw(order.strategy.n_samples, locate)
 
 
-def _grouped(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _grouped(order: Order, epoch: int) -> Draw:
     """Create batches of one group each, every cell once, and shuffle the batches."""
-    assert order.strategy.values is not None
-    codes = order.strategy.values
-    cells = rng.permutation(order.n_cells) if order.shuffle else np.arange(order.n_cells)
-    cells = cells[np.argsort(codes[cells], kind="stable")][int((codes < 0).sum()) :]
-    sizes = _group_sizes(order.strategy)
-    if order.share.drop_last:
-        place = np.arange(len(cells)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        cells = cells[place < np.repeat(sizes - sizes % order.batch_size, sizes)]
-    batches = Batches(cells, _cut_groups(sizes, order))
+    cells, sizes, bounds = order.strategy.by_group, order.strategy.sizes, _cut_groups(order.strategy.sizes, order)
+    kept = sizes - sizes % order.batch_size if order.share.drop_last else sizes
+    ends, starts = np.cumsum(kept), np.cumsum(sizes) - sizes
+    numbers = np.arange(len(bounds) - 1)
     if order.shuffle:
-        batches = batches.take(rng.permutation(len(batches)))
-    return batches.rows, batches.bounds
+        numbers = Permutation(len(numbers), order.seed, epoch)(numbers)
+    # Batches in their shuffled order, each a run of positions of one group.
+    positions_of, shuffled = bounds[numbers], np.zeros(len(bounds), np.int64)
+    np.cumsum(bounds[numbers + 1] - positions_of, out=shuffled[1:])
+
+    @lru_cache(64)
+    def permutation(group: int) -> Permutation:
+        return Permutation(int(sizes[group]), order.seed, epoch, 1, 1 + group)
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        batch = np.searchsorted(shuffled, positions, side="right") - 1
+        within = positions_of[batch] + positions - shuffled[batch]
+        group = np.searchsorted(ends, within, side="right")
+        place = within - (ends - kept)[group]
+        if order.shuffle:
+            for one in np.unique(group).tolist():
+                here = group == one
+                place[here] = permutation(one)(place[here])
+        rows: NDArray[np.int64] = cells[starts[group] + place]
+        return rows
+
+    return Draw(int(bounds[-1]), locate, shuffled)
 
 
-def _ask_caller(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], None]:
+def _ask_caller(order: Order, epoch: int) -> Draw:
     """Call a user-defined sampler."""
     assert order.strategy.own is not None
-    rows = np.asarray(order.strategy.own(order.n_cells, rng))
+    rows = np.asarray(order.strategy.own(order.n_cells, _generator(order.seed, epoch)))
     wanted = order.strategy.n_samples
     fits = rows.dtype.kind in "iu" and rows.shape == (wanted,)
     if not fits or (wanted and not 0 <= int(rows.min()) <= int(rows.max()) < order.n_cells):
@@ -318,12 +500,7 @@ def _ask_caller(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int6
             f"The sampler gave {rows.dtype} of shape {rows.shape}; expected {wanted:,} whole numbers from 0 to "
             f"{order.n_cells - 1:,}. Pass n_samples=... where an epoch is not one cell for each cell."
         )
-    return rows.astype(np.int64), None
-
-
-def _group_sizes(strategy: Strategy) -> NDArray[np.int64]:
-    assert strategy.values is not None
-    return np.bincount(strategy.values[strategy.values >= 0], minlength=1).astype(np.int64)
+    return Draw(wanted, lambda positions: rows[positions].astype(np.int64))
 
 
 def _cut_groups(sizes: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
@@ -335,11 +512,11 @@ def _cut_groups(sizes: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
     return np.append(np.repeat(np.cumsum(kept) - kept, counts) + place * size, kept.sum())
 
 
-STRATEGIES: dict[str, Callable[[Order, np.random.Generator], tuple[NDArray[np.int64], NDArray[np.int64] | None]]] = {
+STRATEGIES: dict[str, Callable[[Order, int], Draw]] = {
     EVERY: _every_cell,
     WEIGHTED: _draw_weighted,
     BALANCED: _draw_balanced,
     GROUPED: _grouped,
     OWN: _ask_caller,
 }
-"""Sampling strategies: each returns rows, and the bounds of batches if they differ in size."""
+"""Sampling strategies: each returns the cells of an epoch."""

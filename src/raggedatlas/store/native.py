@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 3
+ABI = 4
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -199,6 +199,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_best_level": (_int, ()),
     "ra_set_level": (_int, (_int,)),
     "ra_crc32c": (_uint, (_uint, U8, _long)),
+    "ra_permute": (_int, (OUT_I64, _long, _long, U64, _long)),
     "ra_count_pieces": (_long, (I64, I64, _long, _long)),
     "ra_split_ranges": (None, (I64, I64, _long, _long, OUT_I64, _long)),
     "ra_decode_chunks": (

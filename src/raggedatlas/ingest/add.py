@@ -11,57 +11,15 @@ from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError
-from raggedatlas.formats.registry import detect, list_sources, open_source
+from raggedatlas.formats.registry import list_sources
 from raggedatlas.ingest.commit import add_sources, attach
 from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, open_progress, read_options
+from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import AddReport, IngestReport
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import REMOTE_SCHEMES, Location
-
-ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
-"""Formats whose files are held against the rules of AnnData before they are opened."""
-
-
-class Opener:
-    """Opens one source, once it was found to keep the rules of its format.
-
-    Parameters
-    ----------
-    what : path, AnnData, MuData or Source
-        Anything that `open_source` takes.
-    """
-
-    def __init__(self, what: Any) -> None:  # noqa: ANN401  (anything that can be added)
-        self.what = what
-        self.notes: tuple[str, ...] = ()
-        self._checked: Path | None = None
-
-    def __call__(self) -> Source:
-        """Open it.
-
-        Raises
-        ------
-        SourceError
-            If it breaks a rule that it cannot be added by, before anything is read that takes long.
-        """
-        path = Path(self.what) if isinstance(self.what, str | Path) else None
-        if path is not None and detect(path) in ANNDATA_FORMATS:
-            from raggedatlas.formats.anndata import raise_if_invalid
-
-            self._checked = path
-            self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
-        return open_source(self.what)
-
-    def explain(self, error: AtlasError) -> AtlasError:
-        """Name the rule behind an error that came while the source was read, where there is one."""
-        if self._checked is None:
-            return error
-        from raggedatlas.formats.anndata import with_rule_id
-
-        return with_rule_id(self._checked, error)
 
 
 def add(

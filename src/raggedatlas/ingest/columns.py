@@ -375,7 +375,12 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     ids = [one.name for one in parsed]
     organisms = _organisms(var, parsed, UNKNOWN if organism == "auto" else organism_name(organism))
     symbol_source = _symbol_column(var, source)
-    symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
+    spellings = _texts(var, symbol_source) if symbol_source else [""] * len(ids)
+    # None where the file only repeats an accession.
+    symbols = [
+        name or (identifier if one.namespace == "symbol" else None)
+        for name, one, identifier in zip(parse_symbols(spellings), parsed, ids, strict=True)
+    ]
     kinds = _kinds(var, parsed, space)
     # An accession identifies one species by itself, so only names need their organism here.
     accessions = [
@@ -405,12 +410,14 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         columns["other_type"] = pa.array([kind or None for kind in kinds], pa.string())
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}
     versions = sum(bool(one.version) for one in parsed)
-    n_ensembl = sum(one.namespace == "ensembl" for one in parsed)
+    namespaces = Counter("name" if one.namespace == "symbol" else one.namespace for one in parsed)
+    others_of = Counter(kind for kind in kinds if kind)
+    n_ensembl = namespaces["ensembl"]
     part = f" of {n_ensembl:,} Ensembl ids" if versions < n_ensembl else ""
     notes = [
         f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {_counted(organisms)}",
-        *_mixed(parsed),
-        *_typed(kinds),
+        *([f"identifiers of several kinds: {_listed(namespaces)}"] if len(namespaces) > 1 else []),
+        *([f"features that are not genes: {_listed(others_of)}; their names join no gene"] if others_of else []),
         *_unknown_species(parsed),
         *([f"{versions:,} version suffixes{part} split off and kept as aliases"] if versions else []),
         *_repeated(named, ids, given, _said(source)),
@@ -482,24 +489,16 @@ def _organisms(var: pa.Table, parsed: Sequence[Accession], otherwise: str) -> li
     ]
 
 
-def _symbols(
-    texts: Sequence[str], parsed: Sequence[Accession], ids: Sequence[str]
-) -> tuple[list[str | None], list[str]]:
-    """Return each feature's symbol, None where the file only repeats an accession, and the spelling that the file has."""
-    names = parse_symbols(texts)
-    symbols = [
-        name or (identifier if one.namespace == "symbol" else None)
-        for name, one, identifier in zip(names, parsed, ids, strict=True)
-    ]
-    return symbols, list(texts)
-
-
 def _symbol_column(var: pa.Table, source: str) -> str | None:
     texts = [f.name for f in var.schema if pa.types.is_string(f.type)]
     named = next((name for name in SYMBOL_COLUMNS if name in texts and name != source), None)
     if named is not None:
         return named
     return INDEX if source != INDEX else None
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
 
 
 def _counted(organisms: Sequence[str]) -> str:
@@ -512,14 +511,6 @@ def _counted(organisms: Sequence[str]) -> str:
     )
 
 
-def _mixed(parsed: Sequence[Accession]) -> list[str]:
-    """Format how many identifiers are of which kind, where there is more than one kind."""
-    counts = Counter("name" if one.namespace == "symbol" else one.namespace for one in parsed)
-    if len(counts) < 2:
-        return []
-    return ["identifiers of several kinds: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))]
-
-
 def _kinds(var: pa.Table, parsed: Sequence[Accession], space: str) -> list[str]:
     """Return what each feature is that is listed with the genes but is not a gene; empty for all others."""
     name = next((name for name in ("feature_types", "feature_type") if name in var.column_names), None)
@@ -529,15 +520,6 @@ def _kinds(var: pa.Table, parsed: Sequence[Accession], space: str) -> list[str]:
         text if text in NO_GENES and one.namespace == "symbol" else ""
         for text, one in zip(_texts(var, name), parsed, strict=True)
     ]
-
-
-def _typed(kinds: Sequence[str]) -> list[str]:
-    """Format how many features are no genes."""
-    counts = Counter(kind for kind in kinds if kind)
-    if not counts:
-        return []
-    shown = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
-    return [f"features that are not genes: {shown}; their names join no gene"]
 
 
 def _unknown_species(parsed: Sequence[Accession]) -> list[str]:

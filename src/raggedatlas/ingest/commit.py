@@ -4,7 +4,7 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,9 +35,8 @@ from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matri
 from raggedatlas.ingest.options import AddOptions, IngestOptions, open_progress
 from raggedatlas.ingest.plan import ColumnOrders, GroupPlan, IngestPlan, plan_cells
 from raggedatlas.ingest.staging import (
-    FlushBehind,
+    Opener,
     PlanAhead,
-    SourceOpener,
     StagedDataset,
     check_staged_duplicates,
     plan_source,
@@ -167,7 +166,7 @@ class AttachedColumns(Protocol):
 
 
 def add_sources(
-    catalog: Catalog, sources: Iterable[SourceOpener], options: IngestOptions, progress: Progress = no_progress,
+    catalog: Catalog, sources: Iterable[Opener], options: IngestOptions, progress: Progress = no_progress,
     *, attached: AttachedColumns | None = None, executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
     """Add sources in order; small sources share a commit.
@@ -176,7 +175,7 @@ def add_sources(
     ----------
     catalog : Catalog
         At the tip.
-    sources : iterable of SourceOpener
+    sources : iterable of Opener
         Callables that open the sources.
     options : IngestOptions
         The caller's choices.
@@ -222,20 +221,20 @@ def _add_here(
 ) -> None:
     """Stage the sources in this process."""
     staged = adding.staged
-    with PlanAhead(catalog, adding.openers, options) as plan_ahead, FlushBehind() as flush:
+    with PlanAhead(catalog, adding.openers, options) as plan_ahead, ThreadPoolExecutor(1, "raggedatlas-flush") as pool:
         while adding.number < len(adding.openers):
             # The source before this one may still be flushed meanwhile; `settle` waits for it.
             done = _stage(catalog, plan_ahead, adding.number, staged, options, progress)
-            if adding.settle(flush):
+            if adding.settle():
                 if adding.take(done):
-                    flush.start(staged[-1])
+                    adding.flushing = pool.submit(staged[-1].finish)
             elif isinstance(done, StagedDataset):
                 # It was staged to be committed together with a dataset that failed, so it is staged again.
                 done.abandon()
             # If the last source fails, the rest may be too small for a commit.
-            if _is_full([one.plan for one in staged]) and adding.settle(flush):
+            if _is_full([one.plan for one in staged]) and adding.settle():
                 adding.close(_commit(catalog, staged, options, progress, attached))
-        adding.settle(flush)
+        adding.settle()
     if staged:
         adding.close(_commit(catalog, staged, options, progress, attached))
 
@@ -265,7 +264,7 @@ class _AddState:
 
     Parameters
     ----------
-    openers : list of SourceOpener
+    openers : list of Opener
         All sources.
     reports : list of IngestReport
         Reports of sources that were not refused.
@@ -277,18 +276,25 @@ class _AddState:
         Index of the next source.
     origins : dict of str to int
         Uid of a staged dataset -> number of its source.
+    flushing : Future or None
+        The last staged source, whose last rows a thread writes while the next source is read.
     """
 
-    openers: list[SourceOpener]
+    openers: list[Opener]
     reports: list[IngestReport] = field(default_factory=list)
     staged: list[StagedDataset] = field(default_factory=list)
     refused: list[AtlasError] = field(default_factory=list)
     number: int = 0
     origins: dict[str, int] = field(default_factory=dict)
+    flushing: Future[None] | None = None
 
-    def settle(self, flush: FlushBehind) -> bool:
+    def settle(self) -> bool:
         """Wait for the last staged source, and remove it if it failed; return whether it succeeded."""
-        lost = flush.settle()
+        running, self.flushing = self.flushing, None
+        lost = None if running is None else running.exception()
+        # Only an `AtlasError` concerns one source; an interrupt or a defect ends the call.
+        if lost is not None and not isinstance(lost, AtlasError):
+            raise lost
         if lost is not None:
             # What is flushed is the last of both lists, because `settle` comes before the next `take`.
             self.staged.pop()
@@ -381,8 +387,10 @@ def _commit(
     # Cells are written on a background thread, features and layouts on this one: they are independent, and invisible before the records.
     with BackgroundWriter() as meanwhile:
         meanwhile(partial(_write_cells, catalog, staged, further))
-        for groups in by_space.values():
-            _register(catalog, groups)
+        for space, groups in by_space.items():
+            rows = [group.features.rows for group in groups if group.features is not None]
+            if rows:
+                register_features(catalog, space, *rows)
         progress("features", 1, 1)
         for groups in by_space.values():
             _write_layouts(catalog, groups)
@@ -436,12 +444,6 @@ def _write_cells(
 ) -> None:
     schema = catalog.tables.schema(CELLS)
     catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
-
-
-def _register(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
-    rows = [group.features.rows for group in groups if group.features is not None]
-    if rows:
-        register_features(catalog, groups[0].space.name, *rows)
 
 
 def _write_layouts(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
@@ -561,7 +563,7 @@ _CALL = "call"
 class _HashFeatures:
     """Hashes the names of the features of a source's matrices, in no order; identifying them would take as long as writing few cells."""
 
-    opener: SourceOpener
+    opener: Opener
 
     def __call__(self) -> frozenset[str]:
         try:
@@ -579,7 +581,7 @@ class _FindColumnOrder:
     """Finds out in which order a source would store its features."""
 
     catalog: Catalog
-    opener: SourceOpener
+    opener: Opener
     options: IngestOptions
 
     def __call__(self) -> ColumnOrders:
@@ -597,7 +599,7 @@ class _StageSource:
     """Writes the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
 
     catalog: Catalog
-    opener: SourceOpener
+    opener: Opener
     options: IngestOptions
     orders: ColumnOrders = field(repr=False)
     owner: Mapping[str, Any]
@@ -628,7 +630,7 @@ class WorkerStaging:
     ----------
     catalog : Catalog
         At the tip.
-    openers : sequence of SourceOpener
+    openers : sequence of Opener
         Open the sources.
     options : IngestOptions
         The caller's choices.
@@ -637,7 +639,7 @@ class WorkerStaging:
     """
 
     def __init__(
-        self, catalog: Catalog, openers: Sequence[SourceOpener], options: IngestOptions, executor: Executor | Workers
+        self, catalog: Catalog, openers: Sequence[Opener], options: IngestOptions, executor: Executor | Workers
     ) -> None:
         self._catalog, self._openers, self._options, self._executor = catalog, openers, options, executor
         self._owner = {**this_process(), _CALL: uuid4().hex}

@@ -47,13 +47,10 @@ class Band:
     ----------
     first, last : int
         Columns.
-    n_entries : int
-        Entries in them.
     """
 
     first: int
     last: int
-    n_entries: int
 
 
 def add_csc(
@@ -250,7 +247,7 @@ def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
         last = int(np.searchsorted(bounds, bounds[first] + n_entries, side="right")) - 1
         # A column with more entries than a band may have gets a band for itself.
         last = min(n, max(first + 1, last))
-        bands.append(Band(first, last, int(bounds[last] - bounds[first])))
+        bands.append(Band(first, last))
         first = last
     return bands
 

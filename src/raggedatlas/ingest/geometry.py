@@ -24,14 +24,12 @@ from raggedatlas.catalog.assets import (
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, write_frame
 from raggedatlas.errors import (
-    AtlasError,
     ConflictError,
     CorruptError,
     DuplicateError,
     NotFoundError,
     SourceError,
 )
-from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.commit import Attachment, add_sources
 from raggedatlas.ingest.geometry_plan import (
@@ -47,11 +45,11 @@ from raggedatlas.ingest.options import (
     GeometryOptions,
     IngestOptions,
 )
+from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import free_name, new_uids
-from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
@@ -592,7 +590,7 @@ class TranscriptAttachment(GeometryAttachment):
             name=asked.dataset or self.shapes.name, on_duplicate=asked.on_duplicate, dry_run=asked.dry_run,
             organism=asked.organism,
         )  # fmt: skip
-        (self.added,) = add_sources(self.catalog, [_Opener(self.counts)], options, progress, attached=self)
+        (self.added,) = add_sources(self.catalog, [Opener(self.counts)], options, progress, attached=self)
 
     def stage(self, progress: Progress) -> None:
         """Write the store, and the column of pointers."""
@@ -629,19 +627,3 @@ class TranscriptAttachment(GeometryAttachment):
         return replace(
             report, dataset_uid=counts.dataset_uid, notes=notes, n_cells=counts.n_cells, n_new_cells=counts.n_cells, n_datasets=1
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens counts in memory."""
-
-    data: "AnnData"
-    notes: tuple[str, ...] = ()
-
-    def __call__(self) -> Source:
-        """Open them."""
-        return open_source(self.data)
-
-    def explain(self, error: AtlasError) -> AtlasError:
-        """Return the error unchanged."""
-        return error

@@ -179,7 +179,9 @@ class _LayerWriter:
         """The dtype that holds every value so far exactly."""
         if self.known is not None:
             return self.known
-        return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
+        if self.compact:
+            return self.fit.stored
+        return np.dtype(np.uint8) if self.plan.info.dtype.kind == "b" else self.plan.info.dtype
 
     def choose(self) -> np.dtype[Any]:
         """Return the dtype for the next values, chosen from all values so far.
@@ -365,10 +367,6 @@ class _Arrays:
             self.indices.append(columns, rows)
         for layer, part in values:
             layer.append(self, part, rows)
-
-
-def _numeric(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if dtype.kind == "b" else dtype
 
 
 def _steps(source: Source, infos: list[MatrixInfo]) -> Iterator[tuple[Block, ...]]:

@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError
+from raggedatlas.formats.registry import detect, open_source
 from raggedatlas.ingest.columns import merge_colors
 from raggedatlas.ingest.group_writer import (
     PendingWrite,
@@ -120,58 +122,47 @@ class StagedDataset:
         self.place.delete_prefix()
 
 
-class FlushBehind:
-    """Flushes a staged dataset on a background thread while the next source is read."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-finish")
-        self._running: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Wait for the thread; an error that `settle` has not collected is dropped."""
-        self._pool.shutdown()
-
-    def start(self, staged: StagedDataset) -> None:
-        """Start to flush a dataset; `settle` was called for the one before."""
-        self._running = self._pool.submit(staged.finish)
-
-    def settle(self) -> AtlasError | None:
-        """Wait for the last started dataset, unless that was done already.
-
-        Returns
-        -------
-        AtlasError or None
-            The error that it failed with; everything written is removed.
-        """
-        running, self._running = self._running, None
-        # Only an `AtlasError` concerns one source; an interrupt or a defect ends the call.
-        error = None if running is None else running.exception()
-        if error is None or isinstance(error, AtlasError):
-            return error
-        raise error
+ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
+"""Formats whose files are held against the rules of AnnData before they are opened."""
 
 
-class SourceOpener(Protocol):
-    """A callable that opens a source."""
+class Opener:
+    """Opens one source, once it was found to keep the rules of its format.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes about opening the source, for the report."""
-        ...
+    Parameters
+    ----------
+    what : path, AnnData, MuData or Source
+        Anything that `open_source` takes.
+    """
+
+    def __init__(self, what: Any) -> None:  # noqa: ANN401  (anything that can be added)
+        self.what = what
+        self.notes: tuple[str, ...] = ()
+        self._checked: Path | None = None
 
     def __call__(self) -> Source:
-        """Open it."""
-        ...
+        """Open it.
+
+        Raises
+        ------
+        SourceError
+            If it breaks a rule that it cannot be added by, before anything is read that takes long.
+        """
+        path = Path(self.what) if isinstance(self.what, str | Path) else None
+        if path is not None and detect(path) in ANNDATA_FORMATS:
+            from raggedatlas.formats.anndata import raise_if_invalid
+
+            self._checked = path
+            self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
+        return open_source(self.what)
 
     def explain(self, error: AtlasError) -> AtlasError:
-        """Return an error that was raised while reading the source, with more context if available."""
-        ...
+        """Name the rule behind an error that came while the source was read, where there is one."""
+        if self._checked is None:
+            return error
+        from raggedatlas.formats.anndata import with_rule_id
+
+        return with_rule_id(self._checked, error)
 
 
 @dataclass(frozen=True)
@@ -192,7 +183,7 @@ class PlannedSource:
 
 def plan_source(
     catalog: Catalog,
-    opener: SourceOpener,
+    opener: Opener,
     options: IngestOptions,
     coming: Sequence[IngestPlan],
     orders: ColumnOrders = MappingProxyType({}),
@@ -203,7 +194,7 @@ def plan_source(
     ----------
     catalog : Catalog
         At the tip.
-    opener : SourceOpener
+    opener : Opener
         Opens the source.
     options : IngestOptions
         The caller's choices.
@@ -234,16 +225,18 @@ class PlanAhead:
     ----------
     catalog : Catalog
         At the tip.
-    openers : sequence of SourceOpener
+    openers : sequence of Opener
         Open the sources.
     options : IngestOptions
         The caller's choices.
     """
 
-    def __init__(self, catalog: Catalog, openers: Sequence[SourceOpener], options: IngestOptions) -> None:
+    def __init__(self, catalog: Catalog, openers: Sequence[Opener], options: IngestOptions) -> None:
         self._catalog, self._openers, self._options = catalog, openers, options
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-plan")
-        self._waiting: tuple[int, tuple[str, ...], Future[PlannedSource]] | None = None
+        self._job: Future[PlannedSource] | None = None
+        # Number of the source that is planned, and uids of the plans that it has to fit.
+        self._key: tuple[int, list[str]] = (0, [])
 
     def __enter__(self) -> Self:
         """Return the object itself."""
@@ -268,13 +261,15 @@ class PlanAhead:
             Plans that will be committed together with it, unless one fails.
         """
         if number < len(self._openers):
-            job = self._pool.submit(plan_source, self._catalog, self._openers[number], self._options, list(coming))
-            self._waiting = (number, tuple(p.uid for p in coming), job)
+            self._job = self._pool.submit(
+                plan_source, self._catalog, self._openers[number], self._options, list(coming)
+            )
+            self._key = number, [plan.uid for plan in coming]
         try:
             yield
         finally:
-            if self._waiting is not None:
-                wait([self._waiting[2]])
+            if self._job is not None:
+                wait([self._job])
 
     def take(self, number: int, coming: Sequence[IngestPlan]) -> PlannedSource:
         """Return a planned source, which the caller closes; it is planned again if it was planned for another commit.
@@ -292,20 +287,16 @@ class PlanAhead:
             If the source is refused.
         """
         # The same uids mean the same names, columns and orders that this plan has to fit.
-        if self._waiting is not None and self._waiting[:2] == (number, tuple(p.uid for p in coming)):
-            job = self._waiting[2]
-            self._waiting = None
+        if self._job is not None and self._key == (number, [plan.uid for plan in coming]):
+            job, self._job = self._job, None
             return job.result()
         self._drop()
         return plan_source(self._catalog, self._openers[number], self._options, coming)
 
     def _drop(self) -> None:
-        if self._waiting is None:
-            return
-        job = self._waiting[2]
-        self._waiting = None
+        job, self._job = self._job, None
         # `exception` waits for the job; a refusal comes again if the source is planned again.
-        if job.exception() is None:
+        if job is not None and job.exception() is None:
             job.result().source.close()
 
 
@@ -384,7 +375,8 @@ def stage(
         report = _report(
             plan, [part.written for part in pending], content_hash, "replaced" if replaces else "added", []
         )
-        colored = _by_cell_column(plan, colors)
+        # By stored column name.
+        colored = {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
         return StagedDataset(plan, tuple(pending), place, content_hash, report, replaces, extras, colored, frames)
     finally:
         source.close()
@@ -395,11 +387,6 @@ def _may_be_equal(one: IngestPlan, other: IngestPlan) -> bool:
     a, b = one.groups[0], other.groups[0]
     alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
     return alike and a.feature_set == b.feature_set and _names(one).equals(_names(other))
-
-
-def _by_cell_column(plan: IngestPlan, colors: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
-    """Return colours by stored column name."""
-    return {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
 
 
 def _same_content(

@@ -182,7 +182,7 @@ def _by_us(adata: ad.AnnData, way: str, folder: Path) -> ad.AnnData:
         atlas.add(adata, "d", progress=False)
         back: ad.AnnData = atlas.dataset("d").to_anndata()
         return back
-    options = {} if way == "h5ad" else {"zarr_format": int(way[-1])}
+    options: dict[str, Any] = {} if way == "h5ad" else {"zarr_format": int(way[-1])}
     path = folder / ("ours.h5ad" if way == "h5ad" else "ours.zarr")
     copy(adata, open_sink(path, **options))
     return ad.read_h5ad(path) if way == "h5ad" else ad.read_zarr(path)

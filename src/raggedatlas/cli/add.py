@@ -33,7 +33,7 @@ class AddOptions:
     files: Annotated[
         list[str],
         argument(
-            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results"
+            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results"
         ),
     ]
     name: str | None = option(None, "Name of the dataset, result or geometry; else the file's, or the space's")
@@ -159,7 +159,7 @@ def add(
     from raggedatlas.model.reports import AddReport, IngestReport
 
     first, several = options.files[0], len(options.files) > 1
-    is_shapes = not several and is_geometry(first)
+    is_shapes = not several and is_geometry(first, atlas_options.storage_options)
     if workers > 1 and (is_shapes or (not several and is_results(first))):
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
     if is_shapes:

@@ -167,10 +167,16 @@ class OutputOptions:
     )
     zarr_format: int | None = option(None, "Zarr format", show="3, in shards", min=2, max=3)
     overwrite: Overwrite = False
+    storage_option: Strings = repeatable("KEY=VALUE", "Credential or endpoint of an object store")
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Storage options as a dictionary, of sources and target."""
+        return parse_pairs(self.storage_option, "--storage-option")
 
     def options(self) -> dict[str, Any]:
         """Return the options of `open_sink`."""
-        found: dict[str, Any] = {"overwrite": self.overwrite}
+        found: dict[str, Any] = {"overwrite": self.overwrite, "storage_options": self.storage_options}
         if self.compression is not None:
             # None means uncompressed; without the key the sink chooses a compression.
             found["compression"] = None if self.compression == NONE else self.compression
@@ -220,7 +226,7 @@ def convert(
 
     # Before the source is opened, so that options of a CXG are refused at once for another target.
     more = cxg.options(target, report_losses)
-    opened = open_source(source, **subset.reading())
+    opened = open_source(source, storage_options=output_options.storage_options, **subset.reading())
     try:
         several = subset.modality is None and is_multimodal(opened)
         with progress(f"write {target}") as callback:
@@ -283,6 +289,7 @@ def concat(
 
     # Fields of `ConcatOptions` have the names of the arguments of `concat`.
     how = {**vars(concat_options), "keys": concat_options.keys or None}
+    how["storage_options"] = output_options.storage_options
     with progress(f"write {output}") as callback:
         made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)
     return {"path": made}, f"Wrote {made}"

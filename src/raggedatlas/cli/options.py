@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import Location
+    from raggedatlas.store.remote_path import AnyPath
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 Strings = list[str]
@@ -302,6 +303,13 @@ class AtlasOptions:
     def storage_options(self) -> dict[str, str]:
         """Storage options as a dictionary."""
         return parse_pairs(self.storage_option, "--storage-option")
+
+    @property
+    def path(self) -> "AnyPath":
+        """Path of a file or folder, here, in an object store or on a web server."""
+        from raggedatlas.store.remote_path import as_path
+
+        return as_path(self.atlas, self.storage_options)
 
     @property
     def location(self) -> "Location":

@@ -21,9 +21,13 @@ from raggedatlas.cli.printing import console, print_json, print_text
 if TYPE_CHECKING:
     from raggedatlas.model.reports import Inspection
     from raggedatlas.model.validation import Problems
+    from raggedatlas.store.remote_path import AnyPath
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Files that distinguish a Zarr folder from an atlas."""
+
+REMOTE_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5", ".zarr", ".cxg")
+"""Endings of files and folders in object stores that are no atlases."""
 
 AnyLevel = Literal[
     "quick", "rows", "deep", "metadata", "full", "structure", "consistency", "conformance", "pyramid"
@@ -37,7 +41,7 @@ class ValidateTarget(AtlasOptions):
     atlas: Annotated[
         str,
         argument(
-            "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store (here or in an object store)",
+            "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store; here, on s3://, gs://, az:// or https://",
             "ATLAS|FILE",
         ),
     ]
@@ -50,7 +54,7 @@ class InspectTarget(AtlasOptions):
     atlas: Annotated[
         str,
         argument(
-            "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store)",
+            "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store; here, on s3://, gs://, az:// or https://",
             "FILE",
         ),
     ]
@@ -114,14 +118,14 @@ def _check_geometry(atlas_options: AtlasOptions, level: Any) -> "Problems":  # n
 def _check_cxg(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
     from raggedatlas.formats import cxg
 
-    return cxg.validate(atlas_options.atlas, level)
+    return cxg.validate(atlas_options.path, level)
 
 
 def _check_file(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    return validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
+    return validate_file(atlas_options.path, level, limits=Limits.of(atlas_options.path))
 
 
 @dataclass(frozen=True)
@@ -171,19 +175,23 @@ def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
     from raggedatlas.ingest.add import is_results
 
     # First, because results have a folder `lance_db` like an atlas.
-    if atlas_options.location.is_local and is_results(atlas_options.atlas):
+    if "://" not in atlas_options.atlas and is_results(atlas_options.atlas):
         return RESULTS
     # Before files, because a geometry store is also a Zarr folder.
     if _is_vectors(atlas_options):
         return GEOMETRY
-    if _is_cxg(Path(atlas_options.atlas)):
+    if _is_cxg(atlas_options.path):
         return CXG
-    return FILE if is_file_or_store(atlas_options.atlas) else ATLAS
+    return FILE if is_file_or_store(atlas_options.path) else ATLAS
 
 
-def is_file_or_store(what: str) -> bool:
-    """Return whether a path is a file, Zarr folder or CXG, and not an atlas."""
-    path = Path(what)
+def is_file_or_store(what: "str | AnyPath") -> bool:
+    """Return whether a path is a file, Zarr folder or CXG, and not an atlas; of a remote path the ending decides."""
+    from raggedatlas.store.remote_path import RemotePath, as_path
+
+    path = as_path(what)
+    if isinstance(path, RemotePath):
+        return path.is_web or path.suffix in REMOTE_ENDINGS
     return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
 
 
@@ -217,15 +225,21 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
     return True
 
 
-def _is_cxg(path: Path) -> bool:
+def _is_cxg(path: "AnyPath") -> bool:
     from raggedatlas.formats.cxg.inspection import is_cxg
 
-    return path.suffix == ".cxg" or is_cxg(path)
+    # In an object store the ending decides: to look for members would list an atlas.
+    return path.suffix == ".cxg" or (isinstance(path, Path) and is_cxg(path))
 
 
 def _is_vectors(atlas_options: AtlasOptions) -> bool:
+    from raggedatlas.store.remote_path import RemotePath
     from raggedatlas.vectors.inspection import is_geometry_store
 
+    path = atlas_options.path
+    # Without a request where the ending decides; and web servers have no geometry stores.
+    if isinstance(path, RemotePath) and (path.is_web or path.suffix in set(REMOTE_ENDINGS) - {".zarr"}):
+        return False
     return is_geometry_store(atlas_options.location)
 
 
@@ -273,7 +287,6 @@ def inspect(
     from rich.text import Text
 
     from raggedatlas.cli.printing import printable
-    from raggedatlas.errors import NotFoundError
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.validation import inspect as inspect_file
     from raggedatlas.model.reports import size_text
@@ -282,19 +295,16 @@ def inspect(
     found: Inspection
     if _is_vectors(atlas_options):
         found = inspect_geometry(atlas_options.location)
-    elif not atlas_options.location.is_local:
-        raise NotFoundError(
-            f"There is no geometry store at {atlas_options.atlas}; only geometry stores can be inspected in an object store. Copy other files here first."
-        )
     else:
-        found = (cxg.inspect if _is_cxg(Path(atlas_options.atlas)) else inspect_file)(atlas_options.atlas)
+        path = atlas_options.path
+        found = (cxg.inspect if _is_cxg(path) else inspect_file)(path)
     if atlas_options.as_json:
         print_json(found.to_dict())
         return
     out = console()
     style = Text.assemble
     head = style(
-        (printable(Path(atlas_options.atlas).name), "bold"),
+        (printable(atlas_options.path.name), "bold"),
         f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}",
     )
     out.print(head, no_wrap=True, overflow="ellipsis")

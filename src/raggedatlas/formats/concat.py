@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +21,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import Column, ColumnTable, Texts, frame_to_arrow
 from raggedatlas.model.protocols import MatrixInfo, Sink, Source, SourceSchema
+from raggedatlas.store.remote_path import AnyPath
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.sparse import remap_csr
 
@@ -196,7 +196,7 @@ def _joined_names(tables: Sequence[ColumnTable], how: ConcatOptions) -> Texts:
 
 def concat(
     sources: "Sequence[Any] | Mapping[Any, Any]",
-    target: "Sink | str | Path",
+    target: "Sink | str | AnyPath",
     *,
     join: Join = "inner",
     merge: Merge | None = None,
@@ -206,6 +206,7 @@ def concat(
     index_unique: str | None = None,
     fill_value: float | None = None,
     modality: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Concatenate the cells of several files or objects into one file in bounded memory.
@@ -235,6 +236,8 @@ def concat(
         What stands where a source lacks a feature or layer; by default 0 in sparse matrices and NaN in dense ones.
     modality : str, optional
         Which modality of MuData.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of the object store of sources and target, as of `RaggedAtlas.open`.
     progress : callable, optional
         Called with what is written, how many rows of it are, and how many there are.
 
@@ -278,13 +281,13 @@ def concat(
         try:
             how = ConcatOptions(join, merge, uns_merge, label, _keys(sources, keys), index_unique, fill_value)
             _check_words(how)
-            stacked = ConcatSource(_members(sources, modality, opened), how)
+            stacked = ConcatSource(_members(sources, modality, opened, storage_options), how)
         except BaseException:
             # `copy` aborts the sink on errors of its own, but has not been called yet.
-            if not isinstance(target, str | Path):
+            if not isinstance(target, str | AnyPath):
                 target.abort()
             raise
-        return copy(stacked, target, progress=progress)
+        return copy(stacked, target, storage_options=storage_options, progress=progress)
 
 
 def _keys(sources: "Sequence[Any] | Mapping[Any, Any]", keys: Sequence[Any] | None) -> tuple[Any, ...]:
@@ -312,11 +315,14 @@ def _check_words(how: ConcatOptions) -> None:
 
 
 def _members(
-    sources: "Sequence[Any] | Mapping[Any, Any]", modality: str | None, opened: ExitStack
+    sources: "Sequence[Any] | Mapping[Any, Any]",
+    modality: str | None,
+    opened: ExitStack,
+    storage_options: Mapping[str, str] | None,
 ) -> "list[ConcatInput]":
     members = []
     for given in sources.values() if isinstance(sources, Mapping) else sources:
-        source = open_source(given)
+        source = open_source(given, storage_options=storage_options)
         if source is not given:
             opened.callback(source.close)
         members.append(ConcatInput.of(source, *select_modalities(source, modality, multimodal=False)))

@@ -2,12 +2,15 @@
 
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
+from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.remote_path import AnyPath, RemotePath
+from raggedatlas.store.runtime import close_at_exit
+from raggedatlas.store.storage_errors import failure, is_remote_error
 from raggedatlas.store.untrusted import guarded_zarr_store
 
 MAX_CHUNK = 1 << 30
@@ -138,11 +141,14 @@ def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
 
 @contextmanager
 def readable(uri: str, path: str) -> Iterator[None]:
-    """Convert exceptions that libraries raise on damaged data into a `SourceError` that names the element."""
+    """Convert exceptions that libraries raise on damaged data into a `SourceError` that names the element.
+
+    A failure of an object store is no damage and becomes a `StoreError`.
+    """
     try:
         yield
-    # `SourceError` is a `ValueError`, which the next clause would wrap once more.
-    except (SourceError, LimitError, MissingExtraError, NotFoundError):
+    # `SourceError` is a `ValueError`, and `StoreError` an `OSError`, which the next clause would wrap once more.
+    except (SourceError, LimitError, MissingExtraError, NotFoundError, StoreError):
         raise
     except READ_ERRORS as error:
         text = str(error).strip("'\"").splitlines()
@@ -150,6 +156,10 @@ def readable(uri: str, path: str) -> Iterator[None]:
         raise SourceError(
             f"{uri}: {path} cannot be read ({reason}); the file is damaged or was cut short. Fetch or write it again."
         ) from error
+    except Exception as error:
+        if not is_remote_error(error):
+            raise
+        raise StoreError(f"{uri}: {path} cannot be read: {failure(error)}") from error
 
 
 def unknown_encoding() -> type[Exception]:
@@ -160,12 +170,12 @@ def unknown_encoding() -> type[Exception]:
     return found
 
 
-def open_hdf5(path: Path) -> Container:
+def open_hdf5(path: AnyPath) -> Container:
     """Open an HDF5 file for reading.
 
     Parameters
     ----------
-    path : Path
+    path : Path or RemotePath
         The file.
 
     Raises
@@ -174,6 +184,8 @@ def open_hdf5(path: Path) -> Container:
         If there is none.
     SourceError
         If it is not HDF5, is cut short, or may not be read.
+    StoreError
+        If its object store or server fails.
 
     Examples
     --------
@@ -183,33 +195,46 @@ def open_hdf5(path: Path) -> Container:
     """
     import h5py
 
-    if not path.exists():
+    opened: Any = path
+    if isinstance(path, RemotePath):
+        opened = path.open()
+    elif not path.exists():
         raise NotFoundError(f"There is no file {path}; check the path.")
-    if path.is_dir():
+    elif path.is_dir():
         raise SourceError(f"{path} is a folder, where an HDF5 file was expected; give the file itself.")
     # Tried first, because every `OSError` of h5py below is reported as damage.
+    else:
+        _check_permission(path)
     try:
-        with path.open("rb"):
-            pass
-    except PermissionError as error:
-        raise SourceError(f"{path} may not be read by this user; change its permissions.") from error
-    try:
-        file = h5py.File(path, "r")
+        file = h5py.File(opened, "r")
+    except StoreError:
+        raise
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise SourceError(
             f"{path} cannot be opened as HDF5 ({reason}); it is damaged, cut short or of another kind. "
             "Fetch or write it again."
         ) from error
+    if opened is not path:
+        # HDF5 would call the file object after the interpreter has ended, and crash.
+        close_at_exit(file)
     return Container(str(path), file, file.close)
 
 
-def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
+def _check_permission(path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except PermissionError as error:
+        raise SourceError(f"{path} may not be read by this user; change its permissions.") from error
+
+
+def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
     """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after checking its metadata.
 
     Parameters
     ----------
-    path : Path
+    path : Path or RemotePath
         The folder or file.
     consolidated : bool
         Whether to use consolidated metadata if present, as zarr-python and anndata do by default: one read then returns
@@ -223,25 +248,28 @@ def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
         If it is not a Zarr group.
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
+    StoreError
+        If its object store or server fails.
     """
     import zarr
 
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise NotFoundError(f"There is no file or folder {path}; check the path.")
     try:
-        store = local_store(path)
-        group = _open_group(store, "", consolidated=consolidated)
-    except (SourceError, LimitError):
+        with readable(str(path), "its metadata") if isinstance(path, RemotePath) else nullcontext():
+            store = zarr_store_of(path)
+            group = _open_group(store, "", consolidated=consolidated)
+    except (SourceError, LimitError, StoreError):
         raise
     except (*READ_ERRORS, zarr.errors.BaseZarrError) as error:
         raise SourceError(
             f"{path} cannot be opened as a Zarr group ({error}); give the folder, or the zip file of the folder, that holds "
             "zarr.json or .zgroup."
         ) from error
-    return Container(str(path), group, store.close if path.is_file() else _nothing)
+    return Container(str(path), group, store.close if is_zip(path) else _nothing)
 
 
-def is_zip(path: Path) -> bool:
+def is_zip(path: AnyPath) -> bool:
     """Return whether a path is a file with the suffix ``.zip``, such as a zipped Zarr folder.
 
     Examples
@@ -252,16 +280,34 @@ def is_zip(path: Path) -> bool:
     return path.suffix == ".zip" and path.is_file()
 
 
-def local_store(path: Path) -> Any:  # noqa: ANN401  (a store of zarr-python)
+HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
+
+
+def is_tree(path: AnyPath) -> bool:
+    """Return whether a path is opened as Zarr rather than HDF5; of a remote path the ending decides, which costs no request."""
+    if isinstance(path, RemotePath):
+        return path.suffix not in HDF5_ENDINGS
+    return path.is_dir() or is_zip(path)
+
+
+def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-python)
     """Return the guarded store of a Zarr folder or zip file.
 
     Raises
     ------
+    SourceError
+        If it is a zip file in an object store or on a web server.
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
     """
     import zarr
 
+    if isinstance(path, RemotePath):
+        if path.suffix == ".zip":
+            raise SourceError(
+                f"{path} is a zip file, which is read from a local disk only; download it, or upload its folder."
+            )
+        return guarded_zarr_store(path.zarr_store())
     if path.is_dir():
         return guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
     with zipfile.ZipFile(path) as archive:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import release_unused_memory
 
 Rows = NDArray[np.int64] | None
@@ -90,12 +90,13 @@ class _Task:
 @checked
 def copy(
     source: Any,  # noqa: ANN401  (a path, an object or a Source)
-    sink: Sink | str | Path,
+    sink: Sink | str | AnyPath,
     *,
     where: Any = None,  # noqa: ANN401  (a condition, a mask or rows)
     features: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
     modality: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Copy a file or object to another format in bounded memory.
@@ -105,7 +106,7 @@ def copy(
     source : path, AnnData, MuData or Source
         Anything that `open_source` takes.
     sink : path or Sink
-        The suffix of a path determines the format; use `open_sink` for options.
+        The suffix of a path determines the format; use `open_sink` for options. ``s3://``, ``gs://`` and ``az://`` are paths too.
     where : str, mapping, Filter, mask or row numbers, optional
         Cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
         their order.
@@ -115,6 +116,8 @@ def copy(
         Any of ``"X"``, ``"raw"`` and the names of layers; others are omitted.
     modality : str, optional
         Modality of a MuData or feature type of a 10x file. Only feature types of 10x files can be combined in one AnnData.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of an object store that is read or written, as of `RaggedAtlas.open`.
     progress : callable, optional
         Called with the key of the matrix being written, the number of rows written, and the total.
 
@@ -151,13 +154,17 @@ def copy(
     """
     options = CopyOptions(where, features, layers, modality)
     try:
-        opened = open_source(source)
+        opened = open_source(source, storage_options=storage_options)
     except BaseException:
-        if not isinstance(sink, str | Path):
+        if not isinstance(sink, str | AnyPath):
             sink.abort()
         raise
     try:
-        target = open_sink(sink, **_multimodal(opened, sink, options)) if isinstance(sink, str | Path) else sink
+        target: Sink
+        if isinstance(sink, str | AnyPath):
+            target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
+        else:
+            target = sink
         try:
             _copy(opened, target, options, progress or no_progress)
             return target.commit()
@@ -176,9 +183,9 @@ def is_multimodal(source: Source) -> bool:
     return any(key.startswith(MOD) for key in keys)
 
 
-def _multimodal(source: Source, path: "str | Path", options: CopyOptions) -> dict[str, Any]:
+def _multimodal(source: Source, path: str | AnyPath, options: CopyOptions) -> dict[str, Any]:
     several = options.modality is None and is_multimodal(source)
-    return {"multimodal": True} if several and Path(path).suffix == ".zarr" else {}
+    return {"multimodal": True} if several and as_path(path).suffix == ".zarr" else {}
 
 
 def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Progress) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.store.runtime import DECODE_THREADS, map_decode, shared_pool
+from raggedatlas.store.remote_path import RemoteFile
+from raggedatlas.store.runtime import DECODE_THREADS, find_shared, map_decode, shared_pool
 
 SMALLEST = 1 << 12
 """Smaller chunks (bytes) are read through the HDF5 library, whose loop over them is faster than ours."""
@@ -28,6 +29,9 @@ COPY_BYTES = 1 << 22
 
 LARGEST_BAND = 1 << 28
 """Larger rows of chunks (bytes) are read through the HDF5 library."""
+
+AHEAD_BYTES = 8 << 20
+"""Bytes of a remote file that a thread asks for before it decodes the first of them."""
 
 KEPT_BYTES = 1 << 26
 """Larger blocks (bytes) do not come from the buffer pool, which would hold their memory as long as the reader exists."""
@@ -62,16 +66,21 @@ class Hdf5ChunkReader:
     def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
         self._dataset, self._placed, self._filters = dataset, placed, filters
         self._file = dataset.file
+        self._remote = _remote_file(self._file)
         self.shape: tuple[int, ...] = tuple(dataset.shape)
         self._chunks, self._dtype = chunks, dataset.dtype
         self._grid = tuple(-(-n // c) for n, c in zip(self.shape, chunks, strict=True))
         self._across = int(np.prod(self._grid[1:], dtype=np.int64))
         self._step = chunks[0]
         self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self._dtype.itemsize
+        self._contiguous = dataset.chunks is None
         self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
         self._held: tuple[int, NDArray[Any]] | None = None
         self._descriptor = -1
         self._ring = shared_pool()
+        stored = np.maximum(placed.sizes, 0).sum() if not self._contiguous else dataset.size * dataset.dtype.itemsize
+        # Bands that a remote file is asked for at once.
+        self._portion = max(1, int(AHEAD_BYTES * len(placed.sizes) // self._across // max(int(stored), 1)))
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the stored dtype.
@@ -91,6 +100,7 @@ class Hdf5ChunkReader:
         first, last = start // self._step, -(-stop // self._step)
         if self._whole_rows and not self._filters:
             self._spread(first, last, lambda a, b: self._copy(a, b, start, out))
+            self._load_ahead(first, last)
             return out
         kept: dict[int, NDArray[Any]] = {} if self._held is None else dict((self._held,))
         # Only the first and last band can be partly outside the block; the last one is kept for the next block.
@@ -103,6 +113,9 @@ class Hdf5ChunkReader:
         # Threads only fill arrays that exist by now, and no two of them get the same band.
         def decode(a: int, b: int) -> None:
             for band in range(a, b):
+                if not (band - a) % self._portion:
+                    # The next portion too, which arrives while this one is decoded.
+                    self._load(band, min(band + 2 * self._portion, b))
                 low = band * self._step
                 if band != old:
                     whole = kept.get(band)
@@ -114,7 +127,25 @@ class Hdf5ChunkReader:
 
         self._spread(first, last, decode)
         self._held = (last - 1, kept[last - 1]) if last - 1 in kept else None
+        self._load_ahead(first, last)
         return out
+
+    def _load_ahead(self, first: int, last: int) -> None:
+        """Begin to fetch as many bands of a remote file as were read, since matrices are read in order."""
+        self._load(last, min(last + min(last - first, 2 * self._portion), self._grid[0]))
+
+    def _load(self, first: int, last: int) -> None:
+        """Begin to fetch bands of a remote file."""
+        if self._remote is None or last <= first:
+            return
+        part = slice(first * self._across, last * self._across)
+        offsets, sizes = self._placed.offsets[part], self._placed.sizes[part]
+        if self._contiguous:
+            n_rows = min(last * self._step, self.shape[0]) - first * self._step
+            self._remote.load([(int(offsets[0]), n_rows * self._row_bytes)])
+        else:
+            there = sizes > 0
+            self._remote.load(zip(offsets[there].tolist(), sizes[there].tolist(), strict=True))
 
     def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return memory for a block, from the pool if small: the system zeroes new pages, which takes longer than reading."""
@@ -126,7 +157,7 @@ class Hdf5ChunkReader:
     def _opened(self) -> int:
         if not self._dataset.id.valid:
             raise SourceError("The file was closed while its matrices were still read; open it again.")
-        return int(self._file.id.get_vfd_handle())
+        return -1 if self._remote is not None else int(self._file.id.get_vfd_handle())
 
     def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
         """Distribute ranges of bands over the threads."""
@@ -195,8 +226,11 @@ class Hdf5ChunkReader:
 
     def _fetch_into(self, offset: int, room: memoryview) -> None:
         while len(room):
-            # HDF5 owns the descriptor; pread does not move its position.
-            n = os.preadv(self._descriptor, [room], offset)
+            if self._remote is not None:
+                n = self._remote.read_at(offset, room)
+            else:
+                # HDF5 owns the descriptor; pread does not move its position.
+                n = os.preadv(self._descriptor, [room], offset)
             if not n:
                 raise OSError("the file ends within a chunk")
             room, offset = room[n:], offset + n
@@ -237,10 +271,15 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
 
 def _plain_file(dataset: Any) -> bool:  # noqa: ANN401
     file = dataset.file
+    readable = file.driver == "sec2" or _remote_file(file) is not None
     # Chunks in the cache of an open writer are not in the file yet.
-    return bool(
-        dataset.shape and dataset.size and file.mode == "r" and file.driver == "sec2" and not dataset.is_virtual
-    )
+    return bool(dataset.shape and dataset.size and file.mode == "r" and readable and not dataset.is_virtual)
+
+
+def _remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
+    """Return the remote file that h5py reads through, which it names by its `repr`."""
+    opened: RemoteFile | None = find_shared(f"file {file.filename}") if file.driver == "fileobj" else None
+    return opened
 
 
 def _plain_type(dataset: Any) -> bool:  # noqa: ANN401

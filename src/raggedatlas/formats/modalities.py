@@ -264,6 +264,7 @@ def read(
     source: Any,  # noqa: ANN401  (a path, an object or a Source)
     *,
     modality: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     **options: Any,  # noqa: ANN401  (each format has its own)
 ) -> "AnnData | MuData":
     """Read a file into memory without an atlas.
@@ -271,9 +272,12 @@ def read(
     Parameters
     ----------
     source : path, AnnData, MuData, h5py.File, zarr.Group or Source
-        Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders.
+        Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders, here, in an
+        object store or on a web server.
     modality : str, optional
         Modality of a MuData or feature type of a 10x file, returned as an AnnData.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
         Passed to `open_source`.
 
@@ -298,7 +302,7 @@ def read(
     """
     from raggedatlas.formats.registry import open_source
 
-    opened = open_source(source, **options)
+    opened = open_source(source, storage_options=storage_options, **options)
     try:
         keys = [info.key for info in opened.describe().matrices]
         # A modality without a matrix shows only in the elements.

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +18,10 @@ from raggedatlas.formats.anndata.source import (
     sound,
 )
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, attribute, is_array, is_zip, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import Container, attribute, is_array, is_tree, open_hdf5, open_zarr, readable
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
+from raggedatlas.store.remote_path import AnyPath, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ SPACES = {
 """Usual modality name -> feature space; other modalities leave the choice to the caller."""
 
 
-def mudata_source(path: str | Path) -> CompositeSource:
+def mudata_source(path: str | AnyPath) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
     Raises
@@ -49,8 +49,8 @@ def mudata_source(path: str | Path) -> CompositeSource:
     LimitError
         If it declares more than may be read.
     """
-    path = Path(path)
-    container = open_zarr(path) if path.is_dir() or is_zip(path) else open_hdf5(path)
+    path = as_path(path)
+    container = open_zarr(path) if is_tree(path) else open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):
             parts = _stored(container)

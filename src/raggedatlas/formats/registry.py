@@ -1,16 +1,17 @@
 """Which reader and which writer belongs to what: one dictionary each, by structure, ending or type name."""
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
-from raggedatlas.formats.containers import attribute, is_zip, open_hdf5, readable
+from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, is_zip, open_hdf5, open_zarr, readable
 from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
+from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
 from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]
@@ -41,22 +42,31 @@ WRITERS = {
 }
 """Ending -> what writes such a file."""
 
-HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
-
 SUPPORTED = (
     ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, folders with "
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
+ON_SERVERS = "h5ad, h5mu and 10x .h5 files and Zarr folders, and in object stores CXG folders"
+"""What is read from object stores and web servers."""
+
 
 @checked
-def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path or any known object)
+def open_source(
+    what: Any,  # noqa: ANN401  (a path or any known object)
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    **options: Any,  # noqa: ANN401  (each format has its own)
+) -> Source:
     """Open a file, folder or object as a `Source`.
 
     Parameters
     ----------
     what : path, AnnData, MuData or Source
-        Path or object to read; a `Source` is returned unchanged.
+        Path, ``s3://``, ``gs://``, ``az://`` or ``https://`` address, or object to read; a `Source` is returned unchanged. What is in an
+        object store or on a web server is not copied first: ranges of it are fetched as they are read.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
         Options of the format: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG.
 
@@ -66,9 +76,11 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
         If the path does not exist.
     SourceError
         If its format is unknown or it is damaged.
+    StoreError
+        If the object store or server cannot be reached, refuses access, or does not serve ranges.
     """
-    if isinstance(what, str | Path):
-        path = Path(what)
+    if isinstance(what, str | Path | RemotePath):
+        path = as_path(what, storage_options)
         name = detect(path)
         own = READERS.get(name)
         opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
@@ -84,13 +96,21 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
 
 
 @checked
-def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each format has its own)
+def open_sink(
+    path: str | AnyPath,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    **options: Any,  # noqa: ANN401  (each format has its own)
+) -> Sink:
     """Create a sink for a file or folder whose suffix determines the format.
 
     Parameters
     ----------
-    path : str or Path
-        Ends in ``.h5ad``, ``.h5mu``, ``.zarr``, ``.cxg`` or the suffix of an installed extension.
+    path : str, Path or RemotePath
+        Ends in ``.h5ad``, ``.h5mu``, ``.zarr``, ``.cxg`` or the suffix of an installed extension; ``s3://``, ``gs://`` or ``az://`` too,
+        which is written to a temporary folder and uploaded by `commit`.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
         ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr; for CXG the fields of `formats.cxg.options.CxgOptions`.
 
@@ -101,18 +121,23 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
     DuplicateError
         If it exists and `overwrite` is not true.
     StoreError
-        If the folder cannot be written.
+        If the folder or the object store cannot be written.
     """
-    maker = find_writer(path)
+    target = as_path(path, storage_options)
+    maker = find_writer(target)
     if maker is None:
-        raise SourceError(f"{path} has the ending {Path(path).suffix!r}; {', '.join(WRITERS)} can be written.")
+        raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(WRITERS)} can be written.")
     _check_options(maker, path, options)
-    return maker(path, **options)
+    if isinstance(target, RemotePath):
+        from raggedatlas.formats.upload import UploadSink
+
+        return UploadSink(target, maker, options)
+    return maker(target, **options)
 
 
-def find_writer(path: str | Path) -> Callable[..., Sink] | None:
+def find_writer(path: str | AnyPath) -> Callable[..., Sink] | None:
     """Return what creates a sink for a path, built in or of an extension; None if nothing writes that suffix."""
-    suffix = Path(path).suffix
+    suffix = as_path(path).suffix
     if suffix in WRITERS:
         maker: Callable[..., Sink] = resolve_name(WRITERS[suffix])
         return maker
@@ -147,13 +172,13 @@ def _is_known_file(path: Path) -> bool:
     return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip") or _is_extension(path)
 
 
-def _is_extension(path: Path) -> bool:
+def _is_extension(path: AnyPath) -> bool:
     # Suffixes of built-in formats are excluded first: the search for entry points takes some 20 ms.
     built_in = ("", ".zip", *HDF5_ENDINGS, *WRITERS)
     return path.suffix not in built_in and path.suffix in plugins.plugins(plugins.READERS)
 
 
-def detect(path: Path) -> str:
+def detect(path: AnyPath) -> str:
     """Return the format of a path, determined by its structure rather than its name.
 
     The format of an installed extension is the suffix that it is registered for; suffixes of built-in formats cannot be taken over.
@@ -164,7 +189,11 @@ def detect(path: Path) -> str:
         If it does not exist.
     SourceError
         If its format is unknown.
+    StoreError
+        If its object store or server fails.
     """
+    if isinstance(path, RemotePath):
+        return _detect_remote(path)
     # `exists` raises for a name that is too long and for a folder that may not be searched.
     try:
         there = path.exists()
@@ -189,7 +218,35 @@ def detect(path: Path) -> str:
         raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
     if path.suffix not in HDF5_ENDINGS:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
-    container = open_hdf5(path)
+    return _hdf5_kind(open_hdf5(path), path)
+
+
+def _detect_remote(path: RemotePath) -> str:
+    """Return the format of a file in an object store or on a web server, with as few requests as possible."""
+    if _is_extension(path):
+        raise SourceError(f"{path} is read by an extension, from a local disk only; download it first.")
+    if path.suffix in HDF5_ENDINGS:
+        return _hdf5_kind(open_hdf5(path), path)
+    if path.suffix == ".zip":
+        raise SourceError(
+            f"{path} is a zip file, which is read from a local disk only; download it, or upload its folder."
+        )
+    if (path / "zarr.json").is_file() or (path / ".zgroup").is_file():
+        container = open_zarr(path)
+        with readable(container.uri, "its structure"):
+            encoding = attribute(container.root, "encoding-type").lower()
+            return "h5mu" if encoding == "mudata" or (not encoding and container.get("mod") is not None) else "zarr"
+    from raggedatlas.formats.cxg.inspection import is_cxg
+
+    if not path.is_web and is_cxg(path):
+        return "cxg"
+    if path.is_web or not path.exists():
+        raise NotFoundError(f"There is no file or folder {path} that can be read; {ON_SERVERS} can. Check the address.")
+    raise SourceError(f"{path} is in an object store, where {ON_SERVERS} can be read; download it first.")
+
+
+def _hdf5_kind(container: Container, path: AnyPath) -> str:
+    """Return the format of an HDF5 file, and close it."""
     try:
         with readable(container.uri, "its structure"):
             if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":

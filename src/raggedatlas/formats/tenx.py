@@ -26,13 +26,14 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import texts_to_arrow
 from raggedatlas.model.protocols import MatrixForm
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import warnings_as
 
 FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
 
 
-def tenx_h5_source(path: str | Path, genome: str | None = None) -> CompositeSource:
+def tenx_h5_source(path: str | AnyPath, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
     Parameters
@@ -49,7 +50,7 @@ def tenx_h5_source(path: str | Path, genome: str | None = None) -> CompositeSour
     SourceError
         If it is not a 10x file, is damaged, or `genome` is required.
     """
-    path = Path(path)
+    path = as_path(path)
     container = open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import ArgumentError, AtlasError, SourceError
+from raggedatlas.errors import ArgumentError, AtlasError, SourceError, StoreError
+from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.formats.registry import list_sources
 from raggedatlas.ingest.commit import add_sources, attach
 from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, open_progress, read_options
@@ -19,7 +20,8 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.location import REMOTE_SCHEMES, Location
+from raggedatlas.store.location import Location
+from raggedatlas.store.remote_path import RemotePath, as_path, is_remote
 
 
 def add(
@@ -28,6 +30,7 @@ def add(
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
     executor: Executor | Workers | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> AddReport | list[IngestReport]:
     """Add whatever `source` is.
 
@@ -44,6 +47,8 @@ def add(
         A callback; None draws a bar on a terminal, False draws nothing.
     executor : Executor, Workers or None
         Whose workers read files and write their arrays.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of files in an object store; by default those of the atlas.
 
     Returns
     -------
@@ -56,13 +61,16 @@ def add(
         If a choice is not understood or the source is refused.
     """
     catalog.require_tip("add()")
+    # A file in an object store is usually near the atlas; the options of a local atlas are those of its files.
+    storage_options = storage_options or catalog.location.storage_options
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
-    if is_geometry(source) or is_results(source):
+    geometry = is_geometry(source, storage_options)
+    if geometry or is_results(source):
         if executor is not None:
             raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
-        return _attach(catalog, source, choices, progress)
+        return _attach(catalog, source, choices, progress, geometry=geometry)
     options = read_options(IngestOptions, choices, "add()")
-    openers, several = _openers(source)
+    openers, several = _openers(source, storage_options)
     if several and options.name is not None:
         raise SourceError(
             f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
@@ -83,9 +91,11 @@ def _attach(
     source: Any,  # noqa: ANN401  (anything that can be added)
     choices: Mapping[str, Any],
     progress: Progress | bool | None,  # noqa: FBT001
+    *,
+    geometry: bool,
 ) -> AddReport:
     """Add geometry or a result."""
-    if not is_geometry(source):
+    if not geometry:
         from raggedatlas.ingest.results import ResultAttachment
 
         return attach(
@@ -97,13 +107,15 @@ def _attach(
     return attach((TranscriptAttachment if options.counts else GeometryAttachment)(catalog, source, options), progress)
 
 
-def _openers(source: Any) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)
+def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)
     if isinstance(source, list | tuple) and not hasattr(source, "describe"):
         parts: Sequence[Any] = source
-        openers = [opener for part in parts for opener in _openers(part)[0]]
+        openers = [opener for part in parts for opener in _openers(part, storage_options)[0]]
         if not openers:
             raise SourceError("add() got an empty sequence; pass at least one source.")
         return openers, True
+    if is_remote(source):
+        return [Opener(as_path(source, storage_options))], False
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if path.is_dir():
@@ -121,16 +133,32 @@ RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.
 """Modules -> class of objects in memory that can be added."""
 
 
-def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI."""
+def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI.
+
+    Raises
+    ------
+    StoreError
+        If an object store cannot be asked.
+    """
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, SHAPES)
     text = os.fspath(source)
-    if "://" in text and text.split("://", 1)[0].lower() not in (*REMOTE_SCHEMES, "file"):
+    if "://" in text and not is_remote(text) and not text.startswith("file:"):
+        return False
+    place = RemotePath(text, storage_options) if is_remote(text) else Location(text)
+    # The ending of a file tells without a request that it is no store.
+    if isinstance(place, RemotePath) and (place.is_web or place.suffix in HDF5_ENDINGS):
         return False
     try:
-        root = json.loads(Location(text).read_bytes("zarr.json"))
+        data = place.read_bytes("zarr.json") if isinstance(place, Location) else (place / "zarr.json").read_bytes()
+        root = json.loads(data)
         return isinstance(root["attributes"]["zarr_vectors"], Mapping)
+    except StoreError:
+        # A store that does not answer would only be asked, and waited for, again.
+        if isinstance(place, RemotePath):
+            raise
+        return False
     # What has no readable root is left to `open_source`, which names what is wrong with it.
     except (AtlasError, OSError, ValueError, LookupError, TypeError):
         return False

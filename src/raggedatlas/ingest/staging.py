@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 
@@ -49,6 +48,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.location import Location
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals
 
@@ -138,7 +138,7 @@ class Opener:
     def __init__(self, what: Any) -> None:  # noqa: ANN401  (anything that can be added)
         self.what = what
         self.notes: tuple[str, ...] = ()
-        self._checked: Path | None = None
+        self._checked: AnyPath | None = None
 
     def __call__(self) -> Source:
         """Open it.
@@ -148,7 +148,7 @@ class Opener:
         SourceError
             If it breaks a rule that it cannot be added by, before anything is read that takes long.
         """
-        path = Path(self.what) if isinstance(self.what, str | Path) else None
+        path = as_path(self.what) if isinstance(self.what, str | AnyPath) else None
         if path is not None and detect(path) in ANNDATA_FORMATS:
             from raggedatlas.formats.anndata import raise_if_invalid
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.sparse import remap_csr
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ class Dataset:
 
         return as_mudata(self.source())
 
-    def write(self, path: str | Path, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+    def write(self, path: str | AnyPath, **options: Any) -> str:  # noqa: ANN401  (options of the format)
         """Write the dataset as it was added to ``.h5ad``, ``.zarr``, ``.h5mu`` or ``.cxg``, in bounded memory.
 
         Parameters
@@ -428,8 +428,10 @@ class Dataset:
 
         source = self.source()
         # The ending `.zarr` is that of AnnData and MuData, so the dataset decides.
-        several = Path(path).suffix == ".zarr" and is_multimodal(source)
-        return copy(source, open_sink(path, **({"multimodal": True} if several else {}), **options))
+        if as_path(path).suffix == ".zarr" and is_multimodal(source):
+            options = {"multimodal": True, **options}
+        storage_options = options.pop("storage_options", None) or self.catalog.location.storage_options
+        return copy(source, open_sink(path, storage_options=storage_options, **options))
 
     @cached_property
     def _returning(self) -> "StoredDataset":

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +38,7 @@ from raggedatlas.query.read import PartReader, block_tasks, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ Reading = tuple[Executor | Workers, Location] | None
 def write(
     spec: QuerySpec,
     catalog: Catalog,
-    path: str | Path,
+    path: str | AnyPath,
     options: Mapping[str, Any],
     executor: Executor | Workers | None = None,
 ) -> str:
@@ -393,7 +393,7 @@ def write(
     -----
     Memory: one block of values, one column of the cells' metadata, where they lie, and the metadata of features. A failed write leaves nothing under the name.
     """
-    multimodal = Path(path).suffix == MULTIMODAL
+    multimodal = as_path(path).suffix == MULTIMODAL
     names = None
     if multimodal and not spec.spaces:
         names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
@@ -407,7 +407,8 @@ def write(
     plan = plan_elements(plan, catalog, multimodal=multimodal)
     release_unused_memory()
     reading = None if executor is None else (executor, catalog.location)
-    sink = open_sink(path, **options)
+    storage_options = options.get("storage_options") or catalog.location.storage_options
+    sink = open_sink(path, **{**options, "storage_options": storage_options})
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.

@@ -739,11 +739,11 @@ class Query:
         Parameters
         ----------
         path : str
-            Where; its ending decides the format.
+            Where, here or in an object store; its ending decides the format.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read the values; this process writes them, so it helps where reading takes longer, as from object stores.
         **options
-            Options of the format.
+            Options of the format, and `storage_options` of an object store, by default those of the atlas.
 
         Returns
         -------

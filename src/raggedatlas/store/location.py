@@ -36,14 +36,17 @@ S3_OPTIONS = {
     "aws_session_token": "session_token",
     "aws_region": "region",
     "aws_endpoint": "endpoint",
+    "aws_skip_signature": "skip_signature",
 }
-GCS_OPTIONS = {"google_service_account": "service_account"}
+GCS_OPTIONS = {"google_service_account": "service_account", "google_skip_signature": "skip_signature"}
 AZURE_OPTIONS = {
     "azure_storage_account_name": "account_name",
     "azure_storage_account_key": "account_key",
     "azure_storage_use_emulator": "use_emulator",
+    "azure_skip_signature": "skip_signature",
 }
-OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CACHE_OPTIONS)
+CLIENT_OPTIONS = ("allow_http", "timeout")
+OPTION_NAMES = (*CLIENT_OPTIONS, *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CACHE_OPTIONS)
 """All storage options a user may pass; except those of the cache, they are spelled as in Lance."""
 
 _LONGEST_NAME = 255
@@ -195,8 +198,13 @@ class Location:
             refuse_symlink(part)
         return path
 
-    def store(self) -> "ObjectStore":
+    def store(self, retries: Mapping[str, Any] | None = None) -> "ObjectStore":
         """Return the obstore store rooted here, cached per process.
+
+        Parameters
+        ----------
+        retries : mapping, optional
+            How failed requests are repeated, as obstore's ``retry_config``; by default as obstore does.
 
         Raises
         ------
@@ -214,7 +222,8 @@ class Location:
                 "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
             )
         stores: LRUCache[ObjectStore] = process_cache("stores")
-        return stores.get_or_make((self.uri, *sorted(self.lance_options().items())), lambda: _open_remote(self))
+        key = (self.uri, retries is None, *sorted(self.lance_options().items()))
+        return stores.get_or_make(key, lambda: _open_remote(self, retries))
 
     def zarr_store(self, *, read_only: bool = True) -> "Store":
         """Return the zarr-python store rooted here."""
@@ -501,7 +510,7 @@ def _checked_key(location: Location, key: str) -> str:
     return key
 
 
-def _open_remote(location: Location) -> "ObjectStore":
+def _open_remote(location: Location, retries: Mapping[str, Any] | None) -> "ObjectStore":
     """Open the obstore store of an object-store location."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -514,11 +523,18 @@ def _open_remote(location: Location) -> "ObjectStore":
     make, names = makers[scheme]
     given = location.storage_options
     options: dict[str, Any] = {names[key]: value for key, value in given.items() if key in names}
-    if "use_emulator" in options:
-        options["use_emulator"] = options["use_emulator"].lower() in _TRUE
-    client = {"allow_http": given["allow_http"].lower() in _TRUE} if "allow_http" in given else None
+    for name in ("use_emulator", "skip_signature"):
+        if name in options:
+            options[name] = options[name].lower() in _TRUE
+    client: dict[str, Any] = {"timeout": given["timeout"]} if "timeout" in given else {}
+    if "allow_http" in given:
+        client["allow_http"] = given["allow_http"].lower() in _TRUE
+    if retries is not None:
+        options["retry_config"] = retries
     with store_errors(f"open {location.uri}"):
-        return cast("ObjectStore", make(bucket, prefix=location.prefix or None, client_options=client, **options))
+        return cast(
+            "ObjectStore", make(bucket, prefix=location.prefix or None, client_options=client or None, **options)
+        )
 
 
 _MOST_PIECES = 1024

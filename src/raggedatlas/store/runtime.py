@@ -1,5 +1,6 @@
 """What runs in the background and what is shared by a process: thread pools, pipelines, reused memory, warning filters."""
 
+import atexit
 import ctypes
 import os
 import threading
@@ -89,6 +90,11 @@ def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def submit(function: Callable[[A], B], item: A) -> "Future[B]":
     """Apply `function` on another thread while the caller continues; it must not use the threads of `map_groups`."""
     return _pool(os.getpid(), "groups").submit(function, item)
+
+
+def submit_request(function: Callable[[A], B], item: A) -> "Future[B]":
+    """Apply `function` on a thread that waits for object stores; it must not wait for another of these threads."""
+    return _pool(os.getpid(), "requests").submit(function, item)
 
 
 def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
@@ -390,6 +396,22 @@ def shared_pool() -> BufferPool:
     True
     """
     return share("blocks", lambda: BufferPool(SHARED_BUFFERS, SHARED_BYTES))
+
+
+_closed_at_exit: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(opened: Any) -> None:  # noqa: ANN401  (anything with a method `close`)
+    """Close something when the process ends, if it still exists then."""
+    if not _closed_at_exit:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _closed_at_exit.add(opened)
+
+
+def _close_all() -> None:
+    for opened in list(_closed_at_exit):
+        opened.close()
 
 
 _WARNING_FILTERS = threading.RLock()

@@ -100,6 +100,11 @@ def is_missing_bucket(error: BaseException) -> bool:
     return bool(_NO_BUCKET.search(str(error)))
 
 
+def is_remote_error(error: BaseException) -> bool:
+    """Return whether obstore raised an error; its own module is not imported to find out."""
+    return any(kind.__module__ == "obstore.exceptions" for kind in type(error).__mro__)
+
+
 def failure(error: BaseException) -> str:
     """Return why a folder or object store failed and what to do, as the end of a sentence and a sentence.
 

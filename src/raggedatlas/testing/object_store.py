@@ -1,5 +1,6 @@
 """An HTTP proxy with faults on demand, to stand between an object store and what is tested."""
 
+import contextlib
 import re
 import threading
 import time
@@ -308,3 +309,110 @@ class Remote:
 
         options: dict[str, Any] = {**_LOGIN, "endpoint": self.proxy.upstream, "client_options": {"allow_http": True}}
         return S3Store(self.bucket, prefix="my.atlas", **options)
+
+
+@dataclass
+class WebServer:
+    """A web server on loopback for the files of a folder, to be used as a context manager; its faults may be changed while it runs.
+
+    Parameters
+    ----------
+    folder : Path
+        What is served.
+    ranges : bool
+        Whether parts of files are served; if not, every request gets the complete file.
+    sent : int or None
+        Bytes of a body after which the connection is closed; None sends all.
+    latency : float
+        Seconds to wait before each answer.
+    requests : list of str
+        Method, path and range of each request, oldest first.
+
+    Examples
+    --------
+    >>> with WebServer(Path("tests/data")) as server:
+    ...     server.address.startswith("http://127.0.0.1:")
+    True
+    """
+
+    folder: Path
+    ranges: bool = True
+    sent: int | None = None
+    latency: float = 0.0
+    requests: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Bind a free port."""
+        web = self
+
+        class Handler(_FileHandler):
+            owner = web
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the server."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> "WebServer":
+        """Start to answer."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop to answer."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _FileHandler(BaseHTTPRequestHandler):
+    """Serves the files of one connection."""
+
+    owner: WebServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_HEAD(self) -> None:
+        """Send the size of a file."""
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        """Send a file or a part of it."""
+        asked = self.headers.get("Range", "")
+        self.owner.requests.append(f"{self.command} {self.path} {asked}")
+        time.sleep(self.owner.latency)
+        file = self.owner.folder / unquote(urlsplit(self.path).path).lstrip("/")
+        if not file.is_file():
+            self._send(404, b"", {})
+            return
+        data = file.read_bytes()
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
+        if match is None or not self.owner.ranges:
+            self._send(200, data, {})
+            return
+        start, stop = int(match[1]), min(int(match[2]) + 1, len(data))
+        if start >= len(data):
+            self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        else:
+            self._send(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.owner.sent is not None and len(body) > self.owner.sent:
+            body = body[: self.owner.sent]
+            self.close_connection = True
+        # A client that finds a response wrong closes the connection.
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"" if self.command == "HEAD" else body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing here; the server keeps the log."""

@@ -10,18 +10,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError
+from raggedatlas.errors import AtlasError, StoreError
 from raggedatlas.formats.containers import (
     READ_ERRORS,
     Container,
     is_array,
-    is_zip,
-    local_store,
+    is_tree,
     open_hdf5,
     open_zarr,
     readable,
+    zarr_store_of,
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
+from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
 from raggedatlas.store.runtime import warnings_as
 
 StoreKind = Literal["hdf5", "zarr"]
@@ -226,7 +227,7 @@ class Node:
 
 
 @contextmanager
-def open_tree(path: str | Path) -> Iterator[Node]:
+def open_tree(path: str | AnyPath) -> Iterator[Node]:
     """Open a file or folder as a tree of nodes.
 
     Parameters
@@ -241,8 +242,8 @@ def open_tree(path: str | Path) -> Iterator[Node]:
     SourceError
         If it is neither, or cannot be opened.
     """
-    path = Path(path)
-    if path.is_dir() or is_zip(path):
+    path = as_path(path)
+    if is_tree(path):
         root = _zarr_root(path)
         try:
             yield root
@@ -256,8 +257,10 @@ def open_tree(path: str | Path) -> Iterator[Node]:
         container.close()
 
 
-def disk_bytes(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder."""
+def disk_bytes(path: AnyPath) -> int:
+    """Return the size of a file, or of all files in a folder; 0 for a folder on a web server, which cannot be listed."""
+    if isinstance(path, RemotePath):
+        return path.size
     files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
     return sum(file.stat().st_size for file in files)
 
@@ -275,15 +278,18 @@ def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attrib
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def _zarr_root(path: Path) -> Node:
+def _zarr_root(path: AnyPath) -> Node:
     import zarr
 
     try:
-        return Node(str(path), "", open_zarr(path, consolidated=False).root)
+        # Each node is a request of a remote store, and a web server cannot list them.
+        return Node(str(path), "", open_zarr(path, consolidated=isinstance(path, RemotePath)).root)
+    except StoreError:
+        raise
     except AtlasError:
         # The root may also be an array; if it is neither, the error about the group is raised.
         try:
-            return Node(str(path), "", zarr.open_array(store=local_store(path), mode="r"))
+            return Node(str(path), "", zarr.open_array(store=zarr_store_of(path), mode="r"))
         except (*READ_ERRORS, AtlasError, zarr.errors.BaseZarrError):
             pass
         raise

@@ -37,6 +37,7 @@ from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip
 from raggedatlas.formats.output_files import partial_path, writable
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
+from raggedatlas.store.remote_path import is_remote
 from raggedatlas.store.runtime import warnings_as
 
 MAX_ROUNDS = 10
@@ -96,6 +97,8 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     >>> repair("broken.h5ad", "fixed.h5ad").mended  # doctest: +SKIP
     ('A02 uns/k: declared as array 0.2.0',)
     """
+    if is_remote(path) or is_remote(target):
+        raise SourceError(f"{path} is repaired as a local copy; download it, or convert it, and give a local target.")
     path, target = Path(path), Path(target)
     _refuse_existing(target)
     hidden = partial_path(target, overwrite=True)

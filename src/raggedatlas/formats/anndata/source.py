@@ -32,13 +32,14 @@ from raggedatlas.formats.matrix_readers import (
     RowReader,
     SparseArrays,
 )
+from raggedatlas.store.remote_path import AnyPath, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
 
-def h5ad_source(path: str | Path) -> CompositeSource:
+def h5ad_source(path: str | AnyPath) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
     Raises
@@ -54,10 +55,11 @@ def h5ad_source(path: str | Path) -> CompositeSource:
     --------
     >>> source = h5ad_source("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     """
-    return _stored_source(open_hdf5(Path(path)), Path(path), "h5ad")
+    path = as_path(path)
+    return _stored_source(open_hdf5(path), path, "h5ad")
 
 
-def zarr_source(path: str | Path) -> CompositeSource:
+def zarr_source(path: str | AnyPath) -> CompositeSource:
     """Open an AnnData that was written as a Zarr folder, format 2 or 3, sharded or not, or such a folder in a zip file.
 
     Raises
@@ -69,7 +71,8 @@ def zarr_source(path: str | Path) -> CompositeSource:
     LimitError
         If it declares more than may be read.
     """
-    return _stored_source(open_zarr(Path(path)), Path(path), "zarr")
+    path = as_path(path)
+    return _stored_source(open_zarr(path), path, "zarr")
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
@@ -106,7 +109,7 @@ def object_source(adata: "AnnData") -> CompositeSource:
     return CompositeSource(read_object_parts(adata), name=name, uri=uri, format="anndata")
 
 
-def _stored_source(container: Container, path: Path, form: str, name: str = "") -> CompositeSource:
+def _stored_source(container: Container, path: AnyPath, form: str, name: str = "") -> CompositeSource:
     try:
         with readable(container.uri, "its structure"):
             parts = read_stored_parts(container)

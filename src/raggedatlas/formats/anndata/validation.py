@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
@@ -47,6 +46,7 @@ from raggedatlas.formats.containers import READ_ERRORS, is_zip, readable
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
+from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
@@ -94,7 +94,7 @@ class Limits:
     memory: int
 
     @classmethod
-    def of(cls, path: str | Path) -> "Limits":
+    def of(cls, path: str | AnyPath) -> "Limits":
         """Return limits that a valid file of this size stays far below.
 
         Examples
@@ -102,18 +102,18 @@ class Limits:
         >>> Limits.of("tests/data").seconds > 60
         True
         """
-        n_bytes = disk_bytes(Path(path))
+        n_bytes = disk_bytes(as_path(path))
         return cls(60 + n_bytes / 1e6, 2 * 2**30 + 4 * n_bytes)
 
 
 @checked
-def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | None = None) -> Problems:
+def validate(path: str | AnyPath, level: Depth = "metadata", *, limits: Limits | None = None) -> Problems:
     """List the rules that an AnnData file breaks.
 
     Parameters
     ----------
-    path : str or Path
-        An `.h5ad` or `.h5mu` file, or a Zarr folder, format 2 or 3.
+    path : str, Path or RemotePath
+        An `.h5ad` or `.h5mu` file, or a Zarr folder, format 2 or 3; ``s3://``, ``gs://``, ``az://`` or ``https://`` too, read by ranges.
     level : {"metadata", "full"}
         ``metadata`` reads attributes, shapes and types, and the last pointer of sparse matrices. ``full`` reads every value
         as well, a block at a time: memory is bounded by the blocks, eight bytes per cell, and eight bytes per position of the
@@ -139,20 +139,30 @@ def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | No
     >>> validate("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     []
     """
+    path = as_path(path)
     if limits is not None:
-        return _validate_apart(Path(path), level, limits)
+        return _validate_apart(path, level, limits)
     with open_tree(path) as root, readable(str(path), "the root"):
         return check_root(root, full=level == "full")
 
 
-def _validate_apart(path: Path, level: Depth, limits: Limits) -> Problems:
+def _validate_apart(path: AnyPath, level: Depth, limits: Limits) -> Problems:
     """Validate a file in a separate process."""
     call = f"from {__name__} import _answer; _answer()"
-    words = [sys.executable, "-W", "ignore", "-c", call, os.fspath(path), level, str(limits.memory)]
+    words = [sys.executable, "-W", "ignore", "-c", call, level, str(limits.memory)]
+    # By the standard input, since every user of a machine can list the arguments of a process.
+    address = [path.uri, path.storage_options] if isinstance(path, RemotePath) else [os.fspath(path), {}]
     # on machines of many cores the buffers of BLAS threads alone would exceed the limit; nothing here needs them
     environment = os.environ | {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
     try:
-        process = subprocess.run(words, capture_output=True, timeout=limits.seconds, check=False, env=environment)
+        process = subprocess.run(
+            words,
+            input=json.dumps(address).encode(errors="surrogateescape"),
+            capture_output=True,
+            timeout=limits.seconds,
+            check=False,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         return _limit_exceeded(
             f"it was not checked within {limits.seconds:,.0f} s; damaged bytes can make the reader loop without end."
@@ -172,8 +182,9 @@ def _limit_exceeded(message: str) -> Problems:
 
 
 def _answer() -> None:
-    """Validate the file named on the command line and write the problems as JSON; runs in the process of `_validate_apart`."""
-    path, level, memory = sys.argv[1:]
+    """Validate the file named on the standard input and write the problems as JSON; runs in the process of `_validate_apart`."""
+    level, memory = sys.argv[1:]
+    address, options = json.load(sys.stdin)
     try:
         import resource
     except ImportError:  # Windows
@@ -184,7 +195,7 @@ def _answer() -> None:
         most = int(memory) if hard == resource.RLIM_INFINITY else min(int(memory), hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
-        answer = {"problems": validate(path, "full" if level == "full" else "metadata").to_dict()}
+        answer = {"problems": validate(as_path(address, options), "full" if level == "full" else "metadata").to_dict()}
     except AtlasError as error:
         answer = {"error": type(error).__name__, "message": str(error)}  # type: ignore[dict-item]
     except MemoryError:
@@ -237,7 +248,7 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
     return checker.problems
 
 
-def raise_if_invalid(path: str | Path) -> Problems:
+def raise_if_invalid(path: str | AnyPath) -> Problems:
     """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
     Elements that cannot be opened or decoded (A00) are left to the reader, whose error is more precise.
@@ -266,7 +277,7 @@ def raise_if_invalid(path: str | Path) -> Problems:
     return problems
 
 
-def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
+def with_rule_id(path: str | AnyPath, error: AtlasError) -> AtlasError:
     """Return an error of reading a file with the id of the rule that the file breaks.
 
     Parameters
@@ -332,13 +343,13 @@ _MAIN = ("data", "codes", "values")
 
 
 @checked
-def inspect(path: str | Path) -> Inspection:
+def inspect(path: str | AnyPath) -> Inspection:
     """Inspect an AnnData or MuData file without reading its values.
 
     Parameters
     ----------
-    path : str or Path
-        An HDF5 file or a Zarr folder.
+    path : str, Path or RemotePath
+        An HDF5 file or a Zarr folder, here, in an object store or on a web server.
 
     Returns
     -------
@@ -357,16 +368,16 @@ def inspect(path: str | Path) -> Inspection:
     >>> inspection = inspect("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     >>> print(inspection)  # doctest: +SKIP
     """
-    path = Path(path)
+    path = as_path(path)
     with open_tree(path) as root:
-        return Inspection(str(path), _store(root), disk_bytes(path), _described(root))
+        return Inspection(str(path), _store(root), disk_bytes(path), _described(root, path))
 
 
 def _store(root: Node) -> str:
     return "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
 
 
-def _described(node: Node) -> Element:
+def _described(node: Node, file: AnyPath) -> Element:
     kind, version = declared_encoding(node)
     encoding = f"{kind} {version}".strip()
     kind = kind or ("" if node.stored is None else infer(node))
@@ -374,8 +385,8 @@ def _described(node: Node) -> Element:
     if node.stored is None:
         return element
     if node.is_array:
-        return _described_array(node, element)
-    children = tuple(_described(child) for child in node.children.values())
+        return _described_array(node, element, file)
+    children = tuple(_described(child, file) for child in node.children.values())
     is_sparse = kind in SPARSE
     element = replace(
         element,
@@ -391,7 +402,7 @@ def _described(node: Node) -> Element:
     return replace(element, n_entries=main.shape[0] if is_sparse and main.shape else None, **of_main)
 
 
-def _described_array(node: Node, element: Element) -> Element:
+def _described_array(node: Node, element: Element, file: AnyPath) -> Element:
     array = node.stored
     variable = node.text is not None and node.text.variable
     fields = node.dtype.names
@@ -404,18 +415,21 @@ def _described_array(node: Node, element: Element) -> Element:
         shards=tuple(shards) if shards else None,
         compression=_hdf5_compression(array) if node.in_hdf5 else _zarr_compression(array),
         n_bytes=0 if variable or node.shape is None else prod(node.shape) * node.dtype.itemsize,
-        n_stored=_stored_bytes(node),
+        n_stored=_stored_bytes(node, file),
     )
 
 
-def _stored_bytes(node: Node) -> int:
+def _stored_bytes(node: Node, file: AnyPath) -> int:
     if node.in_hdf5:
         return int(node.stored.id.get_storage_size())
-    if is_zip(Path(node.uri)):
-        return _zip_bytes(node.uri, Path(node.uri).stat().st_mtime_ns)[node.path]
-    folder = Path(node.uri) / node.path
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return sum(file.stat().st_size for file in files if file.name not in ZARR_METADATA)
+    if isinstance(file, RemotePath):
+        # A web server does not list the chunks.
+        objects = () if file.is_web else (file / node.path).rglob("*")
+        return sum(one.size for one in objects if one.name not in ZARR_METADATA)
+    if is_zip(file):
+        return _zip_bytes(node.uri, file.stat().st_mtime_ns)[node.path]
+    files = (path for path in (file / node.path).rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files if path.name not in ZARR_METADATA)
 
 
 @lru_cache(maxsize=1)

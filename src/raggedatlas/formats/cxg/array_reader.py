@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
 from raggedatlas.model.protocols import MatrixForm
+from raggedatlas.store.remote_path import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ class LazyArray:
         Path of the array.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._array: Any = None
 
@@ -60,7 +60,7 @@ class LazyArray:
         if self._array is None:
             with tiledb_errors(self.path):
                 check_file_sizes(self.path)
-                self._array = import_tiledb().open(absolute_uri(self.path), "r", ctx=context())
+                self._array = import_tiledb().open(absolute_uri(self.path), "r", ctx=context(self.path))
         return self._array
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class DenseArray:
 
 
 def compress_entries(
-    path: Path,
+    path: AnyPath,
     entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     extent: tuple[int, int],
     n_minor: int,
@@ -287,7 +287,7 @@ def compress_entries(
     return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
 
 
-def columns_per_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool) -> int:
+def columns_per_block(folder: AnyPath, n_rows: int, n_columns: int, *, shifted: bool) -> int:
     """Return the number of matrix columns that take about as much memory as a block of rows.
 
     Parameters
@@ -305,11 +305,11 @@ def columns_per_block(folder: Path, n_rows: int, n_columns: int, *, shifted: boo
         return max(1, min(n_columns, BLOCK_BYTES // max(each, 1)))
 
 
-def _is_split(folder: Path) -> bool:
+def _is_split(folder: AnyPath) -> bool:
     return (folder / XC).is_dir() and (folder / XR).is_dir()
 
 
-def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
+def read_columns(folder: AnyPath, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
     """Read columns of the matrix, from ``Xc`` if it exists.
 
     Parameters
@@ -393,7 +393,7 @@ class TableInfo:
         Other metadata.
     """
 
-    path: Path
+    path: AnyPath
     n_rows: int
     columns: tuple[str, ...]
     hints: Mapping[str, Any] = field(default_factory=dict)
@@ -419,7 +419,7 @@ class TableInfo:
         return numbered[-1][1] if numbered else None
 
 
-def read_table_info(path: Path) -> TableInfo:
+def read_table_info(path: AnyPath) -> TableInfo:
     """Read the description of a table.
 
     Raises
@@ -448,7 +448,7 @@ def read_table_info(path: Path) -> TableInfo:
     return TableInfo(path, n_rows, columns, hints, metadata)
 
 
-def _axis_sizes(path: Path, schema: Any) -> tuple[int, ...]:  # noqa: ANN401  (a tiledb.ArraySchema)
+def _axis_sizes(path: AnyPath, schema: Any) -> tuple[int, ...]:  # noqa: ANN401  (a tiledb.ArraySchema)
     axes = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
     for axis in axes:
         if axis.dtype.kind not in "iu" or int(axis.domain[0]):
@@ -459,7 +459,7 @@ def _axis_sizes(path: Path, schema: Any) -> tuple[int, ...]:  # noqa: ANN401  (a
     return tuple(int(axis.domain[1]) + 1 for axis in axes)
 
 
-def parse_object(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
+def parse_object(path: AnyPath, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
     """Parse a metadata value as a JSON object; null is treated as empty.
 
     Raises

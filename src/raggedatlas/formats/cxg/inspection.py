@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
 from raggedatlas.errors import NotFoundError, SourceError
@@ -34,6 +33,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
+from raggedatlas.store.remote_path import AnyPath, as_path
 
 Kind = Literal["array", "group"]
 
@@ -62,7 +62,7 @@ class Detection:
         Sorted names of the arrays in ``emb``.
     """
 
-    path: Path
+    path: AnyPath
     version: str
     layout: Layout | None
     reason: str
@@ -80,7 +80,7 @@ class Detection:
         return tuple(name for name in self.members if name not in MEMBERS)
 
 
-def tiledb_kind(path: Path) -> Kind | None:
+def tiledb_kind(path: AnyPath) -> Kind | None:
     """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
 
     Examples
@@ -93,7 +93,7 @@ def tiledb_kind(path: Path) -> Kind | None:
     return "group" if any((path / mark).exists() for mark in _GROUP_MARKS) else None
 
 
-def is_cxg(path: Path) -> bool:
+def is_cxg(path: AnyPath) -> bool:
     """Return whether a folder looks like a CXG: a TileDB group with a known member, or arrays ``obs`` and ``var``."""
     if not path.is_dir() or tiledb_kind(path) == "array":
         return False
@@ -102,7 +102,7 @@ def is_cxg(path: Path) -> bool:
     return bool(arrays) if tiledb_kind(path) == "group" else {OBS, VAR} <= set(arrays)
 
 
-def detect(path: str | Path) -> Detection:
+def detect(path: str | AnyPath) -> Detection:
     """Detect version and layout of a CXG; raises only if they cannot be described.
 
     Raises
@@ -114,7 +114,7 @@ def detect(path: str | Path) -> Detection:
     MissingExtraError
         If tiledb is not installed.
     """
-    path = Path(path)
+    path = as_path(path)
     if not path.exists():
         raise NotFoundError(f"File or folder {path} does not exist; check the path.")
     if not is_cxg(path):
@@ -128,11 +128,12 @@ def detect(path: str | Path) -> Detection:
     return Detection(path, version, layout, f"{reason}; {shown}", members, embeddings)
 
 
-def list_members(path: Path) -> dict[str, Kind]:
+def list_members(path: AnyPath) -> dict[str, Kind]:
     """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
     if not path.is_dir():
         return {}
-    kinds = {inner.name: tiledb_kind(inner) for inner in sorted(path.iterdir()) if inner.is_dir()}
+    members: list[AnyPath] = [*path.iterdir()]
+    kinds = {inner.name: tiledb_kind(inner) for inner in sorted(members, key=str) if inner.is_dir()}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -185,7 +186,7 @@ def _require_members(detection: Detection) -> None:
         raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
 
 
-def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
+def _version(path: AnyPath, members: Mapping[str, Kind]) -> tuple[str, str]:
     if members.get(GROUP_METADATA) != "array":
         return UNNAMED, f"version {UNNAMED}: there is no {GROUP_METADATA}"
     with open_array(path / GROUP_METADATA) as array:
@@ -197,7 +198,7 @@ def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
     return text, f"version {text}: {GROUP_METADATA} says so"
 
 
-def _layout(path: Path, members: Mapping[str, Kind]) -> tuple[Layout | None, str]:
+def _layout(path: AnyPath, members: Mapping[str, Kind]) -> tuple[Layout | None, str]:
     """Detect the layout from the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over ``X``."""
     if members.get(XR) == members.get(XC) == "array":
         return "split", f"layout split: there are {XR} and {XC}"
@@ -233,7 +234,7 @@ class CxgInspection(Inspection):
 
 
 @checked
-def inspect(path: str | Path) -> CxgInspection:
+def inspect(path: str | AnyPath) -> CxgInspection:
     """Inspect a CXG without reading its values.
 
     Parameters
@@ -263,7 +264,7 @@ def inspect(path: str | Path) -> CxgInspection:
     >>> inspection.reason
     'version 0.3.0: cxg_group_metadata says so; layout split: there are Xr and Xc'
     """
-    path = Path(path)
+    path = as_path(path)
     try:
         detection = detect(path)
         version, layout, reason = detection.version, detection.layout, detection.reason
@@ -287,7 +288,7 @@ def _group(path: str, name: str, children: tuple[Element, ...]) -> Element:
     return Element(path, name, "group", "group", n_bytes=n_bytes, n_stored=n_stored, children=children)
 
 
-def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
+def _member(folder: AnyPath, name: str, kind: Kind, prefix: str = "") -> Element:
     path, at = folder / name, f"{prefix}{name}"
     if kind == "group":
         return _group(at, name, tuple(_member(path, *member, f"{at}/") for member in list_members(path).items()))
@@ -297,7 +298,7 @@ def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
         return Element(at, name, "array", "array", fault=str(error).removeprefix("C00: "))
 
 
-def _array(path: str, at: Path, info: ArrayInfo) -> Element:
+def _array(path: str, at: AnyPath, info: ArrayInfo) -> Element:
     # A sparse array is declared with every possible cell; fragments know how many are stored.
     name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
     encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -44,6 +43,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model import validation
 from raggedatlas.model.validation import Checker, Rule
+from raggedatlas.store.remote_path import AnyPath
 
 _AGAIN = "Write the CXG again from its source."
 _CONVERT = "Write it again, e.g. by raggedatlas convert."
@@ -159,7 +159,7 @@ class CxgChecker(Checker[str]):
     rules: ClassVar[Mapping[str, Rule]] = RULES
     damage: ClassVar[str] = "C00"
 
-    path: Path
+    path: AnyPath
     full: bool
     members: Mapping[str, Kind]
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,13 +62,14 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
+from raggedatlas.store.remote_path import AnyPath
 
 MAX_EXTRA_BYTES = 256 << 20
 """Maximum size on disk of arrays outside the format that are read into ``uns``."""
 
 
 def cxg_source(
-    path: str | Path, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
+    path: str | AnyPath, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
 ) -> "CxgSource":
     """Open a CXG of any version and layout.
 
@@ -408,7 +408,7 @@ def obsm_name(name: str, all_names: Sequence[str]) -> str:
     return name if taken else f"{OBSM_PREFIX}{name}"
 
 
-def _shape_error(path: Path, name: str, extents: Sequence[Any], expected: Sequence[Any], rule: str = "C71") -> str:
+def _shape_error(path: AnyPath, name: str, extents: Sequence[Any], expected: Sequence[Any], rule: str = "C71") -> str:
     return (
         f"{rule}: {path}: {name} has shape {tuple(extents)}, but the tables of cells and features require {tuple(expected)}; "
         "the CXG is inconsistent. Write it again."
@@ -426,7 +426,7 @@ def _read_side_data(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], A
     return {**side, "arrays": {name: read() for name, read in arrays.items()}} if arrays else dict(side)
 
 
-def _read_extra(path: Path) -> dict[str, Any]:
+def _read_extra(path: AnyPath) -> dict[str, Any]:
     """Read an array outside the format, or all arrays of a group; ``metadata`` is JSON."""
     if tiledb_kind(path) != "array":
         return {name: _read_extra(path / name) for name in list_members(path)}
@@ -476,7 +476,7 @@ def _decode_texts(values: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def read_unstructured(path: Path) -> dict[str, Any]:
+def read_unstructured(path: AnyPath) -> dict[str, Any]:
     """Read ``uns``, stored as metadata of an array, as in all known files, or of a group.
 
     Parameters
@@ -502,7 +502,7 @@ def read_unstructured(path: Path) -> dict[str, Any]:
         with tiledb_errors(path):
             # `open_array` does this for arrays; groups are opened here only.
             check_file_sizes(path)
-        with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context()) as group:
+        with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context(path)) as group:
             stored = dict(group.meta.items())
     values = {key: _value(path, key, value) for key, value in stored.items()}
     for name, kind in list_members(path).items():
@@ -513,7 +513,7 @@ def read_unstructured(path: Path) -> dict[str, Any]:
     return values
 
 
-def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401
+def _value(path: AnyPath, key: str, value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, bytes):
         raise SourceError(
             f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; unpickling could run foreign code. "

@@ -1,6 +1,7 @@
 """Access to TileDB arrays: the library, its context, checks of untrusted files, and array metadata."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,12 +9,13 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from struct import Struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
+from raggedatlas.store.remote_path import AnyPath, RemoteFile, RemotePath
 from raggedatlas.store.runtime import DECODE_THREADS
 
 BUFFER_BYTES = 1 << 20
@@ -42,16 +44,45 @@ def import_tiledb() -> Any:  # noqa: ANN401  (a module)
     return tiledb
 
 
-def context() -> Any:  # noqa: ANN401  (a tiledb.Ctx)
-    """Return the TileDB context of this process, with few threads and small buffers.
+def context(path: AnyPath | None = None) -> Any:  # noqa: ANN401  (a tiledb.Ctx)
+    """Return the TileDB context of this process for an array, with few threads and small buffers.
 
     A forked child has its own process id and so its own context; the threads of its parent's context would never respond.
     """
-    return _context(os.getpid())
+    return _context(os.getpid(), tuple(_vfs_settings(path).items()) if isinstance(path, RemotePath) else ())
+
+
+def _vfs_settings(path: RemotePath) -> dict[str, str]:
+    """Return the settings of TileDB's own access to an object store that correspond to storage options."""
+    given = path.storage_options
+    settings = {_VFS_SETTINGS[name]: value for name, value in given.items() if name in _VFS_SETTINGS}
+    if "google_service_account" in given:
+        settings["vfs.gcs.service_account_key"] = Path(given["google_service_account"]).read_text()
+    if "aws_endpoint" in given:
+        scheme, _, host = given["aws_endpoint"].rpartition("://")
+        settings |= {
+            "vfs.s3.endpoint_override": host.rstrip("/"),
+            "vfs.s3.scheme": scheme or "https",
+            "vfs.s3.use_virtual_addressing": "false",
+        }
+    # The default of five tries waits for minutes where nothing answers.
+    return {"vfs.s3.connect_max_tries": "3", "vfs.s3.connect_timeout_ms": "10000", **settings}
+
+
+_VFS_SETTINGS = {
+    "aws_access_key_id": "vfs.s3.aws_access_key_id",
+    "aws_secret_access_key": "vfs.s3.aws_secret_access_key",
+    "aws_session_token": "vfs.s3.aws_session_token",
+    "aws_region": "vfs.s3.region",
+    "aws_skip_signature": "vfs.s3.no_sign_request",
+    "azure_storage_account_name": "vfs.azure.storage_account_name",
+    "azure_storage_account_key": "vfs.azure.storage_account_key",
+}
+"""Storage option -> TileDB's name of it."""
 
 
 @cache
-def _context(pid: int) -> Any:  # noqa: ANN401
+def _context(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401
     del pid
     tiledb = import_tiledb()
     return tiledb.Ctx(
@@ -61,6 +92,7 @@ def _context(pid: int) -> Any:  # noqa: ANN401
             "py.init_buffer_bytes": str(BUFFER_BYTES),
             # Its Ctrl-C handler calls the previous handler, and crashes if there is none, as in jobs started by a script.
             "sm.enable_signal_handlers": "false",
+            **dict(settings),
         }
     )
 
@@ -76,13 +108,14 @@ def low_level_module() -> Any:  # noqa: ANN401  (a module)
     return engine if supported else None
 
 
-def absolute_uri(path: Path) -> str:
+def absolute_uri(path: AnyPath) -> str:
     """Return the absolute URI of a path: TileDB resolves relative paths against the working directory of its first use."""
-    return str(path.absolute())
+    uri = str(path.absolute())
+    return f"azure://{uri.removeprefix('az://')}" if uri.startswith("az://") else uri
 
 
 @contextmanager
-def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
+def open_array(path: AnyPath, mode: str = "r") -> Iterator[Any]:
     """Open an array for reading (``"r"``) or writing (``"w"``), and close it at the end.
 
     Raises
@@ -97,7 +130,7 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
         # Only arrays that are read are untrusted; those open for writing were made by this process.
         if mode == "r":
             check_file_sizes(path)
-        opened = tiledb.open(absolute_uri(path), mode, ctx=context())
+        opened = tiledb.open(absolute_uri(path), mode, ctx=context(path))
         try:
             yield opened
         finally:
@@ -135,7 +168,7 @@ def values_of(read: Any, name: str = "") -> NDArray[Any]:  # noqa: ANN401  (an a
 
 
 @contextmanager
-def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
+def tiledb_errors(path: AnyPath, *, writes: bool = False) -> Iterator[None]:
     """Translate TileDB errors: damage for reads, failure for writes."""
     tiledb = import_tiledb()
     try:
@@ -149,10 +182,17 @@ def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
             raise StoreError(
                 f"C01: {path} cannot be written ({text:.300}), so no TileDB group can be created; check the folder, its permissions and free space."
             ) from error
+        if isinstance(path, RemotePath) and _STORE_FAILURE.search(text):
+            raise StoreError(
+                f"{path} cannot be read by TileDB ({text:.300}); check the credentials, the endpoint and the network."
+            ) from error
         raise SourceError(
             f"C00: {path} cannot be opened or decoded ({text:.300}); it is damaged or incomplete. Fetch or write the CXG again."
         ) from error
 
+
+_STORE_FAILURE = re.compile(r"Error while \w+|HTTP|curl|AWS|Exception:|credential", re.IGNORECASE)
+"""Words of TileDB's messages about an object store that does not answer or refuses."""
 
 TEXT_SUFFIX = "_var.tdb"
 """Suffix of the file with the text of a field; the file with its offsets has the same name without it."""
@@ -175,7 +215,7 @@ class _CorruptFileError(Exception):
     """A file is damaged; the message is a short reason."""
 
 
-def check_file_sizes(path: Path) -> None:
+def check_file_sizes(path: AnyPath) -> None:
     """Raise for files of an array or group that TileDB should not open.
 
     TileDB would block on pipes and devices, and allocate the sizes declared in schemas and metadata even beyond the file size.
@@ -190,7 +230,7 @@ def check_file_sizes(path: Path) -> None:
     SourceError
         C00, with the name of the file.
     """
-    special = _find_special_file(path)
+    special = None if isinstance(path, RemotePath) else _find_special_file(path)
     if special is not None:
         raise _damage_error(path, special, "is not a regular file but a pipe, a device or a broken link")
     inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]
@@ -205,7 +245,7 @@ def check_file_sizes(path: Path) -> None:
                 raise _damage_error(path, file, f"declares {filters + stored:,} bytes, but has {size - _HEADER.size:,}")
 
 
-def check_text_offsets(path: Path, schema: Any, fields: tuple[str, ...] = ()) -> None:  # noqa: ANN401  (a tiledb.ArraySchema)
+def check_text_offsets(path: AnyPath, schema: Any, fields: tuple[str, ...] = ()) -> None:  # noqa: ANN401  (a tiledb.ArraySchema)
     """Raise if offsets of text are out of bounds or decreasing: TileDB would read invalid memory.
 
     Parameters
@@ -225,7 +265,8 @@ def check_text_offsets(path: Path, schema: Any, fields: tuple[str, ...] = ()) ->
     packed = [type(schema.offsets_filters[i]).__name__ for i in range(len(schema.offsets_filters))]
     if packed[:1] not in ([], ["ZstdFilter"]) or packed[1:] not in ([], ["ChecksumMD5Filter"]):
         return
-    for texts in sorted(path.glob(f"**/*{TEXT_SUFFIX}")):
+    every: list[AnyPath] = [*path.glob(f"**/*{TEXT_SUFFIX}")]
+    for texts in sorted(every, key=str):
         field = texts.name.removesuffix(TEXT_SUFFIX)
         bounds = texts.with_name(f"{field}.tdb")
         # Before 2020 files were named after attributes, whose name may itself end in the suffix.
@@ -251,8 +292,8 @@ def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: AN
     return f"a{number}", attribute
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+def _files(folder: AnyPath) -> list[AnyPath]:
+    return sorted((file for file in folder.iterdir() if file.is_file()), key=str) if folder.is_dir() else []
 
 
 def _find_special_file(path: Path) -> Path | None:
@@ -274,13 +315,13 @@ def _find_special_file(path: Path) -> Path | None:
     return None
 
 
-def _damage_error(path: Path, file: Path, what: str) -> SourceError:
+def _damage_error(path: AnyPath, file: AnyPath, what: str) -> SourceError:
     return SourceError(
-        f"C00: {path} is damaged: {file.relative_to(path)} {what}. Fetch or write the CXG again."
+        f"C00: {path} is damaged: {str(file).removeprefix(f'{path}/')} {what}. Fetch or write the CXG again."
     )  # fmt: skip
 
 
-def _check_offsets(bounds: Path, texts: Path, *, checked: bool) -> None:
+def _check_offsets(bounds: AnyPath, texts: AnyPath, *, checked: bool) -> None:
     """Compare the offsets of each tile with the length of its text; `checked` states whether chunks have checksums."""
     with bounds.open("rb") as of_bounds, texts.open("rb") as of_texts:
         tiles = _tiles(of_texts, bounds=False)
@@ -299,7 +340,7 @@ def _check_offsets(bounds: Path, texts: Path, *, checked: bool) -> None:
                 raise _CorruptFileError("has offsets that decrease or exceed its text")
 
 
-def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[NDArray[Any]]:
+def _tiles(file: IO[bytes] | RemoteFile, *, bounds: bool, checked: bool = False) -> Iterator[NDArray[Any]]:
     """Iterate over the tiles of a file: decoded bytes if `bounds`, else the decoded size."""
     end = file.seek(0, 2)
     file.seek(0)
@@ -316,13 +357,13 @@ def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[N
             yield np.array([sum(int(chunk[0]) for chunk in chunks)], np.uint64)
 
 
-def _read_struct(file: BinaryIO, form: Struct, end: int) -> tuple[int, ...]:
+def _read_struct(file: IO[bytes] | RemoteFile, form: Struct, end: int) -> tuple[int, ...]:
     if file.tell() + form.size > end:
         raise _CorruptFileError("is truncated")
     return form.unpack(file.read(form.size))
 
 
-def _chunk(file: BinaryIO, end: int, *, decoded: bool, checked: bool) -> NDArray[Any]:
+def _chunk(file: IO[bytes] | RemoteFile, end: int, *, decoded: bool, checked: bool) -> NDArray[Any]:
     """Read the next chunk: its content, or its decoded size."""
     length, stored, described = _read_struct(file, _CHUNK, end)
     if file.tell() + described + stored > end or (length > MAX_CHUNK_BYTES and decoded):
@@ -502,7 +543,7 @@ class ArrayInfo:
         return next((one for one in self.attributes if one.name == name), None)
 
 
-def read_array_info(path: Path) -> ArrayInfo:
+def read_array_info(path: AnyPath) -> ArrayInfo:
     """Read schema and metadata of an array.
 
     Raises
@@ -525,7 +566,7 @@ def read_array_info(path: Path) -> ArrayInfo:
     )
 
 
-def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
+def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
     """Return whether the fragments of a dense array cover it; TileDB reads fill values where a fragment is missing.
 
     Parameters
@@ -541,7 +582,7 @@ def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiled
         If the fragments cannot be opened (C00).
     """
     with tiledb_errors(path):
-        boxes = import_tiledb().array_fragments(absolute_uri(path), ctx=context()).nonempty_domain
+        boxes = import_tiledb().array_fragments(absolute_uri(path), ctx=context(path)).nonempty_domain
     axes = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
     if any(np.dtype(axis.dtype).kind not in "iu" for axis in axes):  # of times, which no array of the format has
         return bool(boxes)
@@ -575,7 +616,7 @@ def _outer_bounds(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (b
     return min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes)
 
 
-def written_cells(path: Path) -> int:
+def written_cells(path: AnyPath) -> int:
     """Return the number of written cells of an array, from the metadata of its fragments.
 
     Raises
@@ -584,11 +625,11 @@ def written_cells(path: Path) -> int:
         If it cannot be opened (C00).
     """
     with tiledb_errors(path):
-        fragments = import_tiledb().array_fragments(absolute_uri(path), ctx=context())
+        fragments = import_tiledb().array_fragments(absolute_uri(path), ctx=context(path))
         return int(sum(fragments.cell_num)) if len(fragments) else 0
 
 
-def stored_bytes(path: Path) -> int:
+def stored_bytes(path: AnyPath) -> int:
     """Return the total size of all files below a folder."""
     return sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Depth, Problems
+from raggedatlas.store.remote_path import AnyPath, as_path
 
 STEP_BYTES = 16 << 20
 """Approximate size of a block of a dense array."""
@@ -418,7 +418,7 @@ def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
 
 
 @checked
-def validate(path: str | Path, level: Depth = "metadata") -> Problems:
+def validate(path: str | AnyPath, level: Depth = "metadata") -> Problems:
     """List the rules that a CXG breaks (seed 004; the reference lists the rules).
 
     Parameters
@@ -452,7 +452,7 @@ def validate(path: str | Path, level: Depth = "metadata") -> Problems:
     >>> print(validate("tests/data")[0])
     C01 must: it is not a TileDB group, ...
     """
-    path = Path(path)
+    path = as_path(path)
     if not path.exists():
         raise NotFoundError(f"File or folder {path} does not exist; check the path.")
     marked = tiledb_kind(path) == "group"

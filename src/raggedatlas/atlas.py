@@ -143,7 +143,8 @@ class RaggedAtlas(ReadOnlyAtlas):
     @overload
     def add(
         self, source: list[Any] | tuple[Any, ...], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
-        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
+        storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
     ) -> list[IngestReport]: ...  # fmt: skip
 
     @overload
@@ -161,7 +162,8 @@ class RaggedAtlas(ReadOnlyAtlas):
     @overload
     def add(
         self, source: str | os.PathLike[str], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
-        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
+        storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
     ) -> AddReport | list[IngestReport]: ...  # fmt: skip
 
     @overload
@@ -179,6 +181,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         dry_run: bool = False,
         progress: Progress | bool | None = None,
         executor: Executor | Workers | None = None,
+        storage_options: Mapping[str, str] | None = None,
         **choices: Unpack[AddChoices],
     ) -> AddReport | list[IngestReport]:
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
@@ -202,6 +205,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read the files, each one at a time, and write their arrays; this process alone commits. The workers must reach the
             atlas and the files under the same addresses.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of files in an object store; None takes those of the atlas.
         **choices
             See `AddChoices`: which obs columns, layers, feature spaces and ids to take.
 
@@ -234,6 +239,7 @@ class RaggedAtlas(ReadOnlyAtlas):
             {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices},
             progress,
             executor,
+            storage_options,
         )
 
     def register_space(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.convert import detect, plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import detect, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.vectors.converters.interop import shapely_geometries, to_geopandas
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
@@ -128,48 +128,6 @@ def test_missing_values_and_ids_of_features_stay(tmp_path: Path) -> None:
     again = [feature["properties"] for feature in json.loads((tmp_path / "b.geojson").read_text())["features"]]
     assert again[0] == {"object_id": 7, "n": 3, "t": None, "l": "[1, 2]", "id": "u"}
     assert again[1] == {"object_id": 4, "n": None, "t": "x", "l": None, "id": None}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[1", "no GeoJSON"),
-        ('{"type": "FeatureCollection"}', "no GeoJSON"),
-        (
-            '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": null}]}',
-            "feature 0 has no geometry",
-        ),
-        (
-            '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0, 0]]]}}]}',
-            "feature 0 has no geometry that can be read",
-        ),
-        (
-            '{"type": "FeatureCollection", "features": [{"type": "Point", "coordinates": [0, 0]},'
-            ' {"type": "LineString", "coordinates": [[0, 0], [1, 1]]}]}',
-            "kinds LineString, Point",
-        ),
-        ('{"type": "Point", "coordinates": [0, NaN]}', "vertex 0 is at"),
-    ],
-)
-def test_a_broken_geojson_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """What is no GeoJSON, a missing or broken geometry and mixed kinds are refused, with the feature."""
-    (tmp_path / "a.geojson").write_text(text)
-    with pytest.raises(SourceError, match=r"a\.geojson") as caught:
-        read_file(tmp_path / "a.geojson")
-    assert said in str(caught.value)
-
-
-def test_what_boundaries_do_not_hold_is_told() -> None:
-    """Values of vertices and links, several channels and groups are lost by name; meshes are refused."""
-    path = Shapes(
-        "polyline", np.zeros((2, 2)), vertex_attributes={"t": np.zeros(2)}, object_attributes={"rgb": np.zeros((1, 3))}
-    )
-    assert plan_losses(path, "geojson") == [
-        "vertex attribute 't' is left out",
-        "object attribute 'rgb' is left out: it has 3 channels",
-    ]
-    with pytest.raises(SourceError, match="geoparquet holds no mesh"):
-        plan_losses(Shapes("mesh", np.eye(3), links=np.array([[0, 1, 2]])), "geoparquet")
 
 
 @pytest.mark.parametrize("store", ["new.zarr", "old.zarr", "oldest.zarr"])

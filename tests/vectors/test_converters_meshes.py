@@ -8,7 +8,7 @@ import pytest
 import trimesh
 
 from raggedatlas.errors import MissingExtraError, SourceError
-from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import read_file, write_file
 from raggedatlas.vectors.converters.interop import to_trimesh
 from raggedatlas.vectors.shapes import Shapes
 
@@ -139,52 +139,6 @@ def test_textures_normals_and_names_of_obj(tmp_path: Path) -> None:
     assert again.object_attributes["name"].values.tolist() == ["left side", "right"]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "said"),
-    [
-        ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2 3\n", "line 3: a face names '3'"),
-        ("a.obj", b"v 0 0\n", "line 1"),
-        ("a.obj", b"v 0 0 x\n", "line 1"),
-        ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2\n", "2 corners"),
-        ("a.obj", b"v 0 0 0\nv 1 0 0 1 1 1\n", "different lengths"),
-        ("a.stl", b"\0" * 80 + b"\5\0\0\0" + b"\0" * 60, "cut off"),
-        ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n", "ends inside"),
-        ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0\n", "line 4"),
-        ("a.stl", b"solid a\nnonsense\n", "line 2"),
-        ("a.ply", b"plx\n", "does not begin"),
-        (
-            "a.ply",
-            b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1\n",
-            "no vertices with x, y and z",
-        ),
-        ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nproperty quad x\nend_header\n", "line 4"),
-        (
-            "a.ply",
-            b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n0 0 0\n0 0\n",
-            "vertex 1",
-        ),
-        (
-            "a.ply",
-            b"ply\nformat binary_little_endian 1.0\nelement vertex 9\nproperty float x\nproperty float y\nproperty float z\n"
-            b"end_header\n0000",
-            "ends inside",
-        ),
-        (
-            "a.ply",
-            b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nelement face 1\n"
-            b"property list uchar int vertex_indices\nend_header\n0 0 0\n3 0 0 9\n",
-            "link 0 has the ends",
-        ),
-    ],
-)
-def test_a_broken_mesh_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
-    """Each way to be wrong is refused by name, with the line or the face."""
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=name.replace(".", r"\.")) as caught:
-        read_file(tmp_path / name)
-    assert said in str(caught.value)
-
-
 @pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])
 @pytest.mark.parametrize("further", ["", "property int flag\n"])
 def test_a_ply_with_no_rows_of_faces_is_points(tmp_path: Path, form: str, further: str) -> None:
@@ -211,16 +165,6 @@ def test_numbers_of_obj_that_are_no_ids_stay_names(tmp_path: Path) -> None:
     for name in (f"object_{2**63}", "object_007"):
         (tmp_path / "a.obj").write_text(f"o {name}\nv 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")
         assert read_file(tmp_path / "a.obj").shapes.object_attributes["name"].values.tolist() == [name]
-
-
-def test_what_stl_does_not_hold_is_told(tmp_path: Path) -> None:
-    """STL joins objects and holds neither ids nor colours."""
-    expected = ["objects: 2 are joined into one", "vertex attribute 'color' is left out"]
-    assert plan_losses(two_balls(), "stl") == expected
-    with pytest.raises(SourceError, match="joined"):
-        write_file(two_balls(), tmp_path / "a.stl", strict=True)
-    wide = Shapes("mesh", np.eye(3) / 3, links=np.array([[0, 1, 2]]))
-    assert write_file(wide, tmp_path / "a.stl", strict=True) == ["rounded: positions, from float64 to 32 bits"]
 
 
 def test_precomputed_meshes_have_the_bytes_of_the_format(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """SWC, graphs and Neuroglancer skeletons: what comes in and goes out is the same tree."""
 
 import json
+import shutil
 from pathlib import Path
 
 import networkx as nx
@@ -64,29 +65,6 @@ def test_a_folder_of_swc_is_many_objects(tmp_path: Path) -> None:
     assert np.asarray(named.ids).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("1 1 0 0 0 5\n", "line 1 has 6 values"),
-        ("1 1 0 0 0 5 -1\n2 3 0 0 zero 1 1\n", "line 2 has 'zero'"),
-        ("1 1 0 0 0 5 -1\n2 3 0 0 0 1 9\n", "parent 9, which is not there"),
-        ("1 1 0 0 0 5 2\n2 3 0 0 0 1 1\n", "sample 1 is its own ancestor"),
-        ("4 1 0 0 0 5 -1\n1 1 0 0 0 5 4\n2 3 0 0 0 1 3\n3 3 0 0 0 1 2\n", "line 3: sample 2 is its own ancestor"),
-        ("1 1 0 0 0 5 2\n2 1 0 0 0 5 3\n3 3 0 0 0 1 2\n", "line 2: sample 2 is its own ancestor"),
-        ("1 1 0 0 0 5 -1\n1 3 0 0 0 1 1\n", "line 2 has the sample 1 again"),
-        ("1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 is at"),
-        ("1.5 1 0 0 0 5 -1\n", "whole numbers"),
-        ("# only words\n", "no samples"),
-    ],
-)
-def test_a_broken_swc_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Each way to be wrong is refused by name, with the file and the line."""
-    (tmp_path / "a.swc").write_text(text)
-    with pytest.raises(SourceError, match=r"a\.swc") as caught:
-        read_file(tmp_path / "a.swc")
-    assert said in str(caught.value)
-
-
 def test_what_swc_does_not_hold_is_told(tmp_path: Path) -> None:
     """Attributes beyond type and radius are lost by name; strict refuses and writes nothing; what is there stays."""
     (tmp_path / "a.swc").write_text(TREE)
@@ -146,25 +124,6 @@ def test_edge_lists_of_networkx_come_back(tmp_path: Path) -> None:
     assert not (tmp_path / "b.edgelist").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes", "said"),
-    [
-        ("a b\n", None, "expected a table of its nodes"),
-        ("a c\n", "node,x,y\na,0,0\nb,1,1\n", "line 1 names 'c'"),
-        ("a b {'w': }\n", "node,x,y\na,0,0\nb,1,1\n", "expected a dict or numbers"),
-        ("a b\n", "node,x,y\na,0,0\na,1,1\n", "a node twice"),
-    ],
-)
-def test_a_broken_edge_list_is_refused(tmp_path: Path, text: str, nodes: str | None, said: str) -> None:
-    """A missing table, an unknown node, values that are none, and a node twice are refused by name."""
-    (tmp_path / "a.edgelist").write_text(text)
-    if nodes:
-        (tmp_path / "a.nodes.csv").write_text(nodes)
-    with pytest.raises(SourceError, match="a\\.") as caught:
-        read_file(tmp_path / "a.edgelist")
-    assert said in str(caught.value)
-
-
 def test_a_node_without_a_name_is_no_other_node(tmp_path: Path) -> None:
     """A table of nodes may leave a name out; lines then name none of that row, not the last category."""
     dictionary = pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), ["a", "b", "c"])
@@ -211,18 +170,6 @@ def test_links_without_a_value_have_none_in_graphml(tmp_path: Path) -> None:
     assert write_file(made, tmp_path / "a.graphml", strict=True) == []
     again = read_file(tmp_path / "a.graphml").shapes.link_attributes["kind"]
     assert decode_categories(again).tolist() == ["a", None]
-
-
-def test_a_broken_graphml_is_refused(tmp_path: Path) -> None:
-    """A node without a position, and a file cut off, are refused."""
-    graph = drawn()
-    del graph.nodes["tip"]["y"]
-    nx.write_graphml(graph, tmp_path / "a.graphml")
-    with pytest.raises(SourceError, match="node 'tip' has no value 'y'"):
-        read_file(tmp_path / "a.graphml")
-    (tmp_path / "b.graphml").write_text((tmp_path / "a.graphml").read_text()[:300])
-    with pytest.raises(SourceError, match="no GraphML"):
-        read_file(tmp_path / "b.graphml")
 
 
 def skeletons() -> Shapes:
@@ -282,3 +229,56 @@ def test_broken_skeletons_are_refused(tmp_path: Path) -> None:
             read_file(tmp_path / "s")
     with pytest.raises(NotFoundError):
         read_file(tmp_path / "nothing")
+
+
+def test_skeletons_and_meshes_of_cloud_volume_are_read(peers: Path) -> None:
+    """A skeleton with radii and types, the same in compressed shards of a hashed layout, and a mesh."""
+    alone = read_file(peers / "volume" / "skeletons").shapes
+    assert (alone.kind, np.asarray(alone.ids).tolist()) == ("skeleton", [77])
+    assert np.asarray(alone.links).tolist() == [[1, 0], [2, 1], [3, 1]]
+    assert alone.vertex_attributes["radius"].values.tolist() == [1, 2, 3, 4.5]
+    assert alone.vertex_attributes["vertex_types"].values.tolist() == [1, 2, 3, 4]
+    many = read_file(peers / "sharded").shapes
+    assert np.asarray(many.ids).tolist() == [5, 9, 10, 77, 123456789]
+    assert np.array_equal(many.positions, np.tile(alone.positions, (5, 1)))
+    mesh = read_file(peers / "meshes").shapes
+    assert np.asarray(mesh.links).tolist() == [[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]
+    with pytest.raises(SourceError, match=r"volume of images; its shapes lie in .*skeletons"):
+        read_file(peers / "volume")
+
+
+def copy_shards(peers: Path, folder: Path) -> bytes:
+    """Copy a sharded folder; return the bytes of its first shard."""
+    shutil.copytree(peers / "sharded", folder, dirs_exist_ok=True)
+    return (folder / "0.shard").read_bytes()
+
+
+def test_a_shard_that_is_cut_off_is_refused(peers: Path, tmp_path: Path) -> None:
+    """Every beginning of a shard that holds an entry is refused by its name."""
+    data = copy_shards(peers, tmp_path)
+    for end in (3, 20, len(data) // 2, len(data) - 1):
+        (tmp_path / "0.shard").write_bytes(data[:end])
+        with pytest.raises(SourceError, match=r"0\.shard is no shard"):
+            read_file(tmp_path)
+
+
+def test_a_shard_whose_bytes_do_not_unpack_is_refused(peers: Path, tmp_path: Path) -> None:
+    """A compressed skeleton behind the header of gzip that is no deflated stream is refused by the name of its shard."""
+    data = copy_shards(peers, tmp_path)
+    at = data.index(b"\x1f\x8b") + 10
+    (tmp_path / "0.shard").write_bytes(data[:at] + b"\xff" * 4 + data[at + 4 :])
+    with pytest.raises(SourceError, match=r"0\.shard is no shard"):
+        read_file(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["neuroglancer_multilod_draco", "neuroglancer_annotations_v1"])
+def test_other_precomputed_formats_are_refused(kind: str, tmp_path: Path) -> None:
+    """A folder of another format is refused by its type, and neither format holds points."""
+    (tmp_path / "info").write_text(json.dumps({"@type": kind}))
+    with pytest.raises(SourceError, match=rf"info has the @type {kind!r}; .* neuroglancer_skeletons"):
+        read_file(tmp_path)
+    (tmp_path / "info").write_text("{")
+    with pytest.raises(SourceError, match="no file 'info' in JSON"):
+        read_file(tmp_path)
+    with pytest.raises(SourceError, match="hold no point_cloud"):
+        write_file(Shapes("point_cloud", np.zeros((2, 3))), f"precomputed://{tmp_path}/p")

@@ -68,28 +68,6 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         read_file(tmp_path / "a.csv", columns=["x"])
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x,y\n1,2\n1,2,3\n", "rows of one length"),
-        ("x,y\n1,\n", "no number in row 0"),
-        ("x,y\n1,a\n", "'y' is string"),
-        ("a,b\n1,2\n", "no columns x and y; it has a, b"),
-        ("x,y\n1,nan\n", "no number in row 0"),
-        ("x,y\n1,inf\n", "vertex 0 is at"),
-        ("x,y,n\n1,2,3\n1,2,\n", "'n' has no value in row 1"),
-        ("x,y,object_id\n1,2,3\n1,2,-1\n", "the id -1 in row 1"),
-        ("x,y,object_id\n1,2,3\n1,2,\n", "names no object in row 1"),
-    ],
-)
-def test_a_broken_table_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Ragged rows, what is no number, and points that name no object are refused, with the row."""
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(SourceError, match=r"a\.csv") as caught:
-        read_file(tmp_path / "a.csv")
-    assert said in str(caught.value)
-
-
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     """An unknown ending, bytes that are no Parquet and text that is none are refused by name."""
     (tmp_path / "a.docx").write_text("x")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from geometry_stores import LAYOUTS, data_files, edit, edit_block, edit_root, with_level
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.hypothesis_profile import examples
-from raggedatlas.testing.spatial import ALL, EDGE
+from raggedatlas.testing.spatial import ALL, EDGE, mesh, walk
 from raggedatlas.vectors import writer as writing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
@@ -494,3 +494,58 @@ def test_a_lying_manifest_costs_no_memory(written: Callable[[str, str], Path], t
 def test_writing_is_checked_beside() -> None:
     """What is validated is also refused on writing: the two know the same layouts."""
     assert set(writing.LAYOUTS) == set(LAYOUTS)
+
+
+@pytest.fixture(params=LAYOUTS)
+def draco(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A mesh in Draco, a file for each chunk."""
+    pytest.importorskip("DracoPy", reason="the extra draco is not installed")
+    made = make_geometry(mesh(), ChunkingOptions(chunk_shape=EDGE, encoding="draco"))
+    write(made, tmp_path / "store", layout=request.param, shards=False)
+    return tmp_path / "store"
+
+
+def cells(store: Path) -> list[Path]:
+    """Give the file of each chunk of the vertices, the smallest first."""
+    return sorted(data_files(store / "0/vertices"), key=lambda file: (file.stat().st_size, str(file)))
+
+
+def put(of: Path, at: Path) -> None:
+    """Put what one chunk holds in the place of another."""
+    if (at.parents[1] / "zarr.json").exists() and at.parent.name == "c":
+        shutil.rmtree(at.parents[1])
+        shutil.copytree(of.parents[1], at.parents[1])
+    else:
+        shutil.copyfile(of, at)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_meshes_in_draco_are_sound(layout: str, tmp_path: Path) -> None:
+    """Items 14, 16: a rounded vertex may lie beyond its chunk and the bounds by one step of the rounding; that is no fault."""
+    pytest.importorskip("DracoPy", reason="the extra draco is not installed")
+    for seed in range(4):
+        shapes = replace(mesh(), positions=walk(40, seed=seed))
+        write(
+            make_geometry(shapes, ChunkingOptions(chunk_shape=EDGE, encoding="draco")),
+            tmp_path / f"{seed}",
+            layout=layout,
+        )
+        assert [str(problem) for problem in validate(tmp_path / f"{seed}")] == []
+
+
+def test_a_cell_that_does_not_decode_is_told(draco: Path) -> None:
+    """Item 14: a bit stream that is none is told by its chunk, and its faces and vertices are not counted."""
+    last = cells(draco)[-1]
+    whole = last.read_bytes()
+    at = whole.index(b"DRACO")
+    last.write_bytes(whole[: at + 5] + bytes(len(whole) - at - 5))
+    found = validate(draco)
+    assert [problem.rule for problem in found if problem.path.startswith("0/vertices, chunk")] == ["V000"]
+
+
+def test_another_mesh_in_a_cell_is_told(draco: Path) -> None:
+    """Items 14, 16, 34, 54, 82, 98: a cell with vertices and faces of another chunk breaks every rule that counts them."""
+    put(cells(draco)[0], cells(draco)[-1])
+    found = {problem.rule: problem for problem in validate(draco)}
+    assert {"V016", "V034", "V054", "V082", "V098"} <= set(found)
+    assert found["V016"].level == "should"

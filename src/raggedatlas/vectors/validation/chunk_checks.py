@@ -1,7 +1,6 @@
 """Checks of chunks: vertices, fragments, links and their attributes, a few chunks at a time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from raggedatlas.vectors.storage.codecs import (
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray
-from raggedatlas.vectors.validation.metadata_checks import divides, is_numeric, is_text
+from raggedatlas.vectors.validation.metadata_checks import divides, dtype_of
 from raggedatlas.vectors.validation.rules import STEP, LevelSummary, Place, StoreChecker, batches
 
 _TOLERANCE = 1e-6
@@ -94,10 +93,9 @@ def _decode_points(
     if array.attributes.get("encoding") == "draco":
         points, faces = decode_cell(blob, place.path)
         return points, len(faces)
-    name = array.attributes.get("dtype")
-    if not is_numeric(name) or checker.root is None:
+    dtype = dtype_of(array.attributes)
+    if dtype is None or checker.root is None:
         return None, 0
-    dtype = np.dtype(str(name)).newbyteorder("<")
     size = dtype.itemsize * checker.root.n_dims
     if blob.size % size:
         checker.report("V010", place, f"{blob.size:,} bytes are not a multiple of {size}.")
@@ -160,12 +158,12 @@ def check_column(
 ) -> None:
     """Check that an attribute, if it exists, has the expected number of rows in each chunk (-1: unknown)."""
     array = checker.open(place)
-    dtype = None if array is None else array.attributes.get("dtype")
-    if array is None or not (is_numeric(dtype) or is_text(dtype)):
+    dtype = None if array is None else dtype_of(array.attributes, texts=True)
+    if array is None or dtype is None:
         return
     with checker.guarded(place, "V021"):
         shape = array.attributes.get("row_shape", array.attributes.get("shape")) or []
-        size = np.dtype(str(dtype)).itemsize * int(np.prod(shape, dtype=np.int64))
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         some = np.flatnonzero(n_rows > 0)
         if not shape and some.size and size:
             # zarr-vectors does not declare the row shape; the first chunk with rows shows it
@@ -181,29 +179,8 @@ def check_column(
                 checker.report(rule, where, f"it has {blob.size / max(size, 1):g} rows; expected {n_rows[i]:,}.")
 
 
-@dataclass(frozen=True)
-class Bins:
-    """The bins of a level.
-
-    Parameters
-    ----------
-    edges : (D,) float64
-        Edge lengths of a bin.
-    ratio : (D,) int64
-        Number of bins of a chunk on each axis; fragment ``k`` of a chunk is bin ``k``, last axis fastest.
-    """
-
-    edges: NDArray[np.float64]
-    ratio: NDArray[np.int64]
-
-    @property
-    def n(self) -> int:
-        """Number of bins of a chunk."""
-        return int(np.prod(self.ratio))
-
-
-def level_bins(checker: StoreChecker, level: LevelSummary) -> Bins | None:
-    """Return the bins of points without objects; None for other shapes, or if a chunk is one bin."""
+def level_bins(checker: StoreChecker, level: LevelSummary) -> NDArray[np.int64] | None:
+    """Return the number of bins of a chunk on each axis, for points without objects; None if a chunk is one bin, or for other shapes."""
     root = checker.root
     if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
         return None
@@ -213,24 +190,30 @@ def level_bins(checker: StoreChecker, level: LevelSummary) -> Bins | None:
         edges = level_chunk_shape(root, level.facts)
         bins = level.facts.get("bin_shape") if level.number else root.bin_shape
         if bins is not None and divides(bins, edges):
-            result = Bins(np.asarray(bins, np.float64), bins_per_chunk(edges, tuple(bins)))
-            return result if result.n > 1 else None
+            ratio = bins_per_chunk(edges, tuple(bins))
+            return ratio if np.prod(ratio) > 1 else None
     return None
 
 
 def check_bin_positions(
-    checker: StoreChecker, place: Place, points: NDArray[Any], fragments: Fragments, bins: Bins
+    checker: StoreChecker,
+    place: Place,
+    points: NDArray[Any],
+    fragments: Fragments,
+    ratio: NDArray[np.int64],
+    chunk_edges: NDArray[np.float64],
 ) -> None:
     """Check that the vertices of each fragment of a chunk are in its bin, within rounding."""
-    if fragments.n_fragments != bins.n or not fragments.is_range.all():
+    n_bins = int(np.prod(ratio))
+    if fragments.n_fragments != n_bins or not fragments.is_range.all():
         return
-    key = np.asarray(place.chunk)[-points.shape[1] :]
-    number = np.repeat(np.arange(bins.n), fragments.counts)
+    edges, key = chunk_edges / ratio, np.asarray(place.chunk)[-points.shape[1] :]
+    number = np.repeat(np.arange(n_bins), fragments.counts)
     own = points[concat_ranges(fragments.starts, fragments.counts)].astype(np.float64)
     # Lower corners of the bins, whose numbers count within the chunk, last axis fastest.
-    low = (key * bins.ratio + np.stack(np.unravel_index(number, tuple(bins.ratio)), axis=1)) * bins.edges
-    slack = _TOLERANCE * np.maximum(np.abs(low), bins.edges)
-    stray = np.flatnonzero(((own < low - slack) | (own > low + bins.edges + slack)).any(axis=1))
+    low = (key * ratio + np.stack(np.unravel_index(number, tuple(ratio)), axis=1)) * edges
+    slack = _TOLERANCE * np.maximum(np.abs(low), edges)
+    stray = np.flatnonzero(((own < low - slack) | (own > low + edges + slack)).any(axis=1))
     if stray.size:
         example = f"e.g. {own[stray[0]].tolist()} of bin {number[stray[0]]}"
         checker.report("V114", place, f"{stray.size:,} vertices are outside their bin, {example}.")
@@ -243,7 +226,7 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
     if array is None:
         return
     in_order = bool(level.facts.get("fragments_tile"))
-    bins = level_bins(checker, level)
+    bins, root = level_bins(checker, level), checker.root
     vertices = checker.open(points_place) if bins is not None and checker.depth > 3 else None
     checker.check_own_keys(array, place, level.keys, "V034", "it has fragments in a chunk without vertices.")
     level.fragments[:] = -1
@@ -252,20 +235,21 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
         n_rows = int(level.vertices[i])
         if n_rows < 0:
             continue
-        if bins is not None and fragments.n_fragments > bins.n:
-            checker.report("V113", where, f"it has {fragments.n_fragments:,} fragments, but {bins.n:,} bins.")
+        if bins is not None and fragments.n_fragments > np.prod(bins):
+            checker.report("V113", where, f"it has {fragments.n_fragments:,} fragments, but {np.prod(bins):,} bins.")
         if lacks_rows(fragments, level.vertices[i : i + 1]).any():
             checker.report("V034", where, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
             continue
         level.widest = max(level.widest, int(fragments.counts.max(initial=0)))
         # V114 needs the vertices a second time, so only the first chunks are checked.
-        if bins is not None and vertices is not None and i < STEP:
+        if bins is not None and root is not None and vertices is not None and i < STEP:
             own = points_place.at(level.keys[i])
             with checker.guarded(own):
                 blob = checker.read(vertices, level.keys[i : i + 1], own)[0]
                 points = _decode_points(checker, own, vertices, blob)[0] if blob.size else None
                 if points is not None:
-                    check_bin_positions(checker, own, points, fragments, bins)
+                    edges = np.asarray(level_chunk_shape(root, level.facts))
+                    check_bin_positions(checker, own, points, fragments, bins, edges)
         if in_order and not are_tiles(fragments, np.array([0, n_rows])):
             in_order = False  # reported once
             checker.report("V110", where, "its fragments are not its rows in order.")
@@ -368,10 +352,9 @@ def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
 
 def _walk_rows(checker: StoreChecker, place: Place, array: ChunkArray, level: LevelSummary, width: int) -> None:
     """Count the links of every chunk, and check their rows."""
-    name = array.attributes.get("dtype")
-    if not is_numeric(name):
+    dtype = dtype_of(array.attributes)
+    if dtype is None:
         return
-    dtype = np.dtype(str(name)).newbyteorder("<")
     most = int(level.vertices.max(initial=0))
     smallest = smallest_unsigned_dtype(most)
     if dtype.itemsize > smallest.itemsize:

@@ -1,11 +1,12 @@
 """Checks of metadata: root, levels, the pyramid, and the attributes of every array."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.model.validation import DAMAGE
 from raggedatlas.vectors.geometry import (
     CAPABILITIES,
@@ -14,10 +15,13 @@ from raggedatlas.vectors.geometry import (
     CROSS_LEVEL,
     INDEX_CONVENTIONS,
     VERSIONS,
+    bins_per_chunk,
+    check_edges,
     level_chunk_shape,
     parse_root,
 )
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES
+from raggedatlas.vectors.storage.level_reader import declared_dtype
 from raggedatlas.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
 _ROOT = Place()
@@ -148,13 +152,12 @@ def _numbers(checker: StoreChecker, key: str, values: Any) -> np.ndarray[Any, np
 
 def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
     """Return whether edges are integer multiples of bins."""
-    small, large = np.asarray(bins, np.float64), np.asarray(edges, np.float64)
-    if small.shape != large.shape or not (small > 0).all():
+    try:
+        check_edges(tuple(bins), len(edges), "bins")
+        bins_per_chunk(tuple(edges), tuple(bins))
+    except SourceError:
         return False
-    ratio = large / small
-    rounded = np.rint(ratio)
-    # Ratios of decimal edges are not exact; `bins_per_chunk` has the same tolerance.
-    return bool(((rounded >= 1) & (np.abs(ratio - rounded) <= 1e-9 * np.maximum(rounded, 1))).all())
+    return True
 
 
 def check_level_metadata(checker: StoreChecker, number: int) -> dict[str, Any] | None:
@@ -241,27 +244,12 @@ def _check_parent(checker: StoreChecker, level: LevelSummary) -> None:
 
 DELTA = re.compile(r"0|[+-][1-9]\d*")
 _FRAGMENT_KEYS = {"zv_array", "zvf_array", "encoding", "nonempty_chunks", "chunk_grid_origin"}
-_VERTEX_KEYS = {"zv_array", "zvf_array", "dtype", "encoding", "nonempty_chunks", "chunk_grid_origin"}
-_NAMES = {
-    "vertices": ("vertices",),
-    "vertex_fragments": ("vertex_fragments",),
-    "link_fragments": ("link_fragments",),
-    "vertex_attributes": ("attribute", "vertex_attribute"),
-    "fragment_attributes": ("fragment_attribute",),
-    "link_attributes": ("link_attribute", "attribute"),
-    "links": ("links",),
-    "object_index": ("object_index",),
-    "object_attributes": ("object_attribute",),
-    "groups": ("groups",),
-    "cross_chunk_links": ("cross_chunk_links",),
-    "cross_chunk_link_attributes": ("cross_chunk_link_attribute",),
-}
+_VERTEX_KEYS = {*_FRAGMENT_KEYS, "dtype"}
 FRAGMENT_INDEXES = ("vertex_fragments", "link_fragments")
 _BY_NAME = (
     *("vertex_attributes", "fragment_attributes", "object_attributes", "group_attributes"),
     *("link_attributes", "cross_chunk_link_attributes"),
 )
-_ATTRIBUTES = {"vertex_attributes", "fragment_attributes", "link_attributes"}
 
 
 def level_arrays(checker: StoreChecker, number: int) -> Iterator[Place]:
@@ -301,32 +289,22 @@ def check_array_metadata(checker: StoreChecker, number: int) -> None:
             if not any(problem.path == str(place) for problem in checker.problems):
                 checker.report("V001", place, "there is no zarr.json.")
             continue
-        block = checker.block(place)
+        block, family = checker.block(place), place.family.split("/", maxsplit=1)[0]
+        names, check = _FAMILIES[family]
         with checker.guarded(place, "V021"):
-            _check_name(checker, place, block)
-            family = place.family.split("/", maxsplit=1)[0]
-            if family == "vertices":
-                _check_vertices(checker, place, block)
-            elif family in FRAGMENT_INDEXES:
-                _check_framed(checker, place, block, node)
-            elif family in _ATTRIBUTES:
-                _check_attribute(checker, place, block)
-            elif family == "links":
-                _check_links(checker, place, block)
+            _check_name(checker, place, block, names)
+            check(checker, place, block)
 
 
-def _check_name(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
+def _check_name(checker: StoreChecker, place: Place, block: Mapping[str, Any], expected: tuple[str, ...]) -> None:
     """Check ``zv_array``."""
-    family = place.family.split("/", maxsplit=1)[0]
-    expected, rule = _NAMES.get(family, ()), "V002"
-    if family == "group_attributes":
-        expected, rule = ("groupings_attribute",), "V044"
     name = block.get("zv_array", block.get("zvf_array"))
     if "zv_array" not in block and "zvf_array" in block:
         checker.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
-    if name is None and family == "link_fragments":
+    if name is None and place.family == "link_fragments":
         checker.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
     elif name not in expected:
+        rule = "V044" if place.family.startswith("group_attributes/") else "V002"
         checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, expected))}.")
 
 
@@ -346,50 +324,41 @@ def _check_vertices(checker: StoreChecker, place: Place, block: Mapping[str, Any
         checker.report("V014", place, f"the encoding is 'draco', but the geometry {', '.join(types) or 'unnamed'}.")
 
 
-def _check_framed(checker: StoreChecker, place: Place, block: Mapping[str, Any], node: Mapping[str, Any]) -> None:
+def _check_framed(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of fragment indexes, and that they are bytes."""
     for key in sorted(set(block) - _FRAGMENT_KEYS):
         counted = isinstance(block[key], int | float) and not isinstance(block[key], bool)
         rule = "V005" if counted and place.family == "vertex_fragments" else "V036"
         checker.report(rule, place, f"the attribute {key!r} is not allowed here.")
     if checker.layout == "0.9":
-        check_bytes(checker, place, node)
+        check_bytes(checker, place)
 
 
-def check_bytes(checker: StoreChecker, place: Place, node: Mapping[str, Any]) -> None:
+def check_bytes(checker: StoreChecker, place: Place) -> None:
     """Check that an array has the type of bytes."""
+    node = checker.node(place) or {}
     kind = node.get("data_type")
     name = kind.get("name") if isinstance(kind, dict) else kind
     if node.get("node_type") == "array" and name not in {"uint8", "variable_length_bytes", "bytes"}:
         checker.report("V004", place, f"its type is {name!r}; expected uint8 or byte strings.")
 
 
-def is_numeric(name: Any) -> bool:  # noqa: ANN401 - any JSON value
-    """Return whether a name is that of a numeric dtype."""
+def dtype_of(block: Mapping[str, Any], *, texts: bool = False) -> np.dtype[Any] | None:
+    """Return the declared dtype of numbers, or with `texts` also that of fixed-length NumPy strings; None if it is neither."""
     try:
-        # As text, since `np.dtype(None)` is float64: an undeclared dtype must not pass.
-        return np.dtype(str(name)).kind in "iuf"
-    except TypeError:
-        return False
-
-
-def is_text(name: Any) -> bool:  # noqa: ANN401 - any JSON value
-    """Return whether a name is that of a fixed-length NumPy string dtype, as other packages write it."""
-    try:
-        kind = np.dtype(str(name))
-    except TypeError:
-        return False
-    # Without a length, e.g. "U", no value has any bytes.
-    return kind.kind in "US" and kind.itemsize > 0
+        return declared_dtype(block, "", texts=texts)
+    except CorruptError:
+        return None
 
 
 def _check_attribute(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of an attribute of vertices, fragments or links."""
-    if is_text(block.get("dtype")):
-        checker.report(
-            "V003", place, f"its type is {block['dtype']!r}; codes and categories are the standard.", "practice"
-        )
-    elif not is_numeric(block.get("dtype")):
+    dtype = dtype_of(block, texts=True)
+    if dtype is not None and dtype.kind in "US":
+        # Other packages write such arrays.
+        text = f"its type is {block['dtype']!r}; codes and categories are the standard."
+        checker.report("V003", place, text, "practice")
+    elif dtype is None:
         checker.report("V003", place, f"dtype is {block.get('dtype')!r}; expected integers or floats.")
     name = place.family.split("/")[1]
     if block.get("name") != name:
@@ -413,7 +382,8 @@ def check_channels(checker: StoreChecker, place: Place, block: Mapping[str, Any]
 
 def _check_links(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of links."""
-    if not is_numeric(block.get("dtype")) or np.dtype(str(block.get("dtype"))).kind == "f":
+    dtype = dtype_of(block)
+    if dtype is None or dtype.kind == "f":
         checker.report("V055", place, f"dtype is {block.get('dtype')!r}; expected integers.")
     delta = place.family.split("/")[1]
     family = Place(place.resolution, f"links/{delta}")
@@ -425,3 +395,25 @@ def _check_links(checker: StoreChecker, place: Place, block: Mapping[str, Any]) 
             checker.report("V055", family, f"{key} is {own.get(key)!r}; expected an integer.")
     if isinstance(own.get("level_delta"), int) and own["level_delta"] != int(delta):
         checker.report("V055", family, f"level_delta is {own['level_delta']}; the folder is {delta}.")
+
+
+def _check_nothing(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
+    """Leave the rest to the checks of values."""
+
+
+_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[StoreChecker, Place, Mapping[str, Any]], None]]] = {
+    "vertices": (("vertices",), _check_vertices),
+    "vertex_fragments": (("vertex_fragments",), _check_framed),
+    "link_fragments": (("link_fragments",), _check_framed),
+    "vertex_attributes": (("attribute", "vertex_attribute"), _check_attribute),
+    "fragment_attributes": (("fragment_attribute",), _check_attribute),
+    "link_attributes": (("link_attribute", "attribute"), _check_attribute),
+    "links": (("links",), _check_links),
+    "object_index": (("object_index",), _check_nothing),
+    "object_attributes": (("object_attribute",), _check_nothing),
+    "groups": (("groups",), _check_nothing),
+    "group_attributes": (("groupings_attribute",), _check_nothing),
+    "cross_chunk_links": (("cross_chunk_links",), _check_nothing),
+    "cross_chunk_link_attributes": (("cross_chunk_link_attribute",), _check_nothing),
+}
+"""Family of arrays -> names that ``zv_array`` may have, and the check of its other attributes."""

@@ -26,7 +26,7 @@ from raggedatlas.vectors.storage.cross_links import (
 )
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, VlenArray, read_array, read_array_bytes
 from raggedatlas.vectors.validation.chunk_checks import check_column
-from raggedatlas.vectors.validation.metadata_checks import DELTA, check_bytes, check_channels, is_numeric, is_text
+from raggedatlas.vectors.validation.metadata_checks import DELTA, check_bytes, check_channels, dtype_of
 from raggedatlas.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
 _ROWS = 16_384
@@ -79,7 +79,7 @@ def _check_index(checker: StoreChecker, place: Place, level: LevelSummary) -> No
     below = Place(level.number, "object_index/manifests")
     node = checker.node(below)
     if node is not None:
-        check_bytes(checker, below, node)
+        check_bytes(checker, below)
         items = VlenArray(checker.files, below.path, node)
         # Before the manifests, whose problems name objects by id.
         level.ids = _ids_of(checker, place, items.n_items)
@@ -126,7 +126,7 @@ def _flat_manifests(checker: StoreChecker, place: Place, n_objects: int, n_dims:
         if n_objects:
             checker.report("V065", place, f"{n_objects} objects are declared, but there are no manifests.")
         return None
-    check_bytes(checker, below, node)
+    check_bytes(checker, below)
     data = read_array_bytes(checker.files, below.path)
     assert data is not None
     # Offsets are optional: the lengths of manifests follow from their bytes.
@@ -197,7 +197,7 @@ def _check_groups(checker: StoreChecker, place: Place, level: LevelSummary) -> N
     declared = block.get("num_groups")
     if checker.layout == "0.9":
         node = checker.node(place) or {}
-        check_bytes(checker, place, node)
+        check_bytes(checker, place)
         blobs = VlenArray(checker.files, place.path, node).read()
         level.n_groups = len(blobs)
         parts = [from_bytes(blobs[i], np.int64, what=f"group {i}") for i in range(len(blobs))]
@@ -214,7 +214,7 @@ def _check_groups(checker: StoreChecker, place: Place, level: LevelSummary) -> N
         data = read_array_bytes(checker.files, f"{place.path}/data")
         starts = read_array_bytes(checker.files, f"{place.path}/offsets")
         below = Place(level.number, "groups/data")
-        check_bytes(checker, below, checker.node(below) or {})
+        check_bytes(checker, below)
         begin = None if starts is None else from_bytes(starts, np.int64)
         data = np.zeros(0, np.uint8) if data is None else data
         if begin is not None:
@@ -237,10 +237,10 @@ def _check_tables(checker: StoreChecker, level: LevelSummary, family: str, rule:
         node, block = checker.node(place), checker.block(place)
         if node is None:
             continue
-        dtype = block.get("dtype")
-        if is_text(dtype) and dtype != "string":
+        dtype, parsed = block.get("dtype"), dtype_of(block, texts=True)
+        if parsed is not None and parsed.kind in "US" and dtype != "string":
             checker.report("V003", place, f"its type is {dtype!r}; 'string' is the standard.", "practice")
-        elif not is_numeric(dtype) and dtype != "string":
+        elif parsed is None and dtype != "string":
             checker.report("V003", place, f"dtype is {dtype!r}; expected numbers or 'string'.")
         with checker.guarded(place):
             if node.get("node_type") == "array":
@@ -356,10 +356,10 @@ def _check_record_column(checker: StoreChecker, place: Place, n_links: int) -> N
     """Check the rows of one attribute of records."""
     block = checker.block(place)
     raw = read_array_bytes(checker.files, f"{place.path}/data")
-    if raw is None or not is_numeric(block.get("dtype")):
+    dtype = dtype_of(block)
+    if raw is None or dtype is None:
         return
-    n_columns = int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
-    size = np.dtype(str(block["dtype"])).itemsize * n_columns
+    size = dtype.itemsize * int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
     if raw.size != size * n_links:
         checker.report("V088", place, f"it has {raw.size / max(size, 1):g} rows; expected {n_links:,}.")
 
@@ -434,7 +434,8 @@ def _check_segment(
     ordered = bool(array.attributes.get("has_perm", has_permutation(offsets, delta, directed=directed, store=store)))
     keys = checker.keys(array, place, level.keys.shape[1])
     counts = np.full(len(keys), -1, np.int64)
-    if not is_numeric(array.attributes.get("dtype")) or checker.root is None:
+    dtype = dtype_of(array.attributes)
+    if dtype is None or checker.root is None:
         return counts
     target = checker.levels.get(level.number + delta, level)
     scales = (
@@ -445,7 +446,7 @@ def _check_segment(
         with checker.guarded(own, "V064"):
             stream = decode_stream(blob, "a cell")
             # A column for each end, after that of the permutation if the ends were sorted.
-            rows = from_bytes(stream, str(array.attributes["dtype"]), len(offsets) + 1 + ordered, "a cell")
+            rows = from_bytes(stream, dtype, len(offsets) + 1 + ordered, "a cell")
             counts[i] = len(rows)
             bounds, record = counts_to_offsets(np.array([len(rows)])), np.arange(len(rows))
             segment = OffsetSegment(offsets, keys[i : i + 1], bounds, rows.astype(np.int64), record, ordered)

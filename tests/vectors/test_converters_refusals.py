@@ -1,0 +1,173 @@
+"""Files that are broken are refused by name, with the line, row or feature; what a format cannot hold is listed."""
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
+from raggedatlas.vectors.shapes import Shapes
+
+BROKEN: list[tuple[str, str | bytes, str]] = [
+    ("a.swc", "1 1 0 0 0 5\n", "line 1 has 6 values"),
+    ("a.swc", "1 1 0 0 0 5 -1\n2 3 0 0 zero 1 1\n", "line 2 has 'zero'"),
+    ("a.swc", "1 1 0 0 0 5 -1\n2 3 0 0 0 1 9\n", "parent 9, which is not there"),
+    ("a.swc", "1 1 0 0 0 5 2\n2 3 0 0 0 1 1\n", "sample 1 is its own ancestor"),
+    ("a.swc", "4 1 0 0 0 5 -1\n1 1 0 0 0 5 4\n2 3 0 0 0 1 3\n3 3 0 0 0 1 2\n", "line 3: sample 2 is its own ancestor"),
+    ("a.swc", "1 1 0 0 0 5 2\n2 1 0 0 0 5 3\n3 3 0 0 0 1 2\n", "line 2: sample 2 is its own ancestor"),
+    ("a.swc", "1 1 0 0 0 5 -1\n1 3 0 0 0 1 1\n", "line 2 has the sample 1 again"),
+    ("a.swc", "1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 is at"),
+    ("a.swc", "1.5 1 0 0 0 5 -1\n", "whole numbers"),
+    ("a.swc", "# only words\n", "no samples"),
+    ("a.csv", "x,y\n1,2\n1,2,3\n", "rows of one length"),
+    ("a.csv", "x,y\n1,\n", "no number in row 0"),
+    ("a.csv", "x,y\n1,a\n", "'y' is string"),
+    ("a.csv", "a,b\n1,2\n", "no columns x and y; it has a, b"),
+    ("a.csv", "x,y\n1,nan\n", "no number in row 0"),
+    ("a.csv", "x,y\n1,inf\n", "vertex 0 is at"),
+    ("a.csv", "x,y,n\n1,2,3\n1,2,\n", "'n' has no value in row 1"),
+    ("a.csv", "x,y,object_id\n1,2,3\n1,2,-1\n", "the id -1 in row 1"),
+    ("a.csv", "x,y,object_id\n1,2,3\n1,2,\n", "names no object in row 1"),
+    ("a.geojson", "[1", "no GeoJSON"),
+    ("a.geojson", '{"type": "FeatureCollection"}', "no GeoJSON"),
+    (
+        "a.geojson",
+        '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": null}]}',
+        "feature 0 has no geometry",
+    ),
+    (
+        "a.geojson",
+        '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0, 0]]]}}]}',
+        "feature 0 has no geometry that can be read",
+    ),
+    (
+        "a.geojson",
+        '{"type": "FeatureCollection", "features": [{"type": "Point", "coordinates": [0, 0]},'
+        ' {"type": "LineString", "coordinates": [[0, 0], [1, 1]]}]}',
+        "kinds LineString, Point",
+    ),
+    ("a.geojson", '{"type": "Point", "coordinates": [0, NaN]}', "vertex 0 is at"),
+    ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2 3\n", "line 3: a face names '3'"),
+    ("a.obj", b"v 0 0\n", "line 1"),
+    ("a.obj", b"v 0 0 x\n", "line 1"),
+    ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2\n", "2 corners"),
+    ("a.obj", b"v 0 0 0\nv 1 0 0 1 1 1\n", "different lengths"),
+    ("a.stl", b"\0" * 80 + b"\5\0\0\0" + b"\0" * 60, "cut off"),
+    ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n", "ends inside"),
+    ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0\n", "line 4"),
+    ("a.stl", b"solid a\nnonsense\n", "line 2"),
+    ("a.ply", b"plx\n", "does not begin"),
+    (
+        "a.ply",
+        b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1\n",
+        "no vertices with x, y and z",
+    ),
+    ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nproperty quad x\nend_header\n", "line 4"),
+    (
+        "a.ply",
+        b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n0 0 0\n0 0\n",
+        "vertex 1",
+    ),
+    (
+        "a.ply",
+        b"ply\nformat binary_little_endian 1.0\nelement vertex 9\nproperty float x\nproperty float y\nproperty float z\n"
+        b"end_header\n0000",
+        "ends inside",
+    ),
+    (
+        "a.ply",
+        b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nelement face 1\n"
+        b"property list uchar int vertex_indices\nend_header\n0 0 0\n3 0 0 9\n",
+        "link 0 has the ends",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "says"), BROKEN)
+def test_a_broken_file_is_refused(tmp_path: Path, name: str, data: str | bytes, says: str) -> None:
+    """Each way to be wrong is refused with the file and the line, row, face or feature."""
+    (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    with pytest.raises(SourceError, match=name.replace(".", r"\.")) as caught:
+        read_file(tmp_path / name)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "says"),
+    [
+        ("a b\n", None, "expected a table of its nodes"),
+        ("a c\n", "node,x,y\na,0,0\nb,1,1\n", "line 1 names 'c'"),
+        ("a b {'w': }\n", "node,x,y\na,0,0\nb,1,1\n", "expected a dict or numbers"),
+        ("a b\n", "node,x,y\na,0,0\na,1,1\n", "a node twice"),
+    ],
+)
+def test_a_broken_edge_list_is_refused(tmp_path: Path, text: str, nodes: str | None, says: str) -> None:
+    """A missing table, an unknown node, values that are none, and a node twice are refused by name."""
+    (tmp_path / "a.edgelist").write_text(text)
+    if nodes:
+        (tmp_path / "a.nodes.csv").write_text(nodes)
+    with pytest.raises(SourceError, match="a\\.") as caught:
+        read_file(tmp_path / "a.edgelist")
+    assert says in str(caught.value)
+
+
+def test_a_broken_graphml_is_refused(tmp_path: Path) -> None:
+    """A node without a position, and a truncated file, are refused."""
+    graph = nx.Graph()
+    graph.add_node("soma", x=0.0, y=0.0)
+    graph.add_node("tip", x=1.0)
+    nx.write_graphml(graph, tmp_path / "a.graphml")
+    with pytest.raises(SourceError, match="node 'tip' has no value 'y'"):
+        read_file(tmp_path / "a.graphml")
+    (tmp_path / "b.graphml").write_text((tmp_path / "a.graphml").read_text()[:300])
+    with pytest.raises(SourceError, match="no GraphML"):
+        read_file(tmp_path / "b.graphml")
+
+
+def mesh(**changes: Any) -> Shapes:
+    return Shapes("mesh", **{"positions": np.eye(3), "links": np.array([[0, 1, 2]]), **changes})
+
+
+TWO = {
+    "positions": np.eye(6, 3, dtype=np.float32),
+    "offsets": np.array([0, 3, 6]),
+    "ids": np.array([7, 2]),
+    "links": np.array([[0, 1, 2], [3, 4, 5]]),
+    "vertex_attributes": {"color": np.zeros((6, 3), np.uint8)},
+}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "losses"),
+    [
+        (mesh(**TWO), "stl", ["objects: 2 are joined into one", "vertex attribute 'color' is left out"]),
+        (mesh(positions=np.eye(3) / 3), "stl", ["rounded: positions, from float64 to 32 bits"]),
+        (
+            Shapes(
+                "polyline",
+                np.zeros((2, 2)),
+                vertex_attributes={"t": np.zeros(2)},
+                object_attributes={"rgb": np.zeros((1, 3))},
+            ),
+            "geojson",
+            ["vertex attribute 't' is left out", "object attribute 'rgb' is left out: it has 3 channels"],
+        ),
+    ],
+)
+def test_what_a_format_does_not_hold_is_listed(tmp_path: Path, shapes: Shapes, name: str, losses: list[str]) -> None:
+    """Joined objects, ids, attributes and rounded positions are losses; `strict` refuses all but rounding."""
+    assert plan_losses(shapes, name) == losses
+    if losses[0].startswith("rounded"):
+        assert write_file(shapes, tmp_path / f"a.{name}", strict=True) == losses
+        return
+    with pytest.raises(SourceError, match="would not hold all"):
+        write_file(shapes, tmp_path / f"a.{name}", strict=True)
+
+
+def test_a_kind_that_a_format_does_not_hold_is_refused() -> None:
+    """A format without meshes refuses a mesh by its name."""
+    with pytest.raises(SourceError, match="geoparquet holds no mesh"):
+        plan_losses(mesh(), "geoparquet")

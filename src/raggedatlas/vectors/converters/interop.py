@@ -13,7 +13,6 @@ from raggedatlas.vectors.shapes import (
     SEQUENTIAL,
     Attribute,
     Shapes,
-    counts_to_offsets,
     each_object,
     object_rows,
     take_objects,
@@ -224,21 +223,16 @@ def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[A
     order = np.lexsort((place, ring, part, owner))
     keys = np.stack([owner[order], part[order], ring[order]], 1)
     # Row numbers of objects are not negative, so the first row differs from the prepended -1 and starts a ring.
-    starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1))
-    sizes = np.diff(np.append(starts, len(keys)))
-    new = np.any(np.diff(keys[starts, :2], axis=0, prepend=-1), axis=1)
-    rings = np.repeat(np.arange(len(starts)), sizes + 1)
-    bounds = counts_to_offsets(sizes + 1)
-    rows = np.arange(bounds[-1]) - bounds[rings]
-    # Each ring has one row more than vertices: its first vertex again.
-    rows = np.where(rows == sizes[rings], 0, rows) + starts[rings]
-    polygons = np.flatnonzero(new)
-    parts = np.bincount(keys[starts[polygons], 0], minlength=shapes.n_objects)
-    offsets = (bounds, np.append(polygons, len(starts)), counts_to_offsets(parts))
-    kind = shapely.GeometryType.MULTIPOLYGON
-    geometries = np.asarray(shapely.from_ragged_array(kind, points[order][rows], offsets), object)
-    for row in np.flatnonzero(parts == 1):
-        geometries[row] = geometries[row].geoms[0]
+    starts = np.any(np.diff(keys, axis=0, prepend=-1), axis=1)
+    rings = shapely.linearrings(points[order], indices=np.cumsum(starts) - 1)
+    firsts = np.any(np.diff(keys[starts, :2], axis=0, prepend=-1), axis=1)
+    polygons = shapely.polygons(rings, indices=np.cumsum(firsts) - 1)
+    owners = keys[starts][firsts, 0]
+    geometries = np.full(shapes.n_objects, shapely.MultiPolygon(), object)
+    owned, counts = np.unique(owners, return_counts=True)
+    geometries[owned] = shapely.multipolygons(polygons, indices=np.repeat(np.arange(len(owned)), counts))
+    single = np.isin(owners, owned[counts == 1])
+    geometries[owners[single]] = polygons[single]
     return geometries
 
 

@@ -480,15 +480,26 @@ def lacks_rows(fragments: Fragments, sizes: NDArray[np.int64]) -> NDArray[np.boo
         Number of rows of each chunk.
     """
     limit = np.repeat(sizes, np.diff(fragments.bounds))
-    starts, counts = fragments.starts, fragments.counts
-    # By subtraction, because start + count may exceed int64.
-    lacks = (starts < 0) | (counts < 0) | (counts > limit) | (starts > limit - counts)
     listed = np.flatnonzero(~fragments.is_range)
+    return _exceed(fragments.starts, fragments.counts, limit, listed, fragments.rows)
+
+
+def _exceed(
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    listed: NDArray[np.int64],
+    items: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Return which ranges are not within 0 and their limit; those that are `listed` are ranges of `items`, which are then compared."""
+    # By subtraction, because start + count may exceed int64.
+    outside = (starts < 0) | (counts < 0) | (counts > limits) | (starts > limits - counts)
     if listed.size:
-        rows, lengths = fragment_rows(fragments, listed)
-        outside = (rows < 0) | (rows >= np.repeat(limit[listed], lengths))
-        lacks[listed] = np.diff(counts_to_offsets(outside)[counts_to_offsets(lengths)]) > 0
-    return lacks
+        sizes = counts[listed]
+        own = items[concat_ranges(starts[listed], sizes)]
+        beyond = (own < 0) | (own >= np.repeat(limits[listed], sizes))
+        outside[listed] = np.diff(counts_to_offsets(beyond)[counts_to_offsets(sizes)]) > 0
+    return outside
 
 
 def are_tiles(fragments: Fragments, bounds: NDArray[np.int64]) -> bool:
@@ -602,14 +613,8 @@ def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[
     limits : (K,) int64
         Number of fragments of each block's chunk; 0 for a missing chunk.
     """
-    # compared by subtraction, because start + count may exceed int64
-    absent = (objects.counts > 0) & ((objects.starts < 0) | (objects.starts > limits - objects.counts))
-    lists = np.flatnonzero(objects.modes == LIST)
-    sizes = objects.counts[lists]
-    items = objects.fragments[concat_ranges(objects.starts[lists], sizes)]
-    outside = (items < 0) | (items >= np.repeat(limits[lists], sizes))
-    absent[lists] = np.diff(counts_to_offsets(outside)[counts_to_offsets(sizes)]) > 0
-    return absent
+    listed = np.flatnonzero(objects.modes == LIST)
+    return (objects.counts > 0) & _exceed(objects.starts, objects.counts, limits, listed, objects.fragments)
 
 
 def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:

@@ -135,6 +135,11 @@ CALLS: dict[str, Call] = {
             "dry_run": True,
         },
     ),
+    "load_terms": lambda p: (p.atlas.load_terms, {"source": p.folder / "no.csv"}),
+    "map_terms": lambda p: (
+        lambda **given: p.atlas.map_terms(**{**given, "dry_run": True}),
+        {"column": "cell_type", "ontology": "CL", "confirm": None, "on_conflict": "keep"},
+    ),
     "drop_annotation": lambda p: (p.atlas.drop_annotation, {"name": "nope"}),
     "checkout": lambda p: (p.atlas.checkout, {"version": "first"}),
     "dataset": lambda p: (p.atlas.dataset, {"uid_or_name": "d1"}),
@@ -171,6 +176,8 @@ CALLS: dict[str, Call] = {
     ),
     "query.lazy": lambda p: (p.query.lazy, {"chunk_bytes": 1000}),
     "query.batches": lambda p: (p.query.batches, {"n": 5}),
+    "query.compare": lambda p: (p.query.compare, {"group": "cell_type = 'B'"}),
+    "query.tree": lambda p: (p.query.tree, {"column": "cell_type"}),
     "query.count": lambda p: (p.query.count, {}),
     "query.features": lambda p: (
         lambda names, space: p.query.features(names, space=space).to_anndata(),
@@ -289,6 +296,7 @@ FUNCTIONS: dict[str, Call] = {
     ),
     "read": lambda p: (ra.read, {"source": p.folder / "third.h5ad"}),
     "col": lambda p: (lambda name: p.query.where(ra.col(name) == 1).to_pandas(), {"name": "n_genes"}),
+    "under": lambda p: (ra.under, {"term": "T cell"}),
     "col >": lambda p: (lambda value: p.query.where(ra.col("n_genes") > value).to_pandas(), {"value": 1}),
     "register_space function": lambda p: (
         ra.register_space,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -213,16 +213,18 @@ def expand_option_groups(verb: Verb) -> Callable[..., None]:
     """
     given_parameters = inspect.signature(verb).parameters
     # Needs annotations that are classes: with `from __future__ import annotations` they would be text.
-    groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in given_parameters.items()
-        if dataclasses.is_dataclass(parameter.annotation)
-    }
+    groups: dict[str, Any] = {}
     unfolded: dict[str, inspect.Parameter] = {}
     for name, parameter in given_parameters.items():
-        if name in groups:
+        # `Annotated[AtlasOptions, argument(...)]` describes the group's argument in other words.
+        group, *described = get_args(parameter.annotation) or [parameter.annotation]
+        if dataclasses.is_dataclass(group):
+            groups[name] = group
             # A field of a later group replaces one of the same name, so both must be declared alike.
-            unfolded |= {part.name: _field_parameter(part) for part in dataclasses.fields(groups[name])}
+            unfolded |= {part.name: _field_parameter(part) for part in dataclasses.fields(group)}
+            if described:
+                first = dataclasses.fields(group)[0].name
+                unfolded[first] = unfolded[first].replace(annotation=Annotated[str, described[0]])
         else:
             # Keyword-only, because a parameter without a default may then follow one with a default.
             unfolded[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -34,30 +34,20 @@ AnyLevel = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ValidateTarget(AtlasOptions):
-    """Target of ``validate``."""
-
-    atlas: Annotated[
-        str,
-        argument(
-            "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store; here, on s3://, gs://, az:// or https://",
-            "ATLAS|FILE",
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class InspectTarget(AtlasOptions):
-    """Target of ``inspect``."""
-
-    atlas: Annotated[
-        str,
-        argument(
-            "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store; here, on s3://, gs://, az:// or https://",
-            "FILE",
-        ),
-    ]
+ValidateTarget = Annotated[
+    AtlasOptions,
+    argument(
+        "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store; here, on s3://, gs://, az:// or https://",
+        "ATLAS|FILE",
+    ),
+]
+InspectTarget = Annotated[
+    AtlasOptions,
+    argument(
+        "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store; here, on s3://, gs://, az:// or https://",
+        "FILE",
+    ),
+]
 
 
 @command(MAINTENANCE, "validate pbmc.h5ad --level full --fix mended.h5ad")
@@ -67,7 +57,10 @@ def validate(
         AnyLevel | None,
         value_option(
             None,
-            "Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. Of a file: metadata looks at its structure, full reads every value. Of results: quick compares sizes, deep every byte. Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it",
+            "Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
+            "Of a file: metadata looks at its structure, full reads every value. "
+            "Of results: quick compares sizes, deep every byte. "
+            "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it",
             default="quick, metadata, deep or pyramid; full with --fix",
         ),
     ] = None,

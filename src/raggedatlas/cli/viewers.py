@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from raggedatlas.verbs.explorer import ExplorerServer, PreparedCxg
 
 
-@dataclass(frozen=True)
-class ServeSource(AtlasOptions):
-    """Source of ``serve``."""
-
-    atlas: Annotated[str, argument("An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes", "ATLAS|FILE")]
+ServeSource = Annotated[
+    AtlasOptions, argument("An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes", "ATLAS|FILE")
+]
 
 
 @dataclass(frozen=True)
@@ -180,11 +178,9 @@ class ViewOptions:
         }
 
 
-@dataclass(frozen=True)
-class ViewSource(AtlasOptions):
-    """Source of ``view`` and ``visualize``."""
-
-    atlas: Annotated[str, argument("An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes", "ATLAS|FILE")]
+ViewSource = Annotated[
+    AtlasOptions, argument("An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes", "ATLAS|FILE")
+]
 
 
 def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | str":

@@ -198,8 +198,24 @@ FORMATTERS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferPool], Formed
 """Converters of a block by output format; the dtype is that of the values, None keeps theirs."""
 
 
+class _Planned:
+    """What a loader and a map-style dataset say of their plan."""
+
+    _plan: BatchPlan
+
+    @property
+    def features(self) -> Mapping[str, NDArray[np.object_]]:
+        """Feature uids of every feature space, in column order."""
+        return {name: facts.features for name, facts in self._plan.facts.spaces.items()}
+
+    @property
+    def categories(self) -> Mapping[str, NDArray[np.object_]]:
+        """What the codes of every metadata column mean."""
+        return self._plan.facts.categories
+
+
 @checked
-class CellDataset:
+class CellDataset(_Planned):
     """Cells as a map-style dataset, in the order of the query; rows are read when they are asked for.
 
     Parameters
@@ -251,16 +267,6 @@ class CellDataset:
         self._pid = os.getpid()
         self._maker = Collator(self._plan, DECODE_THREADS)
         remember_facts(self._plan.facts)
-
-    @property
-    def features(self) -> Mapping[str, NDArray[np.object_]]:
-        """Feature uids of every feature space, in column order."""
-        return {name: facts.features for name, facts in self._plan.facts.spaces.items()}
-
-    @property
-    def categories(self) -> Mapping[str, NDArray[np.object_]]:
-        """What the codes of every metadata column mean."""
-        return self._plan.facts.categories
 
     def __len__(self) -> int:
         """Count the cells."""
@@ -328,7 +334,7 @@ _READ_ROWS = 1024
 
 
 @checked
-class Loader:
+class Loader(_Planned):
     """Training batches of a query: an iterable with a length, a new order every epoch.
 
     Parameters
@@ -407,16 +413,6 @@ class Loader:
         return self._plan.n_cells
 
     @property
-    def features(self) -> Mapping[str, NDArray[np.object_]]:
-        """Feature uids of every feature space, in column order."""
-        return {name: facts.features for name, facts in self._plan.facts.spaces.items()}
-
-    @property
-    def categories(self) -> Mapping[str, NDArray[np.object_]]:
-        """What the codes of every metadata column mean."""
-        return self._plan.facts.categories
-
-    @property
     def moves(self) -> bool:
         """Whether batches are moved to a device."""
         return self._plan.options.device is not None
@@ -490,8 +486,12 @@ class Loader:
         ------
         StoreError
             In a forked child, where the threads and connections of its parent do not work.
+        QueryError
+            If there is no such worker.
         """
         check_process(self._pid)
+        if not 0 <= worker < n_workers:
+            raise QueryError(f"worker {worker} is not one of {n_workers} workers; they are numbered from 0.")
         epoch, done = self._next
         # At the call and not in the generator: an epoch has begun even if no batch of it is taken.
         self._next, self._now = (epoch + 1, 0), (epoch, done)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -188,7 +188,7 @@ class LoaderOptions:
 
 
 def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, LoaderOptions]:
-    """Check keyword arguments and fill in the defaults.
+    """Check keyword arguments, whose types `checked` has compared with the signature, and fill in the defaults.
 
     Raises
     ------
@@ -210,12 +210,11 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
 
 
 def _check_read(call: str, options: ReadOptions) -> None:
-    _among(call, "as_", options.as_, get_args(OutputFormat))
     # A text is a sequence too, and would be taken for a list of letters.
     for name in ("obs", "layers", "features", "results"):
         if isinstance(getattr(options, name), str):
             raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")
-    _whole(call, "buffers", options.buffers, 0)
+    _at_least(call, "buffers", options.buffers, 0)
     if (options.device is not None or options.pin_memory) and not options.tensors:
         raise QueryError(
             f"{call}: device and pin_memory are for tensors, not as_={options.as_!r}; ask for as_='torch'."
@@ -228,13 +227,15 @@ def _check_read(call: str, options: ReadOptions) -> None:
         raise QueryError(f"{call} gives numbers, not {options.dtype!r}; e.g. dtype='float32'.")
 
 
+_LEAST = {
+    "batch_size": 1, "seed": 0, "rank": 0, "world_size": 1, "block_size": 1, "buffer_size": 1, "n_samples": 1, "threads": 0,
+    "prefetch": 1,
+}  # fmt: skip
+
+
 def _check_numbers(options: LoaderOptions) -> None:
-    least = {"batch_size": 1, "seed": 0, "rank": 0, "world_size": 1, "block_size": 1, "buffer_size": 1}
-    for name, lowest in least.items():
-        _whole("Loader", name, getattr(options, name), lowest)
-    for name, lowest in {"n_samples": 1, "threads": 0, "prefetch": 1}.items():
-        if getattr(options, name) is not None:
-            _whole("Loader", name, getattr(options, name), lowest)
+    for name, least in _LEAST.items():
+        _at_least("Loader", name, getattr(options, name), least)
     if options.rank >= options.world_size:
         raise QueryError(
             f"Loader: rank {options.rank} is not one of {options.world_size} ranks; they are numbered from 0."
@@ -242,8 +243,6 @@ def _check_numbers(options: LoaderOptions) -> None:
 
 
 def _check_walk(options: LoaderOptions) -> None:
-    _among("Loader", "shuffle", options.shuffle, ("full", "blocks", None))
-    _among("Loader", "even", options.even, ("pad", "drop", None))
     given = [name for name in ("weights", "balance", "group", "sampler") if getattr(options, name) is not None]
     if len(given) > 1:
         raise QueryError(f"Loader takes one of {given}, not {len(given)}: each decides alone which cells are chosen.")
@@ -254,19 +253,10 @@ def _check_walk(options: LoaderOptions) -> None:
     # An epoch of groups has every cell with a value once, so its length is given.
     if options.n_samples is not None and (not given or given[0] == "group"):
         raise QueryError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
-    if options.sampler is not None and not callable(options.sampler):
-        raise QueryError(f"Loader: sampler is a function of (n_cells, generator), not {options.sampler!r}.")
 
 
-def _among(call: str, name: str, value: object, known: Sequence[object]) -> None:
-    # Only texts are compared by `==`, which gives an array for an array.
-    if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-        raise QueryError(f"{call} takes {name} from {list(known)}, not {value!r}.")
-
-
-def _whole(call: str, name: str, value: object, least: int) -> None:
-    # A bool is an `int` in Python.
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+def _at_least(call: str, name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
         raise QueryError(f"{call} takes {name} as a whole number from {least} on, not {value!r}.")
 
 

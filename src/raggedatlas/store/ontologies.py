@@ -251,7 +251,7 @@ def read_text_table(path: Path) -> pa.Table:
         )
     except FileNotFoundError as error:
         raise MissingFileError(f"There is no file {path}.") from error
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise SourceError(f"{path} cannot be read as a table of text: {error}.") from error
     return found
 

@@ -443,11 +443,7 @@ def infer_part(
             writer.commit()
     """
     source, reading, _ = split_options(model, weights, dict(choices))
-    return _write_part(prepare_run(source.open(), query, batch_size, reading), part, n_parts)
-
-
-def _write_part(run: InferenceRun, part: ResultPart, n_parts: int) -> int:
-    own = select_part(run, part.number, n_parts)
+    own = select_part(prepare_run(source.open(), query, batch_size, reading), part.number, n_parts)
     with part.writer() as writer:
         if own is not None:
             own.write(writer)

@@ -1,4 +1,4 @@
-"""The validator: every numbered rule is told where it is broken, and only there."""
+"""The validator and the inspection of CXG: every numbered rule is told where it is broken, and only there."""
 
 import json
 import shutil
@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.errors import ArgumentError, NotFoundError
-from raggedatlas.formats.cxg import RULES, validate
+from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
+from raggedatlas.formats.cxg import RULES, CxgInspection, inspect, validate
 from raggedatlas.formats.cxg import validation as values_module
 from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
+from raggedatlas.model.reports import Element
 from raggedatlas.testing import cxg_files
 from raggedatlas.testing.cxg_faults import DAMAGES, Damage
-from raggedatlas.testing.cxg_files import FORMS, Form, write_cxg
+from raggedatlas.testing.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 
@@ -30,33 +31,23 @@ MILD = {"unnamed": {"C26"}}
 """What is told of a small CXG without fault."""
 
 
-@pytest.fixture(scope="session")
-def goods(tmp_path_factory: pytest.TempPathFactory) -> dict[Form, Path]:
-    """One small CXG of each version and layout."""
-    folder = tmp_path_factory.mktemp("goods")
-    return {form: write_cxg(folder / f"{form}.cxg", form) for form in FORMS}
-
-
-def copied(good: Path, to: Path) -> Path:
-    return Path(shutil.copytree(good, to))
-
-
 @pytest.mark.parametrize("form", FORMS)
-def test_a_good_cxg_breaks_no_rule(goods: dict[Form, Path], form: Form) -> None:
+def test_a_good_cxg_breaks_no_rule(form: Form, tmp_path: Path) -> None:
     """Every version and layout passes every rule at both levels; that one is of the unnamed version is said."""
+    path = write_cxg(tmp_path / "x.cxg", form)
     for level in ("metadata", "full"):
-        problems = validate(goods[form], level)
+        problems = validate(path, level)
         assert {p.rule for p in problems} == MILD.get(form, set()), [str(p) for p in problems]
         assert all(p.level == "practice" for p in problems)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: f"{d.rule}-{d.form}: {d.label}")
-def test_each_damage_is_told(goods: dict[Form, Path], damage: Damage, tmp_path: Path) -> None:
+def test_each_damage_is_told(damage: Damage, tmp_path: Path) -> None:
     """A damaged CXG is told by the rule that it breaks, at the level that was meant, and by no other rule.
 
     What values must be read for is told at the level full alone; the folder stays as it was.
     """
-    path = copied(goods[damage.form], tmp_path / "x.cxg")
+    path = write_cxg(tmp_path / "x.cxg", damage.form)
     damage.change(path)
     before = content(path)
     problems = validate(path, "full")
@@ -83,9 +74,9 @@ def test_one_that_is_no_cxg_is_told(tmp_path: Path) -> None:
         validate(tmp_path, "deep")  # type: ignore[arg-type]
 
 
-def test_first_places_are_named(goods: dict[Form, Path], tmp_path: Path) -> None:
+def test_first_places_are_named(tmp_path: Path) -> None:
     """A value that differs between Xr and Xc is told by the cell and the feature, a place that comes twice by its place."""
-    path = copied(goods["split"], tmp_path / "x.cxg")
+    path = write_cxg(tmp_path / "x.cxg")
     rows, columns = np.nonzero(cxg_files.VALUES)
     values = cxg_files.VALUES[rows, columns]
     changed = values.copy()
@@ -153,15 +144,15 @@ def test_memory_does_not_grow_with_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) -> None:
+def test_the_command_tells_and_exits(tmp_path: Path) -> None:
     """The command takes a CXG as it takes files: exit code 1 for a broken must, JSON on request, and no mended copy."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
 
-    good = run("validate", str(goods["split"]), "--level", "full")
+    good = run("validate", str(write_cxg(tmp_path / "good.cxg")), "--level", "full")
     assert (good.returncode, good.stdout) == (0, "Nothing is wrong (full).\n")
-    path = copied(goods["dense"], tmp_path / "x.cxg")
+    path = write_cxg(tmp_path / "x.cxg", "dense")
     shutil.rmtree(path / "X")
     bad = run("validate", str(path), "--json")
     assert bad.returncode == 1
@@ -209,3 +200,89 @@ def test_the_page_is_that_of_the_rules() -> None:
     """docs/reference/cxg-rules.md is what `rules_page` makes of the rules, which are sentences; write it again after a change."""
     assert (ROOT / "docs" / "reference" / "cxg-rules.md").read_text("utf-8") == rules_page()
     assert all(rule.sentence.endswith(".") and rule.fix.endswith(".") for rule in RULES.values())
+
+
+LAYOUTS: dict[Form, str] = {"split": "split", "dense": "dense", "sparse": "sparse", "old": "dense", "unnamed": "dense"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> CxgInspection:
+    """A CXG of version 0.3.0, looked at."""
+    return inspect(write_cxg(tmp_path_factory.mktemp("inspect") / "x.cxg"))
+
+
+def all_of(element: Element) -> dict[str, Element]:
+    inner = {path: one for child in element.children for path, one in all_of(child).items()}
+    return {element.path: element, **inner}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_version_and_layout_are_told_with_their_reason(form: Form, tmp_path: Path) -> None:
+    """Version and layout of every form are told, and from what."""
+    path = write_cxg(tmp_path / "x.cxg", form)
+    seen = inspect(path)
+    assert (seen.version, seen.layout) == (VERSIONS[form] or "unnamed", LAYOUTS[form])
+    assert "cxg_group_metadata" in seen.reason
+    assert f"layout {LAYOUTS[form]}" in seen.reason
+    assert seen.n_bytes == sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
+
+
+def test_the_tree_says_what_stands_there(found: CxgInspection) -> None:
+    """Shapes, types, categories, filters and metadata are those of the CXG; the document has all of it."""
+    seen = all_of(found.root)
+    assert found.root.shape == (6, 5)
+    assert seen["obs"].shape == (6,)
+    assert seen["obs"].encoding == "dense array, 7 columns"
+    assert (seen["obs/kind"].encoding, seen["obs/kind"].dtype) == ("categorical of 3", "int8")
+    assert (seen["obs/name_0"].encoding, seen["obs/name_0"].dtype) == ("string, the index", "text")
+    assert (seen["Xr/var"].shape, seen["Xr/var"].dtype) == ((8,), "uint32")
+    assert (seen["emb/umap"].shape, seen["emb/umap"].dtype, seen["emb/umap"].n_bytes) == ((6, 2), "float32", 48)
+    assert seen["cxg_group_metadata@cxg_version"].facts() == "metadata 0.3.0"
+    assert json.loads(json.dumps(found.to_dict()))["reason"] == found.reason
+    text = str(found)
+    assert text.startswith("x.cxg: CXG 0.3.0, ")
+    assert "└── kind" not in text
+    assert "├── kind: categorical of 3, 6, int8" in text
+    assert text.count("\n") == len(list(found.lines()))
+
+
+def test_notebooks_see_a_tree(found: CxgInspection) -> None:
+    """The HTML has a line for each element, and what folds is balanced."""
+    page = found._repr_html_()
+    assert page.count("<details") == page.count("</details>") > 4
+    assert page.count("<div") == page.count("</div>")
+    assert "percent.mt" in page
+
+
+def test_hostile_metadata_is_text(cxg: Path) -> None:
+    """Markup in metadata is escaped, long values are cut, and their size is said."""
+    set_meta(cxg / "uns", spatial="<script>alert(1)</script>" + "x" * 5_000)
+    seen = inspect(cxg)
+    assert "<script>" not in seen._repr_html_()
+    assert "5.03 kB" in all_of(seen.root)["uns@spatial"].facts()
+
+
+def test_what_cannot_be_opened_is_in_the_tree(tmp_path: Path) -> None:
+    """An array whose schema is damaged is shown with the reason; what is no CXG is refused by its rule."""
+    path = write_cxg(tmp_path / "x.cxg", "dense")
+    schema = next(at for at in (path / "emb" / "pca" / "__schema").iterdir() if at.is_file())
+    schema.write_bytes(b"\xff" * schema.stat().st_size)
+    broken = all_of(inspect(path).root)["emb/pca"]
+    assert "UNREADABLE" in broken.facts()
+    with pytest.raises(SourceError, match="C01"):
+        inspect("tests/data")
+    with pytest.raises(NotFoundError):
+        inspect(tmp_path / "absent.cxg")
+
+
+@pytest.mark.nightly
+def test_the_command_draws_it(tmp_path: Path) -> None:
+    """`raggedatlas inspect` draws the tree, to a depth, or prints the document."""
+    path = write_cxg(tmp_path / "x.cxg")
+    words = [COMMAND, "inspect", str(path)]
+    drawn = subprocess.run([*words, "--depth", "1"], capture_output=True, text=True, check=True).stdout
+    assert "CXG 0.3.0" in drawn
+    assert "layout split: there are Xr and Xc" in drawn
+    assert len(drawn.splitlines()) == 1 + 7
+    document = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert (document["version"], document["layout"]) == ("0.3.0", "split")

@@ -1,4 +1,4 @@
-"""Elements that are read whole: a registry of what stands in a store as which type and version, and its readers."""
+"""Readers of complete elements: a registry by encoding type and version, and tables column by column."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,28 +23,28 @@ DEEPEST = 64
 
 
 def store_kind(node: Any) -> str:  # noqa: ANN401  (a group or an array of either library)
-    """Say which store a group or array lives in: ``"hdf5"`` or ``"zarr"``."""
+    """Return which store a group or array is in: ``"hdf5"`` or ``"zarr"``."""
     return "hdf5" if hasattr(node, "id") else "zarr"
 
 
 def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Read an element whole, as anndata would give it.
+    """Read a complete element as anndata does.
 
     Parameters
     ----------
     container : Container
         The opened file.
     path : str
-        Where it stands.
+        Its path.
 
     Raises
     ------
     SourceError
-        If there is none, it is damaged, or its encoding is not registered.
+        If there is none, it is damaged, or its encoding is unknown.
     LimitError
-        If it declares more than may be read whole.
+        If it declares more than may be read at once.
     MissingExtraError
-        If it takes a package that is not installed.
+        If it needs a package that is not installed.
     """
     node = container.get(path)
     if node is None:
@@ -54,9 +54,9 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
         reader = ELEMENTS.get(spec)
     if reader is None:
         known = sorted(version for name, version in ELEMENTS if name == spec[0])
-        said = f"of version {spec[1]!r}; known are {known}" if known else "which nothing is registered for"
+        reason = f"of version {spec[1]!r}; known are {known}" if known else "which nothing is registered for"
         raise SourceError(
-            f"{container.uri}: {path} is encoded as {spec[0]!r} {said}. Remove the element, or write it again with a known one."
+            f"{container.uri}: {path} is encoded as {spec[0]!r} {reason}. Remove the element, or write it again with a known one."
         )
     # A hard link can make a group contain itself, and `_mapping` would descend without end.
     if path.count("/") > DEEPEST:
@@ -65,7 +65,7 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
 
 
 def _by_anndata(container: Container, path: str) -> Any:  # noqa: ANN401
-    """Read through anndata, once the declared sizes of its arrays were found acceptable."""
+    """Read with anndata, after checking the declared sizes of the arrays."""
     from anndata.io import read_elem
 
     _check_arrays(container, path)
@@ -89,11 +89,11 @@ def _check_arrays(container: Container, path: str) -> None:
 
 
 def _array(container: Container, path: str) -> Any:  # noqa: ANN401
-    """Read an array; truth values of other writers come as truth values."""
+    """Read an array; enumerations of FALSE and TRUE, as R writes them, become booleans."""
     node = container.get(path)
     truths = _truths(node)
     if truths is None:
-        # Most arrays are numbers, and to import anndata takes as long as to read most tables of cells.
+        # Most arrays are numbers, and importing anndata takes as long as reading most tables of cells.
         return container.whole(path) if node.shape and node.dtype.kind in "biufc" else _by_anndata(container, path)
     import pandas as pd
 
@@ -107,7 +107,7 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
     missing = values == truths["NA"] if "NA" in truths else np.zeros(values.shape, np.bool_)
     if not missing.any():
         return plain
-    # AnnData has missing truth values on one axis only; elsewhere they are NaN among 0 and 1.
+    # AnnData has missing booleans on one axis only; elsewhere they are NaN among 0 and 1.
     return pd.arrays.BooleanArray(plain, missing) if values.ndim == 1 else np.where(missing, np.nan, plain)
 
 
@@ -131,7 +131,7 @@ def _decode_texts(values: NDArray[Any]) -> NDArray[np.object_]:
 
 
 def _truths(node: Any) -> dict[str, int] | None:  # noqa: ANN401
-    """Return the numbers of an HDF5 enumeration of FALSE, TRUE and perhaps NA that h5py does not take for truth values."""
+    """Return the numbers of an HDF5 enumeration of FALSE, TRUE and perhaps NA that h5py does not read as booleans, else None."""
     if store_kind(node) == "zarr" or node.shape is None or node.dtype.kind not in "iu":
         return None
     import h5py
@@ -146,7 +146,7 @@ def _mapping(container: Container, path: str) -> dict[str, Any]:
 
 
 def _legacy(container: Container, path: str) -> Any:  # noqa: ANN401
-    """Read what has no encoding: arrays, sparse groups and mappings of anndata before 0.8."""
+    """Read an element without an encoding, as before anndata 0.8: an array, sparse group or mapping."""
     node = container.get(path)
     if is_array(node):
         # Old files have a single text as an array of length 1, which anndata reads as a scalar.
@@ -170,12 +170,12 @@ def _sparse(container: Container, path: str) -> Any:  # noqa: ANN401
 
 
 def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: ANN401
-    """Refuse a small sparse group whose parts do not fit together; SciPy would read outside its memory.
+    """Raise for a sparse group whose parts do not fit together; SciPy would read invalid memory.
 
     Raises
     ------
     SourceError
-        Saying what is wrong.
+        If they do not.
     """
     form, shape = sparse_form(node), stated_shape(node)
     indptr, indices = (container.whole(f"{path}/{name}") for name in ("indptr", "indices"))
@@ -202,7 +202,7 @@ def stated_shape(node: Any) -> Any:  # noqa: ANN401
 
 
 def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, int]) -> bool:
-    """Say whether pointers and indices describe a sparse matrix with so many rows and columns (CSC: columns and rows).
+    """Return whether pointers and indices describe a sparse matrix with these numbers of rows and columns (CSC: columns and rows).
 
     Examples
     --------
@@ -264,8 +264,8 @@ def _frame(container: Container, path: str) -> Any:  # noqa: ANN401
 
 def columns_listed(node: Any) -> list[str]:  # noqa: ANN401
     """Return the columns that a stored table lists, in order."""
-    stated = node.attrs.get("column-order", [])
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in np.atleast_1d(stated)]
+    names = np.atleast_1d(node.attrs.get("column-order", []))
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
 def _awkward(container: Container, path: str) -> Any:  # noqa: ANN401
@@ -301,7 +301,7 @@ ELEMENTS: dict[tuple[str, str], Reader] = {
     ("string-array", "0.2.0"): _texts,
 }
 
-"""(Encoding type, encoding version) -> what reads such an element."""
+"""(Encoding type, encoding version) -> reader of such an element."""
 
 
 FRAME = ("dataframe", "0.2.0")
@@ -309,7 +309,7 @@ FRAME = ("dataframe", "0.2.0")
 
 
 def frame_length(container: Container, path: str) -> int | None:
-    """Say how many rows a stored frame has, without reading it; None if there is no such frame.
+    """Return the number of rows of a stored frame from its metadata; None if there is no such frame.
 
     Raises
     ------
@@ -349,7 +349,7 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
     container : Container
         The opened file.
     path : str
-        Where the frame stands.
+        Its path.
     categories_in : str
         Group with ``<column>_categories``, where structured arrays of anndata 0.5 and 0.6 have them.
 
@@ -358,7 +358,7 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
     SourceError
         If a column is damaged, of another length, or encoded in a way that nothing knows.
     LimitError
-        If a column declares more than may be read whole.
+        If a column declares more than may be read at once.
     """
     node = container.get(path)
     n_rows = frame_length(container, path)
@@ -383,12 +383,12 @@ def open_table(container: Container, path: str) -> ColumnTable | None:
     container : Container
         The opened file, which must stay open.
     path : str
-        Where the frame stands.
+        Its path.
 
     Returns
     -------
     ColumnTable or None
-        None if there is none, or it is of a kind that `read_frame` must read whole.
+        None if there is none, or it is of a kind that only `read_frame` supports.
 
     Raises
     ------
@@ -413,7 +413,7 @@ def open_table(container: Container, path: str) -> ColumnTable | None:
 
 
 def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
-    """Return the members of a frame that are no columns of it by its own list."""
+    """Return the members of a frame that its column-order does not list, with the reason."""
     node = container.get(path)
     if node is None or is_array(node) or "column-order" not in node.attrs:
         return {}
@@ -446,7 +446,7 @@ def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool
 
 
 def _is_text(node: Any) -> bool:  # noqa: ANN401
-    """Say whether a node is an array of text of any length, without missing values."""
+    """Return whether a node is an array of variable-length text without missing values."""
     if not is_array(node) or attribute(node, "encoding-type") != "string-array" or node.ndim != 1:
         return False
     if store_kind(node) == "zarr":

@@ -25,7 +25,6 @@ from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
 from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
 from raggedatlas.store.runtime import warnings_as
 
-StoreKind = Literal["hdf5", "zarr"]
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
 
 BLOCK_BYTES = 8 << 20

@@ -19,11 +19,11 @@ DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
 ROOT = {"X", "obs", "raw", "var", *GROUPS}
 ALIGNED = {"layers": "obs", "obsm": "obs", "obsp": "obs", "varm": "var", "varp": "var"}
-"""Group -> the table whose rows its members go with."""
+"""Group -> the table with whose rows its members are aligned."""
 
 MUDATA_VERSION = "0.1.0"
 MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".encode()
-"""What the first bytes of an `.h5mu` file say; its readers look for it."""
+"""First bytes of an `.h5mu` file, by which readers recognise it."""
 
 
 def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
@@ -32,10 +32,10 @@ def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     Parameters
     ----------
     path : str or Path
-        Where to.
+        Path of the new file.
     compression : str or None
         ``"gzip"`` (level 1, bytes shuffled), ``"zstd"``, ``"blosc"`` (both of the extra `plugins`), ``"lzf"``, each but the
-        last with a level if wished, as in ``"zstd:9"``; None for none.
+        last with an optional level, as in ``"zstd:9"``; None for none.
     overwrite : bool
         Whether an existing file may be replaced.
 
@@ -44,7 +44,7 @@ def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     DuplicateError
         If the file exists.
     StoreError
-        If the folder refuses.
+        If the folder cannot be written.
     """
     return TreeSink(Hdf5Output(Path(path), compression=compression, overwrite=overwrite), multimodal=False)
 
@@ -72,11 +72,11 @@ def zarr_sink(
     Parameters
     ----------
     path : str or Path
-        Where to.
+        Path of the new folder.
     zarr_format : {3, 2}
         Format 3 is sharded.
     compression : str or None
-        ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with a level if wished; None for none.
+        ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with an optional level; None for none.
     overwrite : bool
         Whether an existing folder may be replaced.
     multimodal : bool
@@ -87,7 +87,7 @@ def zarr_sink(
     DuplicateError
         If the folder exists.
     StoreError
-        If the place refuses.
+        If the folder cannot be written.
     """
     target = ZarrOutput(Path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
@@ -99,7 +99,7 @@ class TreeSink:
     Parameters
     ----------
     target : OutputFile
-        Where the bytes go.
+        The file.
     multimodal : bool
         Whether it is a MuData.
     """
@@ -118,7 +118,7 @@ class TreeSink:
         self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
-        """Prepare for these matrices; those that are sparse are written in a type that SciPy knows.
+        """Announce the matrices to write; values of sparse ones are written in a type that SciPy supports.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class TreeSink:
                 raise SchemaError(
                     f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
                 )
-            self._seen(matrix.key)
+            self._check_key(matrix.key)
             if matrix.form == "dense":
                 self._writers[matrix.key] = DenseWriter(self._target, matrix)
             else:
@@ -145,7 +145,7 @@ class TreeSink:
         SchemaError
             If the matrix was not announced, or the block is not of its form, width or type.
         StoreError
-            If the disk refuses.
+            If writing fails.
         """
         if key not in self._writers:
             raise SchemaError(f"Matrix {key!r} was not announced; begin() named {sorted(self._writers)}.")
@@ -153,20 +153,20 @@ class TreeSink:
             self._writers[key].append(block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-        """Write a whole element.
+        """Write a complete element.
 
         Raises
         ------
         SchemaError
             If it cannot be written.
         """
-        self._seen(key)
+        self._check_key(key)
         if self.multimodal and key == "axis":
             self._axis = int(value)
             return
         parent, _, name = key.rpartition("/")
         if not self.multimodal or parent.startswith("mod/"):
-            self._note_rows(key, value)
+            self._record_rows(key, value)
         if name in ("obs", "var"):
             self._lengths[key] = len(value)
             if name == "var" and self.multimodal:
@@ -179,14 +179,14 @@ class TreeSink:
         self._target.element(key, value)
 
     def commit(self) -> str:
-        """Make the result visible under its name, and return that name.
+        """Move the file to its final path, and return that path.
 
         Raises
         ------
         SchemaError
             If rows are missing, or `obs` and `var` do not fit the matrices.
         StoreError
-            If the disk refuses.
+            If writing fails.
         """
         with writable(self._target.path):
             # `finish` checks that all announced rows came, so the checks below can use the announced shapes.
@@ -200,12 +200,12 @@ class TreeSink:
         return str(self._target.path)
 
     def abort(self) -> None:
-        """Remove what was written so far."""
+        """Remove everything written so far."""
         for writer in self._writers.values():
             writer.close()
         self._target.discard()
 
-    def _seen(self, key: str) -> None:
+    def _check_key(self, key: str) -> None:
         parts = key.split("/")
         if not all(parts) or "." in parts or ".." in parts:
             raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
@@ -221,19 +221,19 @@ class TreeSink:
         if self.multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
             self._mods.append(parts[1])
 
-    def _note_rows(self, key: str, value: Any) -> None:  # noqa: ANN401
-        """Keep how many rows a member of a group has that goes with the cells or features.
+    def _record_rows(self, key: str, value: Any) -> None:  # noqa: ANN401
+        """Record the number of rows of a member that is aligned with the cells or features.
 
         Raises
         ------
         SchemaError
-            If it has none: a number, text or mapping.
+            If it has no rows: a number, text or mapping.
         """
         above, _, name = key.rpartition("/")
         group = above.rpartition("/")[2]
         if name in ALIGNED and group not in ALIGNED and isinstance(value, dict):
             for member, inner in value.items():
-                self._note_rows(f"{key}/{member}", inner)
+                self._record_rows(f"{key}/{member}", inner)
         elif group in ALIGNED:
             shape = getattr(value, "shape", None)
             # An awkward array has `ndim` and a length, but no shape.
@@ -294,7 +294,7 @@ class TreeSink:
         self._target.group("mod").attrs["mod-order"] = order.tolist()
 
     def _write_maps(self, n_obs: int) -> None:
-        """Say for each modality where its cells and features stand among all; absent ones are 0."""
+        """Write for each modality the positions of its cells and features among all; absent ones are 0."""
         import pandas as pd
 
         names = [self._var_names[f"mod/{name}/var"] for name in self._mods]
@@ -320,7 +320,7 @@ class TreeSink:
 
 
 ENTRIES = 1 << 20
-"""Entries of a CSC matrix that are turned at once."""
+"""Entries of a CSC matrix that are sorted or written at once."""
 
 NARROW_MOST = np.iinfo(np.int32).max
 """Most entries that pointers of 32 bits can count."""

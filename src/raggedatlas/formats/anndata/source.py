@@ -60,7 +60,7 @@ def h5ad_source(path: str | AnyPath) -> CompositeSource:
 
 
 def zarr_source(path: str | AnyPath) -> CompositeSource:
-    """Open an AnnData that was written as a Zarr folder, format 2 or 3, sharded or not, or such a folder in a zip file.
+    """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def zarr_source(path: str | AnyPath) -> CompositeSource:
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
-    """Take an open HDF5 file or Zarr group that holds an AnnData as a source; it stays open.
+    """Return a source for an open HDF5 file or Zarr group with an AnnData; it stays open.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group
 
 
 def object_source(adata: "AnnData") -> CompositeSource:
-    """Take an AnnData in memory, a view, or a backed one as a source.
+    """Return a source for an AnnData in memory, a view, or a backed one.
 
     Raises
     ------
@@ -125,7 +125,7 @@ KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.v
 
 
 def read_stored_parts(container: Container, prefix: str = "") -> SourceParts:
-    """Describe an AnnData that stands under `prefix` (empty, or such as ``"mod/rna/"``).
+    """Describe an AnnData below `prefix` (empty, or such as ``"mod/rna/"``).
 
     Raises
     ------
@@ -240,7 +240,7 @@ class _Stored(_Contents):
             if n_features is not None:
                 self.features["raw/var"] = self._frame(var)
             self.add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
-        self._beside("raw/varm", varm, (None, None))
+        self._group("raw/varm", varm, (None, None))
 
     def _embeddings(self) -> None:
         node = self._get("obsm")
@@ -285,7 +285,7 @@ class _Stored(_Contents):
     def _others(self) -> None:
         n_var = self.n_features
         for group, shape in (("obsp", (self.n_cells, self.n_cells)), ("varm", (n_var, None)), ("varp", (n_var, n_var))):
-            self._beside(group, group, shape)
+            self._group(group, group, shape)
         self._unstructured()
         for name in self.container.names(self.prefix.rstrip("/")):
             if name not in KNOWN:
@@ -294,18 +294,18 @@ class _Stored(_Contents):
             for path, why in unlisted_columns(self.container, self.prefix + frame).items():
                 self.left_out[path.removeprefix(self.prefix)] = why
 
-    def _beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
-        """Take the members of obsp, varm or varp: matrices in blocks, all else whole."""
+    def _group(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+        """Add the members of obsp, varm or varp: matrices in blocks, all else as complete elements."""
         node = self._get(path)
         if node is not None and is_array(node):
             for name in node.dtype.names or ():
                 at = f"{key}/{name}"
-                self._put_beside(at, DenseRows(_Field(node, name), self._place(at)), shape)
+                self._add_other(at, DenseRows(_Field(node, name), self._place(at)), shape)
             return
         for name in self._members(path):
-            self._member_beside(f"{key}/{name}", f"{path}/{name}", shape)
+            self._member(f"{key}/{name}", f"{path}/{name}", shape)
 
-    def _member_beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+    def _member(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
         node = self._get(path)
         form = attribute(node, "encoding-type")
         numbers = is_array(node) and len(node.shape or ()) > 1 and node.dtype.kind in NUMBER_KINDS
@@ -313,11 +313,11 @@ class _Stored(_Contents):
             rows = self._rows(path, shape[0])
             assert rows is not None
             self.left_out.setdefault(key, describe_node(node))
-            self._put_beside(key, rows, shape)
+            self._add_other(key, rows, shape)
         else:
             self._whole(key, path)
 
-    def _put_beside(self, key: str, rows: RowReader, shape: tuple[int | None, int | None]) -> None:
+    def _add_other(self, key: str, rows: RowReader, shape: tuple[int | None, int | None]) -> None:
         self._check_shape(key, rows.shape, shape)
         self.left_out.setdefault(key, f"{rows.form} {rows.shape} {rows.dtype}")
         self.others.append(MatrixPart.of(key, rows))
@@ -327,7 +327,7 @@ class _Stored(_Contents):
         self.elements[key] = partial(read_element, self.container, self.prefix + path)
 
     def _unstructured(self) -> None:
-        """Take `uns`, but for what it held before there were places of its own: graphs, and categories of columns."""
+        """Add `uns`, except what old versions of anndata kept there: graphs, and categories of columns."""
         old = [node for node in (self._get("obs"), self._get("var")) if node is not None and is_array(node)]
         spent = {f"{name}_categories" for node in old for name in node.dtype.names or ()}
         for name in self._members("uns"):
@@ -335,17 +335,17 @@ class _Stored(_Contents):
                 self.left_out.setdefault(f"uns/{name}", "categories of a column")
             elif name == "neighbors" and (graphs := self._graphs()):
                 for graph in graphs:
-                    self._member_beside(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
+                    self._member(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
                 self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
                 self.elements["uns/neighbors"] = partial(self._without, "uns/neighbors", graphs)
             else:
                 self._whole(f"uns/{name}", f"uns/{name}")
 
     def _graphs(self) -> list[str]:
-        found = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
+        nodes = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
         return [
             name
-            for name, node in found
+            for name, node in nodes
             if node is not None
             and (
                 len(node.shape or ()) == 2
@@ -375,17 +375,17 @@ class _Stored(_Contents):
                 "can be read. Convert it, e.g. with scipy's tocsr, or remove it."
             )
         arrays = [self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")]
-        stated = stated_shape(node)
-        if stated is None or len(stated) != 2 or not all(is_array(a) and a.shape is not None for a in arrays):
+        sizes = stated_shape(node)
+        if sizes is None or len(sizes) != 2 or not all(is_array(a) and a.shape is not None for a in arrays):
             raise SourceError(
                 f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
             )
-        shape = (int(stated[0]), int(stated[1]))
-        # Members of obsp, varm and varp are checked by `_put_beside` instead.
+        shape = (int(sizes[0]), int(sizes[1]))
+        # Members of obsp, varm and varp are checked by `_add_other` instead.
         if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
             self._check_shape(path, shape, (self.n_cells, None), fits=shape[1] >= 0)
-        maker = CsrRows if form == "csr_matrix" else CscRows
-        return maker(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
+        reader = CsrRows if form == "csr_matrix" else CscRows
+        return reader(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
 
     def _check_matrix(self, path: str, rows: RowReader, n_features: int | None) -> None:
         n_axes = len(rows.shape)
@@ -449,7 +449,7 @@ def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # n
 
 
 def describe_node(node: Any) -> str:  # noqa: ANN401
-    """Say in a few words what a stored element is.
+    """Describe a stored element in a few words.
 
     Examples
     --------
@@ -468,8 +468,8 @@ def describe_node(node: Any) -> str:  # noqa: ANN401
         )
     # Only of a sparse matrix does this attribute say a shape; elsewhere it is whatever the writer of the group means by it.
     sparse = encoding in ("csr_matrix", "csc_matrix")
-    stated = node.attrs.get("shape") if sparse else None
-    shape = "" if stated is None else f" {tuple(int(n) for n in stated)}"
+    sizes = node.attrs.get("shape") if sparse else None
+    shape = "" if sizes is None else f" {tuple(int(n) for n in sizes)}"
     return f"{encoding or 'group'}{shape}"
 
 
@@ -535,7 +535,7 @@ class _Object(_Contents):
         if isinstance(value, pd.DataFrame):
             self.elements[key] = lambda: _plain(value)
             plain = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes)
-            # Truths beside numbers, and no columns at all, make a matrix of objects.
+            # Booleans among numbers, and no columns at all, make a matrix of objects.
             matrix = value.to_numpy() if plain else np.empty(0, object)
             if matrix.dtype.kind not in NUMBER_KINDS:
                 self.left_out[key] = describe_value(value)
@@ -574,7 +574,7 @@ class _Object(_Contents):
 
 
 def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
-    """Choose the reader for a matrix in memory, in a backing file, or computed when sliced.
+    """Return the reader of a matrix in memory, in a backing file, or computed when sliced.
 
     Raises
     ------
@@ -585,13 +585,13 @@ def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN
 
     if bool(issparse(matrix)):
         matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
-        maker = CsrRows if matrix.format == "csr" else CscRows
-        return maker(SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape), place)
+        arrays = SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
+        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, place)
     group = getattr(matrix, "group", None)
     if group is not None and getattr(matrix, "format", "") in ("csr", "csc"):
-        maker = CsrRows if matrix.format == "csr" else CscRows
         shape = (int(matrix.shape[0]), int(matrix.shape[1]))
-        return maker(SparseArrays(group["indptr"], group["indices"], group["data"], shape), place)
+        arrays = SparseArrays(group["indptr"], group["indices"], group["data"], shape)
+        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, place)
     if isinstance(matrix, np.ndarray) or type(matrix).__module__.partition(".")[0] in ("h5py", "zarr"):
         return DenseRows(matrix, place)
     if hasattr(matrix, "compute"):
@@ -635,7 +635,7 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
 
 
 def describe_value(value: Any) -> str:  # noqa: ANN401
-    """Say in a few words what an element in memory is.
+    """Describe an element in memory in a few words.
 
     Examples
     --------
@@ -656,7 +656,7 @@ def _has_x(adata: "AnnData") -> bool:
 
 
 def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401
-    """Take rows of a view; a view of a backed object cannot be sliced by anndata 0.12, so what it views is."""
+    """Return rows of a view; anndata 0.12 cannot slice a view of a backed object, so the object itself is sliced."""
     if not view.isbacked:
         return view[start:stop]
     # `_oidx` may be a slice, a mask or numbers; indexing `arange` turns each into row numbers.

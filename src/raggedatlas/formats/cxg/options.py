@@ -164,23 +164,6 @@ class Embedder:
 PCA = Embedder("pca")
 
 
-def get_embedder(what: "str | Embedder | None") -> Embedder | None:
-    """Return the embedder for a name.
-
-    Raises
-    ------
-    SourceError
-        If the name is unknown.
-    """
-    if what is None or isinstance(what, Embedder):
-        return what
-    if what == PCA.name:
-        return PCA
-    raise SourceError(
-        f"compute_embedding={what!r} is unknown; use 'pca', or raggedatlas.verbs.reduction.embedder('umap') for a UMAP."
-    )
-
-
 def embedding_name(name: str) -> str:
     """Return the name of an embedding in a CXG for a key of ``obsm``, i.e. without ``X_``.
 
@@ -268,7 +251,14 @@ class CxgOptions:
     @property
     def embedder(self) -> Embedder | None:
         """The embedder, or None."""
-        return get_embedder(self.compute_embedding)
+        what = self.compute_embedding
+        if what is None or isinstance(what, Embedder):
+            return what
+        if what == PCA.name:
+            return PCA
+        raise SourceError(
+            f"compute_embedding={what!r} is unknown; use 'pca', or raggedatlas.verbs.reduction.embedder('umap') for a UMAP."
+        )
 
     @classmethod
     def of(cls, choices: dict[str, Any]) -> "CxgOptions":

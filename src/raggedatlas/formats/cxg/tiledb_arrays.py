@@ -396,17 +396,17 @@ def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, i
 def _decompress(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
     from numcodecs import zstd
 
-    made, at = [np.empty(0, np.uint8)], 0
+    decoded, offset = [np.empty(0, np.uint8)], 0
     for length, size in parts:
         try:
-            out = bytes(zstd.decompress(values[at : at + size]))
+            out = bytes(zstd.decompress(values[offset : offset + size]))
         except (RuntimeError, ValueError, MemoryError) as error:
             raise _CorruptFileError(f"cannot be decoded ({error})") from error
         if len(out) != length:
             raise _CorruptFileError("has a part whose length differs from its header")
-        made.append(np.frombuffer(out, np.uint8))
-        at += size
-    return np.concatenate(made)
+        decoded.append(np.frombuffer(out, np.uint8))
+        offset += size
+    return np.concatenate(decoded)
 
 
 MAX_BOXES = 1 << 26
@@ -427,8 +427,6 @@ class Axis:
         Inclusive bounds; None unless numeric.
     tile : any
         Tile extent; None unless numeric.
-    filters : str
-        Filters, in the order of writing.
     """
 
     name: str
@@ -436,7 +434,6 @@ class Axis:
     low: Any
     high: Any
     tile: Any
-    filters: str
 
     @property
     def size(self) -> int:
@@ -493,8 +490,6 @@ class ArrayInfo:
         Its attributes.
     capacity : int
         Cells per tile of a sparse array.
-    duplicates : bool
-        Whether coordinates may occur more than once.
     written : tuple of tuple of int, optional
         First and last written coordinate of each dimension; None if empty.
     is_fully_written : bool
@@ -507,7 +502,6 @@ class ArrayInfo:
     axes: tuple[Axis, ...]
     attributes: tuple[Attribute, ...]
     capacity: int
-    duplicates: bool
     written: tuple[tuple[Any, Any], ...] | None
     is_fully_written: bool
     metadata: dict[str, Any]
@@ -560,10 +554,7 @@ def read_array_info(path: AnyPath) -> ArrayInfo:
         metadata = dict(array.meta.items())
         fully_written = not schema.sparse and is_fully_written(path, schema)
     spans = None if written is None else tuple((_to_python(a), _to_python(b)) for a, b in written)
-    duplicates = bool(schema.sparse and schema.allows_duplicates)
-    return ArrayInfo(
-        bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, fully_written, metadata
-    )
+    return ArrayInfo(bool(schema.sparse), axes, attributes, int(schema.capacity), spans, fully_written, metadata)
 
 
 def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
@@ -634,12 +625,7 @@ def stored_bytes(path: AnyPath) -> int:
     return sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
 
 
-def filters_text(filters: Any) -> str:  # noqa: ANN401  (a tiledb.FilterList)
-    """Format filters in the order of writing."""
-    return " + ".join(_filter_text(filters[i]) for i in range(len(filters)))
-
-
-def _filter_text(one: Any) -> str:  # noqa: ANN401
+def _filter_text(one: Any) -> str:  # noqa: ANN401  (a tiledb.Filter)
     name = type(one).__name__.removesuffix("Filter").lower()
     level = getattr(one, "level", None)
     return name if level is None else f"{name} {level}"
@@ -648,13 +634,12 @@ def _filter_text(one: Any) -> str:  # noqa: ANN401
 def _axis(dim: Any) -> Axis:  # noqa: ANN401
     dtype = np.dtype(dim.dtype)
     low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
-    return Axis(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile), filters_text(dim.filters))
+    return Axis(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile))
 
 
 def _attribute(attr: Any) -> Attribute:  # noqa: ANN401
-    return Attribute(
-        attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters_text(attr.filters)
-    )
+    filters = " + ".join(_filter_text(attr.filters[i]) for i in range(len(attr.filters)))
+    return Attribute(attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters)
 
 
 def _to_python(value: Any) -> Any:  # noqa: ANN401

@@ -123,8 +123,8 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
         out = np.empty(shape, object)
         out[...] = np.array(value, dtype=object)
         return out
-    if shape is not None and kinds in ({int}, {bool}) and (found := np.array(value)).dtype.kind in "bi":
-        return found
+    if shape is not None and kinds in ({int}, {bool}) and (array := np.array(value)).dtype.kind in "bi":
+        return array
     if shape is not None and kinds <= {int, float, type(None)}:
         # An integer that no float64 holds leaves the list as JSON text.
         with suppress(OverflowError):
@@ -415,15 +415,15 @@ def _report_unknown(uns: Mapping[str, Any], result: CxgMetadata) -> None:
 
 def _kept_metadata(side: Mapping[str, Any], name: str, reserved: Sequence[str], result: CxgMetadata) -> dict[str, Any]:
     """Return metadata of an array that `source` read, as TileDB stores it: scalars, text, and tuples of numbers for arrays."""
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in _mapping(side.get(name)).items():
         plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         parts = plain if isinstance(plain, list) else [plain]
         if key in reserved or not parts or not all(isinstance(part, str | int | float) for part in parts):
             result.lose(f"uns/{SIDE}/{name}/{key}", "lost", "the writer sets it, or TileDB has no metadata of its type")
         else:
-            found[str(key)] = tuple(plain) if isinstance(plain, list) else plain
-    return found
+            kept[str(key)] = tuple(plain) if isinstance(plain, list) else plain
+    return kept
 
 
 def _text_or_none(value: Any) -> str | None:  # noqa: ANN401
@@ -441,24 +441,24 @@ def _corpora(left: dict[str, Any], result: CxgMetadata) -> dict[str, Any]:
     """Remove and return the keys of CELLxGENE's schema if ``uns`` declares one; viewers need all of them."""
     if not isinstance(left.get("schema_version"), str):
         return {}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in CORPORA_KEYS:
         if key in left:
             try:
-                found[key] = json.loads(as_json(left[key]))
+                values[key] = json.loads(as_json(left[key]))
             except NotJsonError as error:
                 result.lose(f"uns/{key}", "lost", f"it has {error}")
             if key != "title":
                 del left[key]
-    return found
+    return values
 
 
 def _colors(
     left: dict[str, Any], obs: Table, side: Mapping[str, Any], result: CxgMetadata
 ) -> dict[str, dict[str, str]]:
     given = side.get("colors")
-    kept = parse_json_or_none(given) if isinstance(given, str) else None
-    found: dict[str, dict[str, str]] = kept if isinstance(kept, dict) else {}
+    side_tables = parse_json_or_none(given) if isinstance(given, str) else None
+    tables: dict[str, dict[str, str]] = side_tables if isinstance(side_tables, dict) else {}
     hints = obs.hints()
     for key in [key for key in left if key.endswith(_SUFFIX)]:
         column = key.removesuffix(_SUFFIX)
@@ -474,9 +474,9 @@ def _colors(
             result.lose(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
         shown = hints.get(obs.names[named], {}).get("categories", ())
         # In 0.2.0 missing values are a category `nan`, which has no colour in AnnData.
-        found[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
+        tables[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
         del left[key]
-    return found
+    return tables
 
 
 def _genesets(left: dict[str, Any], result: CxgMetadata) -> None:

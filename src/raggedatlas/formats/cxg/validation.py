@@ -92,10 +92,10 @@ def check_values(checker: CxgChecker) -> None:
         if len(checker.arrays[name].axes) == 1 and checker.arrays[name].is_readable:
             _read_columns(checker, name, hints)
     for name in checker.embeddings:
-        found = checker.arrays[name]
-        if found.is_readable and len(found.axes) == 2 and _is_real(found):
+        info = checker.arrays[name]
+        if info.is_readable and len(info.axes) == 2 and _is_real(info):
             with checker.guarded(name):
-                _read_embedding(checker, name, found)
+                _read_embedding(checker, name, info)
     shift = checker.arrays.get(SHIFT)
     if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
         with checker.guarded(SHIFT):
@@ -103,12 +103,12 @@ def check_values(checker: CxgChecker) -> None:
     _read_matrix(checker)
 
 
-def _is_real(found: ArrayInfo) -> bool:
-    values = found.attribute(ANONYMOUS)
+def _is_real(info: ArrayInfo) -> bool:
+    values = info.attribute(ANONYMOUS)
     return values is not None and values.is_number
 
 
-def iter_bands(checker: CxgChecker, name: str, found: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
+def iter_bands(checker: CxgChecker, name: str, info: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
     """Read a dense array of two axes in bands of rows.
 
     Yields
@@ -118,19 +118,19 @@ def iter_bands(checker: CxgChecker, name: str, found: ArrayInfo) -> Iterator[tup
     values : numpy.ndarray
         All columns of some rows.
     """
-    attribute = found.attribute(ANONYMOUS)
-    width = max(1, found.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
-    height = max(found.tile[0], STEP_BYTES // width // found.tile[0] * found.tile[0])
+    attribute = info.attribute(ANONYMOUS)
+    width = max(1, info.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
+    height = max(info.tile[0], STEP_BYTES // width // info.tile[0] * info.tile[0])
     with open_array(checker.path / name) as array:
         reader = query_attributes(array, ANONYMOUS)
-        for start in range(0, found.shape[0], height):
-            read = reader[start : min(start + height, found.shape[0])]
+        for start in range(0, info.shape[0], height):
+            read = reader[start : min(start + height, info.shape[0])]
             yield start, values_of(read)
 
 
-def _read_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
+def _read_embedding(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
     infinite, known, first = 0, 0, ""
-    for start, values in iter_bands(checker, name, found):
+    for start, values in iter_bands(checker, name, info):
         bad = np.isinf(values)
         known += int(np.count_nonzero(~np.isnan(values)))
         if not first and bad.any():
@@ -142,14 +142,14 @@ def _read_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
         checker.report("C24", name, "every coordinate is missing.")
 
 
-def _read_shift(checker: CxgChecker, found: ArrayInfo) -> None:
+def _read_shift(checker: CxgChecker, info: ArrayInfo) -> None:
     with open_array(checker.path / SHIFT) as array:
         read = array[:]
     values = values_of(read)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         checker.report(
-            "C44", SHIFT, f"{len(bad):,} of {found.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
+            "C44", SHIFT, f"{len(bad):,} of {info.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
         )
     elif not values.any():
         checker.report("C45", SHIFT, "it is zero for every feature.")
@@ -165,9 +165,9 @@ def _read_matrix(checker: CxgChecker) -> None:
                 _report_counts(checker, X, _count_entries(checker, X, shape))
     counted = {}
     for name, along in ((XR, "var"), (XC, "obs")):
-        found = checker.arrays.get(name)
-        fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
-        if found is not None and fits and _is_real(found) and shape is not None:
+        info = checker.arrays.get(name)
+        fits = info is not None and info.sparse and len(info.axes) == 1 and info.attribute(along) is not None
+        if info is not None and fits and _is_real(info) and shape is not None:
             with checker.guarded(name):
                 counted[name] = _count_entries(checker, name, shape)
                 _report_counts(checker, name, counted[name])
@@ -183,10 +183,10 @@ def _real_shape(checker: CxgChecker) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
-def _read_dense(checker: CxgChecker, found: ArrayInfo) -> None:
+def _read_dense(checker: CxgChecker, info: ArrayInfo) -> None:
     n = n_nonfinite = 0
     first = ""
-    for start, values in iter_bands(checker, X, found):
+    for start, values in iter_bands(checker, X, info):
         n += int(np.count_nonzero(values))
         infinite = ~np.isfinite(values)
         if not first and infinite.any():
@@ -195,7 +195,7 @@ def _read_dense(checker: CxgChecker, found: ArrayInfo) -> None:
         n_nonfinite += int(np.count_nonzero(infinite))
     if n_nonfinite:
         checker.report("C07", X, _nonfinite_text(n_nonfinite, first))
-    share = n / max(1, found.shape[0] * found.shape[1])
+    share = n / max(1, info.shape[0] * info.shape[1])
     if share < SPARSEST:
         checker.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
 

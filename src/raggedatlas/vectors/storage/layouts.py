@@ -141,7 +141,11 @@ def plain_array(
     rows = max(1, min(len(values), chunk_rows or len(values)))
     is_text = values.dtype.kind in "UTO"
     kind, itemsize = ("string", 1) if is_text else (values.dtype.name, values.dtype.itemsize)
-    codecs = [{"name": "vlen-utf8", "configuration": {}}] if is_text else [BYTES_CODEC if itemsize > 1 else BYTE_CODEC]
+    codecs = (
+        [{"name": "vlen-utf8", "configuration": {}}]
+        if is_text
+        else [BYTES_CODEC if itemsize > 1 or chunk_rows is not None else BYTE_CODEC]
+    )
     if compression is not None:
         codecs.append(compressor_codec(compression, itemsize))
     # JSON has no NaN; Zarr writes it as text.
@@ -690,15 +694,15 @@ def _segment_files_09(
     kind = smallest_unsigned_dtype(max((int(segment.rows.max(initial=0)) for segment in segments), default=0) + 1)
     for segment in segments:
         tail = f"{delta_name(links.delta)}/{segment.name}"
-        block: dict[str, Any] = {"offsets": segment.offsets.tolist(), "level_delta": links.delta}
-        own = {"has_perm": segment.has_permutation, "link_width": links.width}
+        offsets = segment.offsets.tolist()
+        block = {"offsets": offsets, "has_perm": segment.has_permutation, "link_width": links.width}
         blobs = encode_single_groups(encode_rows(segment.rows.astype(kind), segment.bounds))
-        facts = {"zv_array": "links", "dtype": kind.name, **block, **own}
+        facts = {"zv_array": "links", "dtype": kind.name, **block, "level_delta": links.delta}
         yield from cell_array(f"{root}/links/{tail}", segment.cells, blobs, facts, grid)
         for name, attribute in links.attributes.items():
             values = attribute.values[segment.record]
             facts = attribute_metadata("link_attribute", name, attribute, list(values.shape[1:]))
-            facts = {**facts, "row_shape": facts.pop("shape"), **block}
+            facts |= {"row_shape": facts.pop("shape"), "offsets": offsets, "level_delta": links.delta}
             path = f"{root}/link_attributes/{name}/{tail}"
             yield from cell_array(path, segment.cells, encode_rows(values, segment.bounds), facts, grid)
 

@@ -1,6 +1,7 @@
 """Ontologies: `under` in every form of filter, trees and levels, against counts made by hand with the package's own tables."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas import col, under
-from raggedatlas.errors import AtlasError, QueryError, SourceError, UnknownValueWarning
+from raggedatlas.errors import AtlasError, MissingExtraError, QueryError, SourceError, UnknownValueWarning
 from raggedatlas.model.terms import Terms
 from raggedatlas.query.query import Query
 from raggedatlas.store.ontologies import read_packaged, read_term_table
@@ -391,6 +392,57 @@ def test_ancestors_are_the_closure_of_parents(table: dict[str, list[Any]]) -> No
         min((int(terms.levels[int(p.split(":")[1])]) for p in parents), default=-1) + 1 for parents in table["parents"]
     ]
     assert terms.levels.tolist() == shortest
+
+
+@given(table=tables(), data=st.data())
+def test_under_a_child_is_within_under_its_parent(table: dict[str, list[Any]], data: st.DataObject) -> None:
+    """Of any table: what a child covers its ancestors cover, and every term covers itself."""
+    terms: Terms = read_term_table(table)
+    row = data.draw(st.integers(0, len(table["id"]) - 1))
+    covered = terms.covered(table["label"][row], label=True)
+    assert row in covered
+    assert all(terms.covered(table["id"][above], label=False) <= covered for above in covered)
+
+
+def test_without_the_package_the_extra_is_named(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install; a table that the atlas keeps needs no package."""
+    monkeypatch.setitem(sys.modules, "cellxgene_ontology_guide.supported_versions", None)
+    read_packaged.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"pip install 'raggedatlas\[ontology\]'"):
+        query.where(cell_type=under("T cell"))
+
+
+def test_kept_terms_need_no_package_and_are_restored(
+    own_atlas: ra.RaggedAtlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept table answers alone, and `restore` brings back that of a snapshot."""
+    own_atlas.load_terms(OWN, release="1")
+    first = own_atlas.snapshot()
+    own_atlas.load_terms({"id": ["MY:1"], "label": ["other"]}, release="2")
+    second = own_atlas.snapshot()
+    monkeypatch.setitem(sys.modules, "cellxgene_ontology_guide.supported_versions", None)
+    assert samples(own_atlas.checkout(first).query().where(place=under("body", ontology="MY"))) == "abcd"
+    with pytest.raises(QueryError, match="no term 'body' in MY 2"):
+        own_atlas.checkout(second).query().where(place=under("body", ontology="MY"))
+    own_atlas.restore(first)
+    assert own_atlas.identity.tables().loc["MY", "release"] == "1"
+    assert samples(own_atlas.checkout(own_atlas.snapshot()).query().where(place=under("body", ontology="MY"))) == "abcd"
+
+
+@pytest.mark.nightly
+def test_organisms_are_asked_by_taxon(tmp_path: Path) -> None:
+    """NCBITaxon, of more than a million terms, is read with one parent for each, and asked by name, synonym and id."""
+    atlas = ra.RaggedAtlas.create(tmp_path / "a")
+    obs = pd.DataFrame(
+        {"organism": ["Homo sapiens", "Mus musculus", "NCBITaxon:10116", "human"], "sample": list("abcd")}, list("abcd")
+    )
+    atlas.add(ad.AnnData(np.ones((4, 1), np.float32), obs, pd.DataFrame(index=["CD3E"])), "own", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    assert samples(query.where(organism=under("Murinae"))) == "bc"
+    assert samples(query.where(organism=under("NCBITaxon:9443"))).startswith("a")
+    assert {"a", "b", "c"} <= {*samples(query.where(organism=under("Mammalia")))}
+    with pytest.raises(QueryError, match="Mus musculus"):
+        query.where(organism=under("Mus muculus"))
 
 
 def test_reading_in_parts_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import ReadOnlyAtlas, describe, describe_html
 from raggedatlas.store.executors import Workers
+from raggedatlas.store.filters import Filter
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
@@ -436,6 +437,70 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.catalog.assets import drop_dataset
 
         return drop_dataset(self._opened, uid_or_name)
+
+    def delete_cells(
+        self,
+        condition: str | Mapping[str, Any] | Filter | None = None,
+        /,
+        *,
+        uids: Any = None,  # noqa: ANN401  (a list, an array, a table or a file)
+        dry_run: bool = False,
+        **equal: Any,  # noqa: ANN401  (any value that people compare with)
+    ) -> MaintenanceReport:
+        """Delete cells, all of them or none; snapshots that have them keep them, and `restore` brings them back.
+
+        The dataset's own file, as `dataset` gives it back, then lacks them and names them in ``uns["deleted_cells"]``. Their rows stay in
+        the arrays, which snapshots share, until the dataset is dropped or purged.
+
+        Parameters
+        ----------
+        condition : str, mapping or Filter
+            Which cells, as `Query.where` takes it, of the newest state. One that no cell satisfies deletes nothing.
+        uids : list, array, Series, table or path
+            The cells themselves: their uids, a table with a column ``uid`` (CSV, TSV, Parquet, Arrow or pandas), an AnnData from a query, or
+            a text file with one uid a line. Cells that were deleted before are passed over.
+        dry_run : bool
+            Only report how many cells of which datasets would be deleted.
+        **equal
+            A condition as a mapping.
+
+        Returns
+        -------
+        MaintenanceReport
+            With the number of cells by dataset.
+
+        Raises
+        ------
+        ArgumentError
+            If neither a condition nor uids are given, or both.
+        QueryError
+            If the condition is invalid, or all cells of a dataset would be deleted, which `drop_dataset` does.
+        NotFoundError
+            If a uid is of no cell; the message has examples.
+        SourceError, StoreError
+            If the uids cannot be read.
+        ConflictError
+            If a purge is unfinished, or other writers win every retry.
+
+        Examples
+        --------
+        >>> atlas.delete_cells("n_genes < 200")  # doctest: +SKIP
+        >>> atlas.delete_cells(uids=["5a3e8c0f12d4b697"], dry_run=True)  # doctest: +SKIP
+        """
+        from raggedatlas.catalog.deletion import delete_cells
+        from raggedatlas.ingest.annotations import read_uids
+        from raggedatlas.query.cells import cell_columns, read_cells
+        from raggedatlas.query.query import make_query
+
+        if (condition is None and not equal) == (uids is None):
+            raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
+        if uids is not None:
+            return delete_cells(self._opened, read_uids(uids), "given uids", dry_run=dry_run)
+        spec = make_query(self._opened, "default", "counts").where(condition, **equal).spec
+        cells = read_cells(self._opened, spec, cell_columns(self._opened), (), ())
+        return delete_cells(
+            self._opened, cells.table.column("uid").combine_chunks(), spec.describe().removeprefix("where "), dry_run=dry_run
+        )  # fmt: skip
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""

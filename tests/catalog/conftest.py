@@ -13,7 +13,7 @@ from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import write_dataset
 
 WRITES = (
-    "append", "merge", "delete", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if", "compact",
+    "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if", "compact",
     "index",
 )  # fmt: skip
 

@@ -134,6 +134,7 @@ WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
     "snapshot": lambda atlas: atlas.snapshot(),
     "restore": lambda atlas: atlas.restore("one"),
     "drop_dataset": lambda atlas: atlas.drop_dataset("b"),
+    "delete_cells": lambda atlas: atlas.delete_cells({"cell_name": "cell-1"}),
     "drop_result": lambda atlas: atlas.drop_result("z"),
     "drop_geometry": lambda atlas: atlas.drop_geometry("shapes"),
     "annotate": lambda atlas: atlas.annotate({"uid": ["0"], "label": ["B"]}),

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 import raggedatlas as ra
-from raggedatlas.errors import DuplicateError, NotFoundError
+from raggedatlas.errors import DuplicateError, NotFoundError, QueryError
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results
 from raggedatlas.testing.hypothesis_profile import examples
 
@@ -95,6 +95,8 @@ class AtlasMachine(RuleBasedStateMachine):
         self.found: Results = {}
         self.kept: dict[int, tuple[Model, Results]] = {}
         self.added = 0
+        # Datasets as they were added, by their number: the model has them without deleted cells.
+        self.files: Model = {}
 
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
@@ -112,12 +114,14 @@ class AtlasMachine(RuleBasedStateMachine):
         self.added += 1
         source = small_anndata(self.added, n_cells, genes, extra)
         self.atlas.add(source, f"data-{self.added}", organism="human")
-        self.tip[f"data-{self.added}"] = source
+        self.tip[f"data-{self.added}"] = self.files[f"CELL{self.added}"] = source
 
     @precondition(lambda self: self.tip)
     @rule(data=st.data())
     def add_again(self, data: st.DataObject) -> None:
         source = self.tip[data.draw(st.sampled_from(sorted(self.tip)))]
+        # The file is recognized, whichever of its cells were deleted.
+        source = self.files[source.obs_names[0].partition("-")[0]]
         with pytest.raises(DuplicateError):
             self.atlas.add(source, "another name", organism="human")
 
@@ -127,6 +131,36 @@ class AtlasMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tip)))
         self.atlas.drop_dataset(name)
         del self.tip[name]
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def delete_cells(self, data: st.DataObject) -> None:
+        """Delete some cells of some datasets, or all of one, which is refused."""
+        names = data.draw(st.lists(st.sampled_from(sorted(self.tip)), min_size=1, max_size=2, unique=True))
+        gone: list[str] = []
+        left = dict(self.tip)
+        for name in names:
+            chosen = data.draw(st.sets(st.sampled_from(self.tip[name].obs_names.tolist()), min_size=1))
+            gone += chosen
+            left[name] = self.tip[name][~self.tip[name].obs_names.isin(chosen)].copy()
+        if all(source.n_obs for source in left.values()):
+            assert self.atlas.delete_cells({"cell_name": gone}).n_cells == len(gone)
+            self.tip = left
+        else:
+            with pytest.raises(QueryError, match="drop_dataset"):
+                self.atlas.delete_cells({"cell_name": gone})
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def read_back(self, data: st.DataObject) -> None:
+        """The file given back has the cells of the model, and names the others."""
+        name = data.draw(st.sampled_from(sorted(self.tip)))
+        found, source = self.atlas.dataset(name).to_anndata(), self.tip[name]
+        assert list(found.obs_names) == list(source.obs_names)
+        np.testing.assert_array_equal(found.X.toarray(), source.X.toarray())
+        missing = found.uns.get("deleted_cells", {"cell_name": []})["cell_name"]
+        whole = self.files[source.obs_names[0].partition("-")[0]]
+        assert sorted([*missing, *found.obs_names]) == sorted(whole.obs_names)
 
     @precondition(lambda self: self.tip)
     @rule(form=st.sampled_from(["space", "vector"]))

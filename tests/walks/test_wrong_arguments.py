@@ -145,6 +145,14 @@ CALLS: dict[str, Call] = {
     "dataset": lambda p: (p.atlas.dataset, {"uid_or_name": "d1"}),
     "diff": lambda p: (p.atlas.diff, {"old": "first", "new": "first"}),
     "drop_dataset": lambda p: (p.atlas.drop_dataset, {"uid_or_name": "nope"}),
+    "delete_cells": lambda p: (
+        p.atlas.delete_cells,
+        {"uids": p.query.to_pandas().index.tolist()[:1], "dry_run": True},
+    ),
+    "where.delete_cells": lambda p: (
+        lambda condition: p.atlas.delete_cells(condition, dry_run=True),
+        {"condition": "n_genes < 3"},
+    ),
     "drop_snapshot": lambda p: (p.atlas.drop_snapshot, {"version": "nope"}),
     "expire_snapshots": lambda p: (p.atlas.expire_snapshots, {"keep_last": 1, "dry_run": True}),
     "rename_dataset": lambda p: (p.atlas.rename_dataset, {"uid_or_name": "nope", "name": "x"}),

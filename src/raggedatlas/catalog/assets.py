@@ -344,11 +344,12 @@ def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[Dataset
 
 def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
     """Return a summary of each dataset, in the order of adding; importing pandas for a frame takes longer than listing."""
+    deleted = catalog.n_deleted()
     return [
         {
             "uid": uid,
             "name": records[0].name,
-            "n_cells": records[0].n_cells_added,
+            "n_cells": records[0].n_cells_added - deleted.get(uid, 0),
             "spaces": ", ".join(dict.fromkeys(r.feature_space for r in records)),
             "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
             "n_features": ", ".join(str(r.n_features) for r in records),

@@ -1,5 +1,6 @@
 """The tables and arrays of an atlas, at its tip or at a snapshot; creation is atomic."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,11 +13,20 @@ import pyarrow as pa
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, ReadOnlyError, SchemaError, StoreError
 from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_length
-from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord, PurgeMark
+from raggedatlas.model.records import (
+    DATASETS_SCHEMA,
+    LAYOUTS_SCHEMA,
+    VERSIONS_SCHEMA,
+    AtlasVersionRecord,
+    DeletionRecord,
+    PurgeMark,
+    read_json,
+)
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces, pointer_columns
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
+from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import Tables
 
 RESULTS, GEOMETRY = RESULTS_TABLE, GEOMETRY_TABLE
@@ -37,6 +47,9 @@ _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space."
 
 PURGE_KEY = "raggedatlas.purging"
 """Table metadata of `atlas_versions`: the `PurgeMark` of an unfinished purge."""
+
+DELETIONS_KEY = "raggedatlas.deletions"
+"""Table metadata of `cells`: JSON list of a `DeletionRecord` for each call of `delete_cells`, oldest first."""
 
 _REMEMBERED = 3
 
@@ -160,6 +173,35 @@ class Catalog:
                 f"{action} is refused, because the purge of dataset {mark.shown} in {self.location.uri} is not finished. If no process "
                 f"is running it, finish it with purge({mark.uid!r}) or repair(), then try again [unfinished-purge]."
             )
+
+    def recorded_deletions(self) -> tuple[DeletionRecord, ...]:
+        """Return the records of all deletions of cells, those included that have not finished or died."""
+        text = self.tables.metadata(CELLS).get(DELETIONS_KEY, "[]")
+        return read_json(tuple[DeletionRecord, ...], text, CELLS, "table metadata", DELETIONS_KEY)
+
+    def deletions(self) -> tuple[DeletionRecord, ...]:
+        """Return the deletions whose cells are gone, oldest first.
+
+        A record is written before its cells are deleted. As all of them go in one commit, one of each dataset tells whether they are.
+        """
+
+        def find() -> tuple[DeletionRecord, ...]:
+            recorded = self.recorded_deletions()
+            witnesses = sorted({cells.witness for record in recorded for cells in record.datasets.values()})
+            there = set(
+                self.tables.read(CELLS, ["uid"], in_list("uid", witnesses)).column(0).to_pylist() if recorded else ()
+            )
+            gone = (r.of([uid for uid, c in r.datasets.items() if c.witness not in there]) for r in recorded)
+            return tuple(record for record in gone if record.datasets)
+
+        return self.remember("deletions", (), find)
+
+    def n_deleted(self) -> dict[str, int]:
+        """Return how many cells of datasets were deleted: uid -> cells."""
+        counts = Counter[str]()
+        for record in self.deletions():
+            counts.update({uid: cells.n_cells for uid, cells in record.datasets.items()})
+        return counts
 
     def current(self) -> "Catalog":
         """Return the current content, which differs from the newest table versions only during a purge.

@@ -292,7 +292,7 @@ def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) 
     return hashlib.sha256(data).hexdigest()
 
 
-def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
+def read_frame(catalog: Catalog, record: DatasetRecord, name: str, digest: str | None = None) -> pa.Table:
     """Read a frame of a dataset, after comparing the hash of its file with the recorded one.
 
     Parameters
@@ -302,7 +302,9 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
     record : DatasetRecord
         The dataset's first record, whose facts have the hashes.
     name : str
-        ``"obs"``, or ``"var.<pointer>"``.
+        ``"obs"``, ``"var.<pointer>"``, or the frame of a deletion.
+    digest : str or None
+        The hash, where it is not in the facts.
 
     Raises
     ------
@@ -311,7 +313,7 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
     CorruptError
         If the file is not the one that was written, or is no valid Arrow file.
     """
-    data = _bytes(catalog, record, name)
+    data = _bytes(catalog, record, name, digest)
     with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
         table = reader.read_all()
         table.validate(full=True)
@@ -386,7 +388,7 @@ def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> StoredFram
         return StoredFrame(reader.schema, data, catalog, record, name)
 
 
-def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:
+def _bytes(catalog: Catalog, record: DatasetRecord, name: str, digest: str | None = None) -> pa.Buffer:
     place, key = catalog.arrays.child(record.uid, "frames"), f"{name}.arrow"
     try:
         if place.is_local:
@@ -399,7 +401,7 @@ def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:
         raise NotFoundError(
             f"Dataset {record.uid} keeps no frame {name!r} in {place.uri}; run validate('rows')."
         ) from error
-    known = record.file_facts.frames.get(name)
+    known = digest or record.file_facts.frames.get(name)
     if known is not None and hashlib.sha256(data).hexdigest() != known:
         raise _damaged(catalog, record, name, "its SHA-256 is not the one that was recorded")
     return data

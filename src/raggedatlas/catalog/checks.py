@@ -42,6 +42,7 @@ from raggedatlas.catalog.catalog import (
     Catalog,
 )
 from raggedatlas.catalog.cells import check_frames
+from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished, deleted_counts, without_deleted
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.integrity import check_arrays, check_bytes, check_files, check_specs, described_paths
@@ -64,10 +65,14 @@ from raggedatlas.store.tables import Tables
 
 @dataclass
 class _GroupCheck:
-    """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row."""
+    """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row.
+
+    Deleted cells leave as many rows, and entries of these, without a pointer.
+    """
 
     record: DatasetRecord
     owned: bool = True
+    deleted: tuple[int, int] = (0, 0)
     rows: NDArray[np.bool_] = field(init=False)
     n: int = 0
     n_entries: int = 0
@@ -118,12 +123,14 @@ class _GroupCheck:
                     drop,
                 )
             )
-        if self.owned and self.n != record.n_cells:
-            text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
+        n_cells, n_entries = record.n_cells - self.deleted[0], record.n_entries - self.deleted[1]
+        if self.owned and self.n != n_cells:
+            less = f", of which {self.deleted[0]:,} were deleted" if self.deleted[0] else ""
+            text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}{less}"
             found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
         # With cells missing or outside, the sum of entries differs for that reason and is no problem of its own.
-        elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
-            text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
+        elif self.n_entries != n_entries and "csr/indices" in described_paths(record) and not self.outside:
+            text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {n_entries:,}"
             found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
         return found
 
@@ -151,7 +158,12 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     pointers = {name: of for name, of in pointer_columns(schema).items() if name not in marked or name in visible}
     shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
     pointers = {name: of for name, of in pointers.items() if name not in shapes}
-    groups = {record.zarr_group: _GroupCheck(record) for record in records if record.pointer not in shapes}
+    deletions = catalog.deletions()
+    groups = {
+        record.zarr_group: _GroupCheck(record, deleted=deleted_counts(deletions, record.uid, record.zarr_group))
+        for record in records
+        if record.pointer not in shapes
+    }
     # A result has one array for all datasets: its pointers come from any of them, and need not use every row.
     groups |= {r.zarr_group: _GroupCheck(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
     # Vectors are counted at level "deep" only: telling nulls from values needs the column to be decoded.
@@ -183,7 +195,7 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     ]  # fmt: skip
     problems += [problem for seen in groups.values() for problem in seen.problems()]
     for name, found in counts.items():
-        problems += check_counts(visible[name], found, datasets)
+        problems += check_counts(catalog, visible[name], found, datasets)
     return problems + _check_uids(uids)
 
 
@@ -194,9 +206,12 @@ def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> Non
         found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
 
 
-def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
-    """Check that the number of cells with a result is, for every dataset, the recorded one."""
-    wanted = {uid: n for uid, n in record.cells_of.items() if uid in datasets}
+def check_counts(
+    catalog: Catalog, record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]
+) -> list[Problem]:
+    """Check that the number of cells with a result is, for every dataset, the recorded one less the deleted cells."""
+    left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group or record.uid)
+    wanted = {uid: n for uid, n in left.items() if uid in datasets}
     found = {uid: n for uid, n in found.items() if uid in datasets}
     wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
     if not wrong:
@@ -297,7 +312,9 @@ def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Prob
             count_results(batch, column, counts[column])
             flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
             bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
-    problems = [problem for c, found in counts.items() for problem in check_counts(vectors[c], found, datasets)]
+    problems = [
+        problem for c, found in counts.items() for problem in check_counts(catalog, vectors[c], found, datasets)
+    ]
     return problems + [
         Problem(
             "result-values",
@@ -386,14 +403,14 @@ def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Pr
         where = equals(f"{record.column}.zarr_group", record.zarr_group)
         rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
         rows = rows.filter(pc.is_in(rows.column("dataset_uid"), value_set=pa.array(sorted(known), pa.string())))
-        problems += _check_pointers(record, rows, known)
+        left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group)
+        problems += _check_pointers(record, rows, {uid: n for uid, n in left.items() if uid in known})
     return problems
 
 
-def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> list[Problem]:
+def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str, int]) -> list[Problem]:
     problems = []
     counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
-    wanted = {uid: n for uid, n in record.cells_of.items() if uid in known}
     # `value_counts` has no entry for a dataset without pointers, where the record may say 0.
     if counts != {uid: n for uid, n in wanted.items() if n}:
         text = f"{sum(counts.values()):,} cells point to it, {sum(wanted.values()):,} are recorded"
@@ -455,12 +472,12 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
     Problems
         Empty when all is well. Rules marked ``practice`` are for work in progress, files without a recorded hash, a name shared by several
         datasets, or a read that failed once: worth knowing, but the stored data are correct. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
-        ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
+        ``unfinished-purge``, ``unfinished-deletion`` (practice), ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
         ``duplicate-name`` (practice), ``seen-once`` (practice), ``group-name``,
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
     first = _check_once(catalog, level, executor)
@@ -515,7 +532,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += _check_tables(catalog, _schemas(catalog))
         if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
             return
-        problems += _check_versions(catalog)
+        problems += _check_versions(catalog) + check_unfinished(catalog)
         # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
         catalog = catalog.at(_tip_versions(catalog))
     found = _check_pinned(catalog)
@@ -542,7 +559,8 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += check_shapes(catalog, shapes)
     if level == "deep":
         known = {record.uid for record in records}
-        frames = [partial(check_frames, catalog, own) for own in group_by_dataset(records).values()]
+        datasets = group_by_dataset(records).values()
+        frames = [partial(check, catalog, own) for own in datasets for check in (check_frames, check_deleted_rows)]
         stores = [partial(check_store, catalog.arrays, record) for record in shapes if is_visible(record, known)]
         problems += _shared(catalog, [*frames, *stores], executor)
         problems += check_values(catalog, results)

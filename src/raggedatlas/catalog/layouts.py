@@ -16,6 +16,7 @@ from raggedatlas.model.ids import layout_uid
 from raggedatlas.model.records import LAYOUTS_SCHEMA, DatasetRecord
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.store.sql import all_of, equals, in_list, is_null
+from raggedatlas.store.tables import ROW_ID
 
 _PROTECTED = ("uid", "global_index", "redirect")
 
@@ -162,7 +163,7 @@ def _drop_repeated(catalog: Catalog) -> None:
     keys = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
     _, first = np.unique(keys, axis=1, return_index=True)
     extra = np.delete(np.arange(rows.num_rows), first)
-    catalog.tables.delete_rows(LAYOUTS, rows.column("_rowid").to_numpy()[extra])
+    catalog.tables.delete_rows(LAYOUTS, ROW_ID, rows.column(ROW_ID).combine_chunks().take(pa.array(extra)))
 
 
 def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)

@@ -43,6 +43,7 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
+from raggedatlas.catalog.deletion import refuse_running_deletion, remove_dead_deletions
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
 from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
@@ -153,9 +154,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
         Bytes freed, and a note for each table that was changed or skipped.
     """
     catalog.require_tip("optimize")
-    notes = []
-    if assign_indices(catalog):
-        notes.append("dense feature indices assigned")
+    notes = ["dense feature indices assigned"] if assign_indices(catalog) else []
     # Repeated rows come from two appends, and thus at least two fragments.
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
@@ -293,6 +292,7 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
         refuse_running_adds(catalog, "purge")
+        refuse_running_deletion(catalog, "purge")
         mark = PurgeMark(uid=uid, name=name)
     elif uid_or_name not in (mark.uid, mark.name or _name_of(catalog, mark)):
         catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
@@ -357,6 +357,7 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     try:
         # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
         refuse_running_adds(catalog, "purge")
+        refuse_running_deletion(catalog, "purge")
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise
@@ -683,7 +684,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     catalog = catalog.tip()
     # First, because all other writes are refused until the purge is finished.
     notes = [f"finished the purge of {uid}" for uid in resume_purge(catalog)]
-    notes += _remove_half_tables(catalog, grace)
+    notes += _remove_half_tables(catalog, grace) + remove_dead_deletions(catalog)
     dead, alive = _cells_without_record(catalog, grace)
     n_cells = catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
     stray = orphaned_columns(catalog, grace)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
+from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
@@ -357,6 +358,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
     refuse_running_adds(catalog, "restore")
+    refuse_running_deletion(catalog, "restore")
     wanted = {r.zarr_group for r in read_records(then)}
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:

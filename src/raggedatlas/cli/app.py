@@ -22,7 +22,7 @@ _CALL = re.compile(
 )
 _VERBS = {
     "drop_dataset": "drop", "drop_snapshot": "drop-snapshot", "expire_snapshots": "expire-snapshots", "rename_dataset": "rename",
-    "drop_result": "drop-result", "drop_geometry": "drop-geometry", "add_csc": "add-csc",
+    "delete_cells": "delete-cells", "drop_result": "drop-result", "drop_geometry": "drop-geometry", "add_csc": "add-csc",
     "map_terms": "map-terms", "load_terms": "load-terms", "list_versions": "versions", "list_datasets": "ls", "geometries": "geometries", "results": "results",
     **{f"identity.{name}": f"genes {name}" for name in ("link", "unlink", "load", "remove", "explain", "tables", "history")},
     **{name: name for name in ("create", "add", "validate", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff")},

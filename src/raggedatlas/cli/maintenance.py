@@ -159,6 +159,36 @@ def drop(atlas_options: AtlasOptions, dataset: Dataset) -> tuple[Any, str]:
     return _removed(atlas_options.open().drop_dataset(dataset))
 
 
+@command(MAINTENANCE, 'delete-cells pbmc.atlas "n_genes < 200" --dry-run')
+def delete_cells(
+    atlas_options: AtlasOptions,
+    condition: Annotated[
+        str | None,
+        typer.Argument(metavar="[SQL]", help="Condition on the cells to delete, as SQL.", show_default=False),
+    ] = None,
+    uids: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Delete the cells that a file names: .txt with one uid a line, or a column uid in .csv, .tsv or .parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report how many cells of which datasets.")] = False,
+) -> None:
+    """Delete cells from the newest state; snapshots keep them."""
+    if (condition is None) == (uids is None):
+        raise typer.BadParameter("name the cells by a condition or by a file, one of them", param_hint="[SQL], --uids")
+    report = atlas_options.open().delete_cells(condition, uids=uids, dry_run=dry_run)
+    if atlas_options.as_json:
+        print_json(report.to_dict())
+        return
+    print_text(f"{'Would delete' if dry_run else 'Deleted'} {report.n_cells:,} cells.")
+    for note in report.notes:
+        print_text(methods_to_commands(f"  {note}"))
+
+
 @command(MAINTENANCE, "rename pbmc.atlas pbmc_10k pbmc_10k_v3")
 def rename(
     atlas_options: AtlasOptions,

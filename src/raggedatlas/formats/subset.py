@@ -1,7 +1,8 @@
 """Select cells and features of a source (SQL conditions, names, symbols) and subset elements and blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -11,10 +12,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, QueryError
+from raggedatlas.formats.composite_source import MatrixPart, SourceParts
+from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX, ColumnFacts, ColumnTable, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.terms import TermSource
+from raggedatlas.model.protocols import NARROW
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
@@ -181,6 +185,8 @@ def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  #
         return value
     if isinstance(value, ColumnTable):
         return value.take(chosen)
+    if isinstance(value, pa.Table):
+        return value.take(pa.array(chosen))
     if hasattr(value, "iloc"):
         return value.iloc[chosen]
     return value[chosen] if axis == 0 else value[:, chosen]
@@ -214,6 +220,111 @@ def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[
     column_map[columns] = np.arange(len(columns))
     pointers, indices, values = remap_csr(pointers, indices, values, column_map, len(columns))
     return CsrBlock(pointers, indices, {"values": values}, len(columns))
+
+
+class SelectedRows:
+    """Some rows, and columns, of a matrix.
+
+    Parameters
+    ----------
+    matrix : RowReader
+        The matrix.
+    rows : (n,) int64
+        Selected rows, ascending.
+    columns : (n,) int64 or None
+        Selected columns; None is all.
+    """
+
+    def __init__(self, matrix: RowReader, rows: NDArray[np.int64], columns: NDArray[np.int64] | None = None) -> None:
+        self._matrix, self._rows, self._columns = matrix, rows, columns
+        self.form, self.dtype, self.n_entries = matrix.form, matrix.dtype, matrix.n_entries
+        self.wide: tuple[bool, bool] = getattr(matrix, "wide", NARROW)
+        width = matrix.shape[1:] if columns is None else (len(columns),)
+        self.shape = (len(rows), *width)
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return the end of one step."""
+        if stop <= start:
+            return stop
+        # The rows between are read too, and count for what a step may hold.
+        last = self._matrix.stop(int(self._rows[start]), int(self._rows[stop - 1]) + 1)
+        return max(start + 1, int(np.searchsorted(self._rows, last)))
+
+    def read(self, start: int, stop: int) -> Block:
+        """Read rows ``[start, stop)`` of the selected ones."""
+        rows = self._rows[start:stop]
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        return subset_block(self._matrix.read(first, last), rows - first, self._columns)
+
+    def close(self) -> None:
+        """Close the matrix."""
+        self._matrix.close()
+
+
+def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
+    """Return a source with some of its cells: matrices, tables, and all other elements along the cells.
+
+    Parameters
+    ----------
+    parts : SourceParts
+        The source; of its modalities, `present` has the cells under the key of their ``obs``.
+    rows : (n,) int64
+        Selected cells, ascending.
+    """
+    present: dict[str, NDArray[np.int64]] = {}
+
+    def chosen(key: str) -> NDArray[np.int64]:
+        """Return the selected rows of an element, and note which of the selected cells they are."""
+        cells = parts.present.get(key, parts.present.get(_cells_key(key)))
+        if cells is None:
+            return rows
+        own = np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
+        # All of these are among the selected cells, which ascend, so the search finds their positions.
+        present[key] = np.searchsorted(rows, cells[own]).astype(np.int64)
+        return own
+
+    def select(part: MatrixPart) -> MatrixPart:
+        axes = _cell_axes(part.info.key)
+        if not axes:
+            return part
+        own = chosen(part.info.key)
+        made = SelectedRows(part.rows, own, own if axes > 1 else None)
+        # As many entries as before at most: rows without their number of entries need not be read for it.
+        return MatrixPart(replace(part.info, shape=made.shape, exact=False), made)
+
+    def element(key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        value, own = parts.elements[key](), chosen(key)
+        for axis in range(_cell_axes(key)):
+            value = take(value, own, axis)
+        return value
+
+    matrices = tuple(select(part) for part in parts.matrices)
+    others = tuple(select(part) for part in parts.others)
+    for key in parts.present:
+        chosen(key)
+    tables = {key: partial(_selected_table, open_table, chosen(key)) for key, open_table in parts.tables.items()}
+    elements = {key: partial(element, key) if _cell_axes(key) else read for key, read in parts.elements.items()}
+    return replace(
+        parts, n_cells=len(rows), cells=lambda: take(parts.cells(), rows), matrices=matrices, others=others, present=present,
+        elements=elements, tables=tables,
+    )  # fmt: skip
+
+
+def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[np.int64]) -> ColumnTable | None:
+    table = open_table()
+    return None if table is None else table.take(rows)
+
+
+def _cells_key(key: str) -> str:
+    """Return the key of the cells of a modality for one of its elements."""
+    return "/".join([*key.split("/")[:2], "obs"]) if key.startswith("mod/") else "obs"
+
+
+def _cell_axes(key: str) -> int:
+    """Return along how many axes an element goes by cells."""
+    own = key.split("/", 2)[2] if key.startswith("mod/") else key
+    head = own.split("/")[0].split(":")[0]
+    return 2 if head == "obsp" else int(head in {"X", "layers", "obs", "obsm"} or own == "raw/X")
 
 
 def hstack_blocks(blocks: Sequence[Block]) -> Block:

@@ -39,6 +39,7 @@ from raggedatlas.store.tables import Tables
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_dictionary)
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "None", "null", "NULL", "<NA>"]
 
 
@@ -96,6 +97,56 @@ def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Seq
             f"obsm={list(obsm)} names members of an AnnData, and a {kind} has none; pass an AnnData, or a file of one."
         )
     return table
+
+
+def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
+    """Read uids of cells.
+
+    Parameters
+    ----------
+    source : list, array, Series, Index, table, mapping, AnnData or path
+        Uids, a table with a column ``uid`` or with uids as its index, or a text file (``.txt``) with one uid a line.
+
+    Raises
+    ------
+    SourceError, StoreError
+        If it has no uids, or cannot be read.
+
+    Examples
+    --------
+    >>> read_uids(["5a3e8c0f12d4b697"]).to_pylist()
+    ['5a3e8c0f12d4b697']
+    """
+    import pandas as pd
+
+    if isinstance(source, str | Path) and str(source).endswith(".txt"):
+        try:
+            lines = Path(source).expanduser().read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{source} cannot be read: {error}.") from error
+        source = [line.strip() for line in lines if line.strip()]
+    values: Any = None
+    if isinstance(
+        source, list | tuple | set | frozenset | np.ndarray | pd.Series | pd.Index | pa.Array | pa.ChunkedArray
+    ):
+        values = source if isinstance(source, pa.Array | pa.ChunkedArray) else list(source)
+    else:
+        table = read_annotation_source(source, ("uid",)).table
+        name = next((name for name in ("uid", INDEX) if name in table.column_names), None)
+        if name is None:
+            raise SourceError(f"It has no column 'uid', only {table.column_names}; name the cells by uid.")
+        values = table.column(name)
+    try:
+        uids = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+        # Uids that are all digits must come as text: a number has lost its leading zeros.
+        if len(uids) and not any(test(uids.type) for test in _TEXTS):
+            raise SourceError(f"uids are texts of 16 hexadecimal digits, not {uids.type}.")
+        uids = pc.cast(uids, pa.string())
+    except pa.ArrowException as error:
+        raise SourceError(f"uids are texts of 16 hexadecimal digits: {error}.") from error
+    if uids.null_count:
+        raise SourceError(f"{uids.null_count:,} of the {len(uids):,} uids are missing.")
+    return uids.combine_chunks() if isinstance(uids, pa.ChunkedArray) else uids
 
 
 def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) -> AnnotationSource | None:  # noqa: ANN401

@@ -547,6 +547,78 @@ class PurgeMark(BaseModel):
         return f"{self.name!r} ({self.uid})" if self.name else self.uid
 
 
+class DeletedCells(BaseModel):
+    """The cells of one dataset that a deletion removed.
+
+    Attributes
+    ----------
+    n_cells : int
+        How many.
+    witness : str
+        Uid of one of them. As all go in one commit, the table of cells has all of them or none.
+    rows : str
+        SHA-256 of the file that lists their rows in the dataset, and their uids.
+    counts : dict of str to (int, int)
+        Group, or uid of a result that is stored as vectors -> deleted cells that had a row or a value there, and stored entries of
+        these rows. What was recorded of groups, results and geometry before the deletion stays as it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    n_cells: int = Field(ge=0)
+    witness: str
+    rows: str
+    counts: dict[str, tuple[int, int]] = Field(default_factory=dict)
+
+
+class DeletionRecord(BaseModel):
+    """One call of `delete_cells`.
+
+    The records are metadata of the table of cells: a version of it, and so a snapshot, has the record of every cell that it lacks. A record is
+    written before its cells are deleted.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits; the files of rows are called ``frames/deleted.<uid>.arrow``.
+    created_at : str
+        UTC ISO timestamp.
+    where : str
+        The condition, or how the cells were given.
+    datasets : dict of str to DeletedCells
+        Dataset uid -> its cells.
+    owner : dict
+        The process that deletes, as in a lease; empty once the cells are deleted.
+
+    Examples
+    --------
+    >>> DeletionRecord(uid="0" * 16, where="n_genes < 200").n_cells
+    0
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    created_at: str = Field(default_factory=utc_now)
+    where: str = ""
+    datasets: dict[str, DeletedCells] = Field(default_factory=dict)
+    owner: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def n_cells(self) -> int:
+        """Deleted cells of all datasets."""
+        return sum(cells.n_cells for cells in self.datasets.values())
+
+    @property
+    def frame(self) -> str:
+        """Name of the frame of a dataset that lists its deleted rows."""
+        return f"deleted.{self.uid}"
+
+    def of(self, datasets: Collection[str]) -> "DeletionRecord":
+        """Return the record of some of its datasets."""
+        return self.model_copy(update={"datasets": {uid: c for uid, c in self.datasets.items() if uid in datasets}})
+
+
 VERSIONS_SCHEMA = pa.schema(
     [
         pa.field("version", pa.int64(), nullable=False),

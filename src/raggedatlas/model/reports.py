@@ -304,7 +304,7 @@ class AnnotationReport(_Report):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport(_Report):
-    """What `gc`, `repair`, `drop_dataset` or `purge` removed or would remove.
+    """What `gc`, `repair`, `drop_dataset`, `delete_cells` or `purge` removed or would remove.
 
     Parameters
     ----------
@@ -320,6 +320,8 @@ class MaintenanceReport(_Report):
         Groups left alone because an `add` may be writing them.
     notes : tuple of str
         Everything else.
+    datasets : mapping of str to int
+        Dataset uid -> its cells, of `delete_cells`.
     """
 
     groups: tuple[str, ...] = ()
@@ -328,6 +330,7 @@ class MaintenanceReport(_Report):
     dry_run: bool = False
     kept: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    datasets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

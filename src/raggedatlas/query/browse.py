@@ -1,14 +1,14 @@
 """Read-only methods that atlases and views share: listings, validation and diffs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_annotations
+from raggedatlas.catalog.deletion import without_deleted
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
@@ -249,10 +249,12 @@ def list_geometries(catalog: Catalog) -> "pd.DataFrame":
 
     found = read_geometries(catalog)
     names = {uid: group[0].name for uid, group in group_by_dataset(read_records(catalog)).items()} if found else {}
+    deletions = catalog.deletions() if found else ()
     rows = []
     for record in found:
-        # The record keeps its datasets; those that were dropped since are not counted.
-        cells = {uid: n for uid, n in record.cells_of.items() if uid in names}
+        # The record keeps its datasets and cells; those that were dropped or deleted since are not counted.
+        left = without_deleted(record.cells_of, deletions, record.zarr_group)
+        cells = {uid: n for uid, n in left.items() if uid in names}
         row = {
             column: getattr(record, column)
             for column in GEOMETRY_COLUMNS
@@ -309,14 +311,14 @@ def list_results(catalog: Catalog) -> "pd.DataFrame":
     import pandas as pd
 
     inventory = {record.uid for record in read_records(catalog)}
-    rows = [_result_row(record, inventory) for record in RESULT_ASSETS.read(catalog)]
+    rows, results = [], RESULT_ASSETS.read(catalog)
+    deletions = catalog.deletions() if results else ()
+    for record in results:
+        cells = without_deleted(record.cells_of, deletions, record.zarr_group or record.uid)
+        row = {name: getattr(record, name) for name in RESULT_COLUMNS}
+        # As in `list_geometries`, without datasets that were dropped since.
+        rows.append({**row, "n_cells": sum(n for uid, n in cells.items() if uid in inventory)})
     return pd.DataFrame(rows, columns=list(RESULT_COLUMNS)).set_index("name")
-
-
-def _result_row(record: ResultRecord, inventory: set[str]) -> Mapping[str, Any]:
-    row = {name: getattr(record, name) for name in RESULT_COLUMNS}
-    # As in `list_geometries`, without datasets that were dropped since.
-    return {**row, "n_cells": sum(n for uid, n in record.cells_of.items() if uid in inventory)}
 
 
 def list_datasets(catalog: Catalog) -> "pd.DataFrame":

@@ -1,7 +1,7 @@
 """One dataset of an atlas, read back as it was added: as a source, and as AnnData or MuData."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import array_readers, find_dataset
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import open_frame, read_frame
+from raggedatlas.catalog.deletion import rows_left
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.formats.archive import unpack
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
+from raggedatlas.formats.subset import select_cells
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
 from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
-from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
+from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, DeletionRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
 from raggedatlas.store.remote_path import AnyPath, as_path
@@ -96,7 +98,28 @@ class StoredDataset:
             elements={key: partial(_same, value) for key, value in elements.items()},
             tables={"obs": partial(self._cells, n_cells)},
         )
+        if self.rows is not None:
+            parts = select_cells(parts, self.rows)
+            key = _free_key("uns/deleted_cells", parts.elements)
+            parts = replace(parts, elements={**parts.elements, key: self.deleted})
         return CompositeSource(parts, name=record.name, uri=record.source, format=facts.format)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64] | None:
+        """Rows of the file whose cells were not deleted, ascending; None if all are there."""
+        return rows_left(self._catalog, self._records[0])
+
+    def deleted(self) -> dict[str, Any]:
+        """Return which cells were deleted, and why: their names; and of each deletion its condition, number of cells and time."""
+        uid = self._records[0].uid
+        deletions = [record for record in self._catalog.deletions() if uid in record.datasets]
+        names = np.delete(np.asarray(self._table("obs").index, dtype=object), self.rows)
+        return {
+            "cell_name": names,
+            "where": np.array([record.where for record in deletions], dtype=object),
+            "n_cells": np.array([record.datasets[uid].n_cells for record in deletions], dtype=np.int64),
+            "deleted_at": np.array([record.created_at for record in deletions], dtype=object),
+        }
 
     def _table(self, name: str) -> "pd.DataFrame":
         return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
@@ -263,6 +286,11 @@ def _usual_features(key: str) -> str:
     return f"{prefix}raw/var" if own == "raw/X" else key if own.startswith("obsm/") else f"{prefix}var"
 
 
+def _free_key(key: str, taken: Collection[str]) -> str:
+    """Return a key that no element has: the file may come from an atlas that had cells of it deleted."""
+    return key if key not in taken else _free_key(f"{key}_", taken)
+
+
 def _same(value: Any) -> Any:  # noqa: ANN401
     return value
 
@@ -306,8 +334,13 @@ class Dataset:
 
     @property
     def n_cells(self) -> int:
-        """Number of cells it was added with."""
-        return self.records[0].n_cells_added
+        """Number of cells: those it was added with, less those deleted since."""
+        return self.records[0].n_cells_added - self.catalog.n_deleted().get(self.uid, 0)
+
+    @property
+    def deletions(self) -> tuple[DeletionRecord, ...]:
+        """What `delete_cells` took out of it, oldest first: condition, time, and number of its cells."""
+        return tuple(record.of([self.uid]) for record in self.catalog.deletions() if self.uid in record.datasets)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -316,8 +349,9 @@ class Dataset:
 
     @cached_property
     def obs(self) -> "pd.DataFrame":
-        """The file's own obs, with its index, columns, dtypes and categories."""
-        return arrow_to_frame(read_frame(self.catalog, self.records[0], "obs"))
+        """The file's own obs, with its index, columns, dtypes and categories; without deleted cells."""
+        frame, rows = arrow_to_frame(read_frame(self.catalog, self.records[0], "obs")), self._returning.rows
+        return frame if rows is None else frame.iloc[rows]
 
     def var(self, space: str | None = None) -> "pd.DataFrame":
         """Return the `var` of the source file for a feature space, with its index, columns, dtypes and categories; unnamed columns are numbered."""
@@ -346,7 +380,7 @@ class Dataset:
         return self.source().element(key)
 
     def source(self) -> "CompositeSource":
-        """Return the dataset as a source equal to the added file, for `copy` or for `add` of another atlas."""
+        """Return the dataset as a source equal to the added file, less deleted cells, for `copy` or for `add` of another atlas."""
         # Called for its error: a dataset with shapes alone has no values to return.
         self._main(None)
         return self._returning.source()
@@ -363,7 +397,9 @@ class Dataset:
         Returns
         -------
         anndata.AnnData
-            Equal to what was added. A space that was made of a member of `obsm` comes as X, with the table of cells alone.
+            Equal to what was added. A space that was made of a member of `obsm` comes as X, with the table of cells alone. If cells
+            were deleted, it is without them and has ``uns["deleted_cells"]``: ``cell_name``, and of each deletion ``where``,
+            ``n_cells`` and ``deleted_at``. Categories that only deleted cells had stay.
 
         Raises
         ------
@@ -377,10 +413,14 @@ class Dataset:
         units = split_modalities(source).modalities
         if keys == [NO_MATRIX] and len(units) == 1:
             return as_anndata(source, units[0])
+        deleted = {} if self._returning.rows is None else {"deleted_cells": self._returning.deleted()}
         for unit in units:
             if any(info.key in keys for matrix in unit.matrices for info in matrix.infos) and not _is_side(keys[0]):
-                return as_anndata(source, unit)
-        return self._side(source, record, keys[0])
+                found = as_anndata(source, unit)
+                # Of several modalities, what concerns all cells is beside them.
+                found.uns.update({key: value for key, value in deleted.items() if len(units) > 1})
+                return found
+        return self._side(source, record, keys[0], deleted)
 
     def to_mudata(self) -> "MuData":
         """Read all modalities of the dataset as they were added.
@@ -456,17 +496,21 @@ class Dataset:
                 return record
         raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
 
-    def _side(self, source: "CompositeSource", record: DatasetRecord, key: str) -> "AnnData":
+    def _side(
+        self, source: "CompositeSource", record: DatasetRecord, key: str, deleted: Mapping[str, Any]
+    ) -> "AnnData":
         from anndata import AnnData
 
         cells = source.present(key)
         obs = self.obs if cells is None else self.obs.iloc[cells]
-        return AnnData(X=source.matrix(key), obs=obs, var=self.var(record.feature_space))
+        return AnnData(X=source.matrix(key), obs=obs, var=self.var(record.feature_space), uns=deleted)
 
     def __repr__(self) -> str:
-        """Return name, number of cells and layers."""
+        """Return name, number of cells, deleted ones included, and layers."""
         layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers or ("shapes",))
-        return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells, {layers}"
+        n_deleted = self.records[0].n_cells_added - self.n_cells
+        deleted = f" ({n_deleted:,} deleted)" if n_deleted else ""
+        return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells{deleted}, {layers}"
 
     def _repr_html_(self) -> str:
         from html import escape

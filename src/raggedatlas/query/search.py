@@ -21,7 +21,7 @@ from raggedatlas.store.filters import Columns
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
 from raggedatlas.store.sql_parser import as_filter, to_sql
-from raggedatlas.store.tables import filter_errors
+from raggedatlas.store.storage_errors import filter_errors
 
 if TYPE_CHECKING:
     import lance

@@ -14,11 +14,14 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError, StoreError
+
+if TYPE_CHECKING:
+    import lance
 
 Kind = Literal["conflict", "missing", "exists", "schema", "other"]
 
@@ -239,3 +242,23 @@ def lance_errors(place: str) -> Iterator[None]:
         if kind == "missing":
             raise NotFoundError(f"{place} is not there: {plain_reason(error)}.") from error
         raise StoreError(f"{place}: {failure(error)}") from error
+
+
+@contextlib.contextmanager
+def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
+    """Convert errors of a filter to `QueryError`, which lists the existing columns."""
+    try:
+        yield
+    except AtlasError:
+        raise
+    except BaseException as error:
+        if is_panic(error):
+            raise panicked(table.uri, error) from error
+        if not isinstance(error, LANCE_ERRORS):
+            raise
+        if where is None or is_io(error):
+            raise StoreError(f"{table.uri}: {failure(error)}") from error
+        reason = plain_reason(error).removeprefix("Invalid user input: ")
+        with lance_errors(table.uri):  # the schema of a damaged table may not read either
+            names = table.schema.names
+        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error

@@ -10,30 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from raggedatlas.errors import (
-    AtlasError,
     ConflictError,
     CorruptError,
     DuplicateError,
     NotFoundError,
-    QueryError,
     StoreError,
 )
 from raggedatlas.model.ids import check_name
 from raggedatlas.store.location import Location, refuse_symlinks
-from raggedatlas.store.sql import in_list, parenthesized
-from raggedatlas.store.storage_errors import (
-    LANCE_ERRORS,
-    failure,
-    is_io,
-    is_panic,
-    lance_errors,
-    lance_kind,
-    panicked,
-    plain_reason,
-)
+from raggedatlas.store.sql import parenthesized
+from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
 
 if TYPE_CHECKING:
     import lance
@@ -114,6 +103,10 @@ class TableRows:
         if self.pinned is not None:
             self._opened[name] = table
         return table
+
+    def open_at(self, name: str, version: int | None) -> "lance.LanceDataset":
+        """Open a version of a table, to write what derives from it; None opens what `open` does."""
+        return self.open(name) if version is None else type(self)(self.location, {name: version}).open(name)
 
     def has(self, name: str) -> bool:
         """Return whether a table exists."""
@@ -288,11 +281,7 @@ class TableRows:
         """
 
         def once() -> int:
-            import lance
-
-            target = self.open(name) if read_version is None else lance.dataset(
-                self.uri(name), version=read_version, storage_options=self.location.lance_options()
-            )  # fmt: skip
+            target = self.open_at(name, read_version)
             # With an index on the key, Lance commits no note of the inserted keys, and two writers may insert the same one.
             merge = (
                 target.merge_insert(list(on))
@@ -310,11 +299,54 @@ class TableRows:
         with lance_errors(self.uri(name)):
             return once()
 
-    def delete_rows(self, name: str, row_ids: NDArray[np.uint64]) -> None:
-        """Delete rows by their stable row ids, in one commit."""
-        if len(row_ids):
-            where = in_list(ROW_ID, row_ids.tolist())
-            self.retry(name, lambda: self.open(name).delete(where))
+    def delete_rows(
+        self, name: str, column: str, values: pa.Array, *, where: str | None = None, read_version: int | None = None
+    ) -> int:
+        """Delete the rows whose value in a column is one of many, in one commit, and return how many.
+
+        Parameters
+        ----------
+        name : str
+            Table.
+        column : str
+            The column, or `ROW_ID`.
+        values : pyarrow.Array
+            Values of the rows to delete.
+        where : str or None
+            SQL filter of the rows that are looked at.
+        read_version : int or None
+            The version in which the rows are looked up: a later commit to their fragments is a conflict, which the caller handles.
+            None means the newest, again after a lost race.
+        """
+        import lance
+
+        def once() -> int:
+            table, by_id = self.open_at(name, read_version), column == ROW_ID
+            rows = table.to_table([] if by_id else [column], filter=where, with_row_id=by_id, with_row_address=True)
+            addresses = rows.filter(pc.is_in(rows.column(column), value_set=values)).column("_rowaddr").to_numpy()
+            # A filter that lists 300,000 values takes Lance half a minute. An address is a fragment and a row of it, of 32 bits each.
+            owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+            changed = {
+                number: table.get_fragment(number).delete_rows(offset[owner == number].tolist())
+                for number in np.unique(owner).tolist()
+            }
+            if changed:
+                # A fragment without rows is left out.
+                updated = [fragment for fragment in changed.values() if fragment is not None]
+                emptied = [number for number, fragment in changed.items() if fragment is None]
+                operation = lance.LanceOperation.Delete(updated, emptied, f"{len(addresses)} rows by {column}")
+                lance.LanceDataset.commit(
+                    self.uri(name), operation, read_version=table.version, max_retries=0,
+                    storage_options=self.location.lance_options(),
+                )  # fmt: skip
+            return len(addresses)
+
+        if not len(values):
+            return 0
+        if read_version is None:
+            return self.retry(name, once)
+        with lance_errors(self.uri(name)):
+            return once()
 
     def delete(self, name: str, where: str) -> int:
         """Delete rows in one commit, and return how many."""
@@ -411,14 +443,9 @@ class TableRows:
 
     def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
-        import lance
-
         try:
             with lance_errors(self.uri(name)):
-                table = lance.dataset(
-                    self.uri(name), version=read_version, storage_options=self.location.lance_options()
-                )
-                table.update_metadata(dict(values))
+                self.open_at(name, read_version).update_metadata(dict(values))
         except ConflictError:
             return False
         return True
@@ -480,28 +507,6 @@ def plain(rows: pa.Table) -> pa.Table:
     return rows
 
 
-@contextlib.contextmanager
-def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
-    """Convert errors of a filter to `QueryError`, which lists the existing columns."""
-    try:
-        yield
-    except AtlasError:
-        raise
-    except BaseException as error:
-        if is_panic(error):
-            raise panicked(table.uri, error) from error
-        if not isinstance(error, LANCE_ERRORS):
-            raise
-        if where is None or is_io(error):
-            raise StoreError(f"{table.uri}: {failure(error)}") from error
-        reason = plain_reason(error).removeprefix("Invalid user input: ")
-        with lance_errors(table.uri):  # the schema of a damaged table may not read either
-            names = table.schema.names
-        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error
-
-
-__all__ = ["Tables", "filter_errors", "plain"]
-
 _WHOLE: dict[str, Any] = {
     "base_tokenizer": "raw",
     "lower_case": False,
@@ -540,7 +545,6 @@ class Tables(TableRows):
         DuplicateError
             If the table has such a column.
         """
-        import lance
 
         def once() -> None:
             version = self.version(name)
@@ -548,7 +552,7 @@ class Tables(TableRows):
             reader = make(type(self)(self.location, {name: version}))
             if reader is None:
                 return
-            table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
+            table = self.open_at(name, version)
             taken = [column for column in reader.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
@@ -583,11 +587,9 @@ class Tables(TableRows):
 
     def restore(self, name: str, version: int) -> int:
         """Restore an old version, and return the version number of the restored one."""
-        import lance
 
         def once() -> int:
-            old = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
-            old.restore()  # type: ignore[no-untyped-call]
+            self.open_at(name, version).restore()  # type: ignore[no-untyped-call]
             return self.version(name)
 
         return self.retry(name, once)
@@ -785,13 +787,8 @@ def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_ver
     ConflictError
         If another writer changed the same rows; nothing is written then.
     """
-    import lance
-
-    from raggedatlas.store.storage_errors import lance_errors
-
-    uri = tables.uri(name)
-    with lance_errors(uri):
-        target = lance.dataset(uri, version=read_version, storage_options=tables.location.lance_options())
+    with lance_errors(tables.uri(name)):
+        target = tables.open_at(name, read_version)
         target.merge_insert([key]).when_matched_update_all().use_index(use_index=False).conflict_retries(0).execute(
             rows
         )

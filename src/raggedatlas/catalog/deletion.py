@@ -1,0 +1,398 @@
+"""Deletion of cells: a record first, then the cells of all datasets in one commit; and which rows of a dataset are left."""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.assets import RESULT_ASSETS, group_by_dataset, process_alive, read_records, this_process
+from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
+from raggedatlas.catalog.cells import read_frame, write_frame
+from raggedatlas.catalog.versions import list_versions
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
+from raggedatlas.model.ids import new_uid
+from raggedatlas.model.records import DatasetRecord, DeletedCells, DeletionRecord
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.spaces import PointerKind, pointer_columns
+from raggedatlas.model.validation import Problem
+from raggedatlas.store.sql import equals, in_list
+from raggedatlas.store.tables import Tables, walk
+
+_ARRAYS_STAY = "their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The cells to delete at a version of the table of cells.
+
+    Parameters
+    ----------
+    rows : dict of str to pyarrow.Table
+        Dataset uid -> ``row`` and ``uid`` of its cells to delete.
+    sizes : dict of str to int
+        Dataset uid -> cells that it has now.
+    names : dict of str to str
+        Dataset uid -> name.
+    n_before : int
+        Given cells that were deleted earlier.
+    """
+
+    rows: dict[str, pa.Table]
+    sizes: dict[str, int]
+    names: dict[str, str]
+    n_before: int
+
+    def report(self, catalog: Catalog, *, dry_run: bool) -> MaintenanceReport:
+        """Return what is or would be deleted, by dataset."""
+        counts = {uid: rows.num_rows for uid, rows in self.rows.items()}
+        notes = [f"{self.names[uid]}: {n:,} of {self.sizes[uid]:,} cells" for uid, n in counts.items()]
+        if self.n_before:
+            notes.append(f"{self.n_before:,} of the cells were deleted before")
+        if not counts:
+            notes.append("no cell matches; nothing was written")
+        else:
+            notes += [_way_back(catalog, counts), _ARRAYS_STAY]
+        return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
+
+
+def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool = False) -> MaintenanceReport:
+    """Delete cells from the tip; snapshots that have them keep them.
+
+    The record of what is deleted is written first: condition, number of cells of each dataset, and the hash of a file of each
+    with their rows. Then the cells of all datasets go in one commit. A process that dies in between has deleted nothing: a record
+    whose cells are there has no effect, and `repair` and the next deletion remove it.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uids : pyarrow.Array of str
+        The cells.
+    where : str
+        How they were chosen, for the record.
+    dry_run : bool
+        Only report.
+
+    Raises
+    ------
+    NotFoundError
+        If a uid is that of no cell.
+    QueryError
+        If a dataset would be left without cells.
+    ConflictError
+        If a purge is unfinished, or other writers, among them another deletion, win every retry.
+    CorruptError
+        If the cells of a dataset, or the rows deleted before, are damaged.
+    """
+    catalog.require_tip("delete_cells()")
+    if dry_run:
+        return _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids).report(catalog, dry_run=True)
+    deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
+    plans: list[_Plan] = []
+    try:
+        catalog.tables.retry(CELLS, partial(_attempt, catalog, deletion, uids, plans))
+        # A purge that began after the record was written: nothing was deleted.
+        if not plans:
+            catalog.refuse_unfinished_purge("delete_cells()")
+    except AtlasError:
+        # Nothing is lost without this: the record has no effect.
+        with suppress(AtlasError):
+            remove_dead_deletions(catalog)
+        raise
+    return plans[-1].report(catalog, dry_run=False)
+
+
+def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: list[_Plan]) -> None:
+    """Plan at the newest version and delete; a commit in between that matters is a `ConflictError`."""
+    version = catalog.tables.version(CELLS)
+    at = _at(catalog, version)
+    kept = at.deletions()
+    if deletion.uid in {record.uid for record in kept}:
+        return  # The commit of the last attempt was done, although its response was lost.
+    _refuse_running(catalog, at, "delete_cells()", own=deletion.uid)
+    plans[:] = [_plan(catalog, at, uids)]
+    rows = plans[0].rows
+    if not rows:
+        return
+    counts = _count_attached(at, rows)
+    datasets = {
+        uid: DeletedCells(
+            n_cells=own.num_rows,
+            witness=own.column("uid")[0].as_py(),
+            rows=write_frame(catalog, uid, deletion.frame, own),
+            counts=counts[uid],
+        )
+        for uid, own in rows.items()
+    }
+    # Records of datasets that were dropped since are left out.
+    visible = {record.uid for record in read_records(catalog)}
+    records = [record.of(visible) for record in kept] + [deletion.model_copy(update={"datasets": datasets})]
+    if not catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(records)}, version):
+        raise ConflictError(f"{CELLS} of {catalog.location.uri} changed")
+    # A purge leaves its mark before it looks for running deletions, which leave their record before they look for the mark.
+    if catalog.unfinished_purge() is not None:
+        plans.clear()
+        remove_dead_deletions(catalog)
+        return
+    chosen = pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()])
+    catalog.tables.delete_rows(
+        CELLS, "uid", chosen, where=in_list("dataset_uid", list(rows)), read_version=version
+    )  # fmt: skip
+
+
+def _at(catalog: Catalog, version: int) -> Catalog:
+    """Return the atlas with the table of cells at one version, and no other table."""
+    return Catalog(catalog.location, Tables(catalog.tables.location, {CELLS: version}), catalog.arrays)
+
+
+def _to_json(records: Iterable[DeletionRecord]) -> str:
+    return json.dumps([record.model_dump(mode="json", exclude_defaults=True) for record in records if record.datasets])
+
+
+def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
+    """Find the datasets and rows of cells; refuse cells that are not there, and datasets that would be left empty."""
+    known = {uid: records[0] for uid, records in group_by_dataset(read_records(catalog)).items()}
+    uids, visible = pc.unique(uids), pa.array(list(known), pa.string())
+    found, touched = [], dict[str, None]()
+    for batch in at.tables.batches(CELLS, ["uid", "dataset_uid"]):
+        hit = pc.and_(
+            pc.is_in(batch.column("uid"), value_set=uids), pc.is_in(batch.column("dataset_uid"), value_set=visible)
+        )
+        found.append(batch.column("uid").filter(hit))
+        touched |= dict.fromkeys(batch.column("dataset_uid").filter(hit).unique().to_pylist())
+    missing = uids.filter(pc.invert(pc.is_in(uids, value_set=pa.chunked_array(found, pa.string()).combine_chunks())))
+    if len(missing):
+        _refuse_foreign(catalog, at, known, missing)
+    rows, sizes = {}, {}
+    for uid in (uid for uid in known if uid in touched):
+        own = at.tables.read(CELLS, ["uid"], equals("dataset_uid", uid)).column("uid").combine_chunks()
+        chosen = pc.is_in(own, value_set=uids)
+        left = _rows_left(catalog, at, known[uid])
+        if len(left) != len(own):
+            raise CorruptError(
+                f"Dataset {known[uid].name!r} has {len(own):,} cells in {catalog.location.uri}, {len(left):,} are recorded; run validate('rows')."
+            )
+        # Cells are in the order of the file, less those that were deleted before.
+        rows[uid] = pa.table({"row": pa.array(left).filter(chosen), "uid": own.filter(chosen)})
+        sizes[uid] = len(own)
+    emptied = [uid for uid in rows if rows[uid].num_rows == sizes[uid]]
+    if emptied:
+        raise QueryError(
+            f"All {sizes[emptied[0]]:,} cells of the dataset {known[emptied[0]].name!r} would be deleted{_and_more(emptied)}; nothing was. Take "
+            f"it out with drop_dataset({emptied[0]!r}), and delete the cells of the others then."
+        )
+    return _Plan(rows, sizes, {uid: known[uid].name for uid in rows}, len(missing))
+
+
+def _and_more(emptied: Sequence[str]) -> str:
+    return f", and all of {len(emptied) - 1:,} more" if len(emptied) > 1 else ""
+
+
+def _refuse_foreign(catalog: Catalog, at: Catalog, known: Mapping[str, DatasetRecord], missing: pa.Array) -> None:
+    """Raise for uids that are neither of cells nor of cells deleted before."""
+    before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(catalog, at, record)]
+    deleted = pa.chunked_array([chunk for column in before for chunk in column.chunks], pa.string())
+    foreign = missing.filter(pc.invert(pc.is_in(missing, value_set=deleted.combine_chunks())))
+    if len(foreign):
+        raise NotFoundError(
+            f"{len(foreign):,} of the uids are of no cell of {catalog.location.uri}, e.g. {foreign.to_pylist()[:3]}; nothing was deleted. "
+            "Cells are named by the column uid, which is the index of every query's result."
+        )
+
+
+def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Count the cells to delete that have a row or a vector in something: dataset -> group or result -> cells and entries."""
+    schema = at.tables.schema(CELLS)
+    chosen = pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()])
+    counts: dict[str, dict[str, tuple[int, int]]] = {uid: {} for uid in rows}
+    pointers = {name: kind for name, (_, kind) in pointer_columns(schema).items()}
+    results = RESULT_ASSETS.read(at.tip()) if at.tip().tables.has(RESULT_ASSETS.name) else []
+    vectors = {r.column: r.uid for r in results if r.kind == "vector" and r.column in schema.names}
+    parts = [part for name, kind in pointers.items() for part in _parts(name, kind)]
+    for batch in walk(at.tables, CELLS, ["uid", "dataset_uid", *parts, *vectors], in_list("dataset_uid", list(rows))):
+        cells = batch.filter(pc.is_in(batch.column("uid"), value_set=chosen))
+        groups = {name: cells.column(f"{name}.zarr_group") for name in pointers}
+        groups |= {
+            name: pc.if_else(pc.is_valid(cells.column(name)), uid, pa.scalar(None, pa.string()))
+            for name, uid in vectors.items()
+        }
+        for name, keys in groups.items():
+            sparse = pointers.get(name) is PointerKind.SPARSE
+            n = pc.subtract(*(cells.column(part) for part in _parts(name, PointerKind.SPARSE)[:0:-1])) if sparse else 0
+            table = pa.table({"of": cells.column("dataset_uid"), "key": keys}).append_column(
+                "n", n if sparse else pa.array(np.zeros(cells.num_rows, np.int64))
+            )
+            sums = table.filter(pc.is_valid(table.column("key"))).group_by(["of", "key"])
+            for row in sums.aggregate([("n", "count"), ("n", "sum")]).to_pylist():
+                cells_before, entries_before = counts[row["of"]].get(row["key"], (0, 0))
+                counts[row["of"]][row["key"]] = (cells_before + row["n_count"], entries_before + row["n_sum"])
+    return counts
+
+
+def _parts(name: str, kind: PointerKind) -> list[str]:
+    """Return the parts of a pointer that are counted: the group, and of sparse ones where the entries begin and end."""
+    return [f"{name}.{part}" for part in (("zarr_group", "start", "end")[: 3 if kind is PointerKind.SPARSE else 1])]
+
+
+def _way_back(catalog: Catalog, datasets: Iterable[str]) -> str:
+    """Return whether a snapshot has the datasets, so that the cells can come back."""
+    snapshots = list_versions(catalog)
+    there = {record.uid for record in read_records(catalog.at(snapshots[-1]))} if snapshots else set()
+    if there.issuperset(datasets):
+        return f"snapshots keep them; restore({snapshots[-1].version}) brings the newest one back"
+    return "no snapshot has all of them, so restore() cannot bring them all back; take one first if you may need them"
+
+
+def remove_dead_deletions(catalog: Catalog) -> list[str]:
+    """Remove the records of deletions that died before a cell was deleted; return what was removed, in words."""
+    notes: list[str] = []
+
+    def attempt() -> None:
+        version = catalog.tables.version(CELLS)
+        at = _at(catalog, version)
+        gone = {record.uid for record in at.deletions()}
+        dead = {r.uid: r for r in at.recorded_deletions() if r.uid not in gone and not _is_running(catalog, r)}
+        notes[:] = [
+            f"a deletion of {r.n_cells:,} cells ({r.where}) had died before it deleted any" for r in dead.values()
+        ]
+        kept = [record for record in at.recorded_deletions() if record.uid not in dead]
+        if dead and not catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(kept)}, version):
+            raise ConflictError(f"{CELLS} of {catalog.location.uri} changed")
+
+    catalog.tables.retry(CELLS, attempt)
+    return notes
+
+
+def refuse_running_deletion(catalog: Catalog, action: str) -> None:
+    """Raise if a process is deleting cells, whose record an action would take away.
+
+    Raises
+    ------
+    ConflictError
+        Naming the process.
+    """
+    _refuse_running(catalog, catalog, action)
+
+
+def _refuse_running(catalog: Catalog, at: Catalog, action: str, own: str = "") -> None:
+    gone = {record.uid for record in at.deletions()}
+    for record in at.recorded_deletions():
+        if record.uid not in {*gone, own} and _is_running(catalog, record):
+            raise ConflictError(
+                f"{action} is refused while process {record.owner.get('pid')} of {record.owner.get('host')} deletes cells of "
+                f"{catalog.location.uri}; wait for it. If it died, run repair()."
+            )
+
+
+def _is_running(catalog: Catalog, record: DeletionRecord) -> bool:
+    """Return whether the process that wrote a record may still delete its cells."""
+    here = this_process()
+    if all(record.owner.get(key) == here[key] for key in ("host", "boot_id", "namespace", "pid", "process_start")):
+        # A thread that comes here has ended its own deletion.
+        return bool(record.owner.get("thread") != threading.get_ident())
+    return process_alive(record.owner, catalog.tables.location.child(f"{CELLS}.lance"))
+
+
+def rows_left(catalog: Catalog, record: DatasetRecord) -> NDArray[np.int64] | None:
+    """Return the rows of a dataset's cells that were not deleted, ascending; None if none was.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    record : DatasetRecord
+        The dataset's first record.
+
+    Raises
+    ------
+    CorruptError, NotFoundError
+        If a file that lists deleted rows is damaged or missing.
+    """
+    if not any(record.uid in deletion.datasets for deletion in catalog.deletions()):
+        return None
+    return _rows_left(catalog, catalog, record)
+
+
+def _rows_left(catalog: Catalog, at: Catalog, record: DatasetRecord) -> NDArray[np.int64]:
+    left = np.ones(record.n_cells_added, bool)
+    for rows in _deleted_rows(catalog, at, record):
+        numbers = rows.column("row").to_numpy()
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(left):
+            raise CorruptError(
+                f"Deleted rows of dataset {record.uid} are beyond its {len(left):,} cells; run validate('deep')."
+            )
+        left[numbers] = False
+    return np.flatnonzero(left)
+
+
+def _deleted_rows(catalog: Catalog, at: Catalog, record: DatasetRecord) -> list[pa.Table]:
+    """Return ``row`` and ``uid`` of the deleted cells of a dataset, for each deletion."""
+    tables = []
+    for deletion in at.deletions():
+        cells = deletion.datasets.get(record.uid)
+        if cells is not None:
+            rows = read_frame(catalog, record, deletion.frame, cells.rows)
+            if rows.column_names != ["row", "uid"] or rows.num_rows != cells.n_cells or rows.column("row").null_count:
+                raise CorruptError(
+                    f"The frame {deletion.frame} of dataset {record.uid} does not list the {cells.n_cells:,} cells that were deleted; restore it from a copy."
+                )
+            tables.append(rows)
+    return tables
+
+
+def without_deleted(cells_of: Mapping[str, int], deletions: Sequence[DeletionRecord], key: str) -> dict[str, int]:
+    """Return how many cells of each dataset have something, as recorded when it was added, less those deleted since.
+
+    Parameters
+    ----------
+    cells_of : mapping of str to int
+        Dataset uid -> cells, as recorded.
+    deletions : sequence of DeletionRecord
+        As `Catalog.deletions` returns them.
+    key : str
+        Group, or uid of a result that is stored as vectors.
+
+    Examples
+    --------
+    >>> gone = DeletedCells(n_cells=2, witness="", rows="", counts={"z": (1, 0)})
+    >>> without_deleted({"a": 5, "b": 3}, [DeletionRecord(uid="1", datasets={"a": gone})], "z")
+    {'a': 4, 'b': 3}
+    """
+    return {uid: n - deleted_counts(deletions, uid, key)[0] for uid, n in cells_of.items()}
+
+
+def deleted_counts(deletions: Sequence[DeletionRecord], dataset: str, key: str) -> tuple[int, int]:
+    """Return how many deleted cells of a dataset had a row or value in something, and their stored entries."""
+    own = [d.datasets[dataset].counts.get(key, (0, 0)) for d in deletions if dataset in d.datasets]
+    return sum(n for n, _ in own), sum(n for _, n in own)
+
+
+def check_unfinished(catalog: Catalog) -> list[Problem]:
+    """Note deletions whose cells are still there, under the rule ``unfinished-deletion``."""
+    gone = {record.uid for record in catalog.deletions()}
+    return [
+        Problem("unfinished-deletion", "practice", CELLS, f"a deletion of {r.n_cells:,} cells ({r.where}) is under way, or died before it deleted any",
+                "If it died, run repair(), or the deletion again.")
+        for r in catalog.recorded_deletions() if r.uid not in gone
+    ]  # fmt: skip
+
+
+def check_deleted_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+    """Read the lists of deleted rows of a dataset, and compare them with the records of the deletions (rule ``deleted-rows``)."""
+    record = records[0]
+    try:
+        left = rows_left(catalog, record)
+    except AtlasError as error:
+        return [Problem("deleted-rows", "must", record.uid, str(error), "Restore the file from a copy.")]
+    n_cells = record.n_cells_added - catalog.n_deleted().get(record.uid, 0)
+    if left is None or len(left) == n_cells:
+        return []
+    text = f"the lists of deleted rows leave {len(left):,} cells, the records {n_cells:,}"
+    return [Problem("deleted-rows", "must", record.uid, text, "Restore a snapshot.")]

@@ -336,6 +336,43 @@ def test_drop_and_purge(own: Path) -> None:
     assert read("ls", own, "--at", "first") == []
 
 
+def test_delete_cells(own: Path, tmp_path: Path) -> None:
+    """Cells go by condition or by file; a dry run only counts them, and snapshots keep them."""
+    n_cells = {row["name"]: row["cells"] for row in read("ls", own)}
+    (tmp_path / "uids.txt").write_text(
+        "\n".join(row["uid"] for row in read("query", own, "dataset = 'one'", "--limit", "2")["cells"])
+    )
+    report = read("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
+    assert (report["n_cells"], report["dry_run"], list(report["datasets"].values())) == (2, True, [2])
+    assert "Would delete 2 cells." in done("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
+    assert {row["name"]: row["cells"] for row in read("ls", own)} == n_cells
+    shown = done("delete-cells", own, "--uids", tmp_path / "uids.txt")
+    assert f"one: 2 of {n_cells['one']} cells" in shown
+    assert "raggedatlas restore ATLAS" in shown
+    assert read("ls", own)[0]["cells"] == n_cells["one"] - 2
+    assert read("ls", own, "--at", "second")[0]["cells"] == n_cells["one"]
+    done("snapshot", own)
+    assert int(done("query", own, "dataset = 'one'", "--count")) == n_cells["one"] - 2
+    assert "Deleted 0 cells." in done("delete-cells", own, "cell_name = 'nobody'")
+    assert "raggedatlas drop ATLAS" in refused("delete-cells", own, "dataset = 'one'")
+    assert "--uids" in refused("delete-cells", own, code=2)
+    assert "nope.txt" in refused("delete-cells", own, "--uids", "nope.txt")
+
+
+def test_snapshots_go_and_datasets_are_renamed(own: Path) -> None:
+    """By number, by label or by age; what would go is listed first."""
+    done("rename", own, "two", "zwei")
+    assert [row["name"] for row in read("ls", own)] == ["one", "zwei"]
+    assert "three" in refused("rename", own, "three", "x")
+    done("snapshot", own)
+    assert "Would drop snapshot 1 (first)" in done("expire-snapshots", own, "--keep-last", "1", "--labels", "--dry-run")
+    assert "Dropped snapshot 1 (first)" in done("drop-snapshot", own, "first")
+    assert "nope" in refused("drop-snapshot", own, "nope")
+    assert "--keep-last" in refused("expire-snapshots", own, code=2)
+    done("expire-snapshots", own, "--keep-last", "1", "--labels")
+    assert [row["version"] for row in read("versions", own)] == [3]
+
+
 @pytest.mark.parametrize(
     "words", [["--nope"], ["nope"], ["ls"], ["query", "a", "--limit", "-1"], ["ls", "a", "--storage-option", "b"]]
 )

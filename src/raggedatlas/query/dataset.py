@@ -113,7 +113,7 @@ class StoredDataset:
         """Return which cells were deleted, and why: their names; and of each deletion its condition, number of cells and time."""
         uid = self._records[0].uid
         deletions = [record for record in self._catalog.deletions() if uid in record.datasets]
-        names = np.delete(np.asarray(self._table("obs").index, dtype=object), self.rows)
+        names = np.delete(np.asarray(self._table("obs").index, dtype=object), () if self.rows is None else self.rows)
         return {
             "cell_name": names,
             "where": np.array([record.where for record in deletions], dtype=object),

@@ -326,9 +326,11 @@ class TableRows:
             addresses = rows.filter(pc.is_in(rows.column(column), value_set=values)).column("_rowaddr").to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute. An address is a fragment and a row of it, of 32 bits each.
             owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+            touched = set(np.unique(owner).tolist())
             changed = {
-                number: table.get_fragment(number).delete_rows(offset[owner == number].tolist())
-                for number in np.unique(owner).tolist()
+                fragment.fragment_id: fragment.delete_rows(offset[owner == fragment.fragment_id].tolist())
+                for fragment in table.get_fragments()
+                if fragment.fragment_id in touched
             }
             if changed:
                 # A fragment without rows is left out.

@@ -17,8 +17,8 @@ from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX, ColumnFacts, ColumnTable, facts_of
 from raggedatlas.model.ids import column_name
-from raggedatlas.model.terms import TermSource
 from raggedatlas.model.protocols import NARROW
+from raggedatlas.model.terms import TermSource
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged

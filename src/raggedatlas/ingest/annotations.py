@@ -39,7 +39,6 @@ from raggedatlas.store.tables import Tables
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_dictionary)
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "None", "null", "NULL", "<NA>"]
 
 
@@ -121,32 +120,27 @@ def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
 
     if isinstance(source, str | Path) and str(source).endswith(".txt"):
         try:
-            lines = Path(source).expanduser().read_text(encoding="utf-8").split("\n")
+            source = Path(source).expanduser().read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{source} cannot be read: {error}.") from error
-        source = [line.strip() for line in lines if line.strip()]
-    values: Any = None
-    if isinstance(
-        source, list | tuple | set | frozenset | np.ndarray | pd.Series | pd.Index | pa.Array | pa.ChunkedArray
-    ):
-        values = source if isinstance(source, pa.Array | pa.ChunkedArray) else list(source)
-    else:
+    uids: Any = source
+    if isinstance(source, list | tuple | set | frozenset | np.ndarray | pd.Series | pd.Index):
+        uids = list(source)
+    elif not isinstance(source, pa.Array | pa.ChunkedArray):
         table = read_annotation_source(source, ("uid",)).table
-        name = next((name for name in ("uid", INDEX) if name in table.column_names), None)
-        if name is None:
+        if "uid" not in table.column_names and INDEX not in table.column_names:
             raise SourceError(f"It has no column 'uid', only {table.column_names}; name the cells by uid.")
-        values = table.column(name)
+        uids = table.column("uid" if "uid" in table.column_names else INDEX)
     try:
-        uids = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
-        # Uids that are all digits must come as text: a number has lost its leading zeros.
-        if len(uids) and not any(test(uids.type) for test in _TEXTS):
-            raise SourceError(f"uids are texts of 16 hexadecimal digits, not {uids.type}.")
-        uids = pc.cast(uids, pa.string())
+        uids = pa.table({"uid": pa.array(uids, from_pandas=True) if isinstance(uids, list) else uids}).column(0)
     except pa.ArrowException as error:
         raise SourceError(f"uids are texts of 16 hexadecimal digits: {error}.") from error
+    # A number has lost the leading zeros of its uid.
+    if len(uids) and _kind(uids.type) != "string" and not pa.types.is_dictionary(uids.type):
+        raise SourceError(f"uids are texts of 16 hexadecimal digits, not {uids.type}.")
     if uids.null_count:
         raise SourceError(f"{uids.null_count:,} of the {len(uids):,} uids are missing.")
-    return uids.combine_chunks() if isinstance(uids, pa.ChunkedArray) else uids
+    return pc.cast(uids, pa.string()).combine_chunks()
 
 
 def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) -> AnnotationSource | None:  # noqa: ANN401

@@ -23,7 +23,7 @@ from raggedatlas.model.reports import (
 )
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.browse import ReadOnlyAtlas, describe, describe_html
+from raggedatlas.query.browse import ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.location import Location
@@ -398,10 +398,8 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Parameters
         ----------
-        older_than : dt.timedelta, optional
-            Only snapshots that were taken longer ago.
-        keep_last : int, optional
-            All but the newest `keep_last`; with `older_than` too, only those of which both are true.
+        older_than, keep_last : dt.timedelta, int, optional
+            Only snapshots that were taken longer ago, and all but the newest `keep_last`; of both, only those of which both are true.
         keep_labels : bool
             Whether snapshots with a label stay.
         dry_run : bool
@@ -449,58 +447,39 @@ class RaggedAtlas(ReadOnlyAtlas):
     ) -> MaintenanceReport:
         """Delete cells, all of them or none; snapshots that have them keep them, and `restore` brings them back.
 
-        The dataset's own file, as `dataset` gives it back, then lacks them and names them in ``uns["deleted_cells"]``. Their rows stay in
-        the arrays, which snapshots share, until the dataset is dropped or purged.
+        The file that `dataset` gives back lacks them and names them in ``uns["deleted_cells"]``. Their rows stay in arrays until the dataset goes.
 
         Parameters
         ----------
         condition : str, mapping or Filter
             Which cells, as `Query.where` takes it, of the newest state. One that no cell satisfies deletes nothing.
-        uids : list, array, Series, table or path
-            The cells themselves: their uids, a table with a column ``uid`` (CSV, TSV, Parquet, Arrow or pandas), an AnnData from a query, or
-            a text file with one uid a line. Cells that were deleted before are passed over.
+        uids : list, array, Series, table, AnnData or path
+            Their uids: an index, a column ``uid`` (also of CSV, TSV, Parquet), or a line each (``.txt``); deleted ones are passed over.
         dry_run : bool
             Only report how many cells of which datasets would be deleted.
         **equal
             A condition as a mapping.
 
-        Returns
-        -------
-        MaintenanceReport
-            With the number of cells by dataset.
-
         Raises
         ------
-        ArgumentError
-            If neither a condition nor uids are given, or both.
-        QueryError
-            If the condition is invalid, or all cells of a dataset would be deleted, which `drop_dataset` does.
-        NotFoundError
-            If a uid is of no cell; the message has examples.
-        SourceError, StoreError
-            If the uids cannot be read.
-        ConflictError
-            If a purge is unfinished, or other writers win every retry.
+        ArgumentError, QueryError
+            If not one of condition and uids is given, it is invalid, or a dataset would be left empty (`drop_dataset` takes it out).
+        NotFoundError, SourceError, StoreError, ConflictError
+            If a uid is of no cell, uids cannot be read, a purge is unfinished, or other writers win every retry.
 
         Examples
         --------
         >>> atlas.delete_cells("n_genes < 200")  # doctest: +SKIP
-        >>> atlas.delete_cells(uids=["5a3e8c0f12d4b697"], dry_run=True)  # doctest: +SKIP
         """
         from raggedatlas.catalog.deletion import delete_cells
         from raggedatlas.ingest.annotations import read_uids
-        from raggedatlas.query.cells import cell_columns, read_cells
-        from raggedatlas.query.query import make_query
+        from raggedatlas.query.cells import find_cells
 
-        if (condition is None and not equal) == (uids is None):
+        conditions = [given for given in (condition, equal or None) if given is not None]
+        if bool(conditions) == (uids is not None):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
-        if uids is not None:
-            return delete_cells(self._opened, read_uids(uids), "given uids", dry_run=dry_run)
-        spec = make_query(self._opened, "default", "counts").where(condition, **equal).spec
-        cells = read_cells(self._opened, spec, cell_columns(self._opened), (), ())
-        return delete_cells(
-            self._opened, cells.table.column("uid").combine_chunks(), spec.describe().removeprefix("where "), dry_run=dry_run
-        )  # fmt: skip
+        found = find_cells(self._opened, conditions) if conditions else (read_uids(uids), "given uids")
+        return delete_cells(self._opened, *found, dry_run=dry_run)
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
@@ -775,14 +754,6 @@ class RaggedAtlas(ReadOnlyAtlas):
             "query() needs a snapshot, so that its answer can be had again: call v = atlas.snapshot(), then atlas.checkout(v).query()."
         )
 
-    def __repr__(self) -> str:
-        """Say where it is and what is in it."""
-        # During a purge the newest table versions are not the current content, so reads go by `_catalog`.
-        return describe(self._catalog, "RaggedAtlas")
-
-    def _repr_html_(self) -> str:
-        return describe_html(self._catalog, "RaggedAtlas")
-
 
 @checked
 class AtlasView(ReadOnlyAtlas):
@@ -851,10 +822,6 @@ class AtlasView(ReadOnlyAtlas):
             self._opened.require_tip(f"{name}()")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __repr__(self) -> str:
-        """Say where it is and what is in it."""
-        label = f" ({self.record.label})" if self.record.label else ""
-        return describe(self._catalog, f"AtlasView of snapshot {self.version}{label}")
-
-    def _repr_html_(self) -> str:
-        return describe_html(self._catalog, f"AtlasView of snapshot {self.version}")
+    @property
+    def _title(self) -> str:
+        return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")

@@ -38,6 +38,18 @@ class ReadOnlyAtlas:
         self._opened = catalog
 
     @property
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        """Say where it is and what is in it."""
+        # During a purge the newest table versions are not the current content, so reads go by `_catalog`.
+        return describe(self._catalog, self._title)
+
+    def _repr_html_(self) -> str:
+        return describe_html(self._catalog, self._title)
+
+    @property
     def _catalog(self) -> Catalog:
         """The catalog to read: during a purge the newest table versions are not the current content."""
         return self._opened.current()

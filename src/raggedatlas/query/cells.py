@@ -22,11 +22,11 @@ from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind, pointer_co
 from raggedatlas.query.modalities import DEFAULT_SPACE, CellPointers, join_dtypes, pointer_column
 from raggedatlas.query.read_plan import GroupPlan, InMemoryRows, PartPlan, QuerySpec, ReadPlan, Sample, SpacePlan
 from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.filters import Columns, warn_of_unknown
+from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import release_unused_memory
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.sql_parser import to_sql
+from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 if TYPE_CHECKING:
@@ -187,6 +187,13 @@ def read_cells(
     del codes
     release_unused_memory()
     return Cells(table, code, columns.datasets, pa.table({}))
+
+
+def find_cells(catalog: Catalog, conditions: Sequence[str | Mapping[str, Any] | Filter]) -> tuple[pa.Array, str]:
+    """Return the uids of the cells that satisfy all conditions, which `Query.where` describes, and these as text."""
+    spec = QuerySpec(filters=tuple(as_filter(condition) for condition in conditions))
+    cells = read_cells(catalog, spec, cell_columns(catalog), (), ())
+    return cells.table.column("uid").combine_chunks(), spec.describe().removeprefix("where ")
 
 
 def _texts(catalog: Catalog, columns: Columns, name: str) -> list[str] | None:

@@ -7,12 +7,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
+from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import OnConflict
-from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import (
     AddReport,
     AnnotationReport,
@@ -23,14 +22,13 @@ from raggedatlas.model.reports import (
 )
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.browse import ReadOnlyAtlas
+from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from anndata import AnnData
     from mudata import MuData
 
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
     from raggedatlas.results.dataset import ResultDataset
     from raggedatlas.vectors.geometry import Geometry
     from raggedatlas.vectors.shapes import Shapes
+
+__all__ = ["AtlasView", "RaggedAtlas"]
 
 
 @checked
@@ -755,73 +755,6 @@ class RaggedAtlas(ReadOnlyAtlas):
         )
 
 
-@checked
-class AtlasView(ReadOnlyAtlas):
-    """A snapshot of an atlas: read-only, and the same for ever.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned to the snapshot.
-    """
-
-    @property
-    def version(self) -> int:
-        """Number of the snapshot."""
-        return self.record.version
-
-    @property
-    def record(self) -> AtlasVersionRecord:
-        """What the snapshot names."""
-        record = self._opened.snapshot
-        # `checkout` always pins; only a view that is built on a catalog at the tip has no record.
-        if record is None:
-            raise QueryError("A view is made of a snapshot; call atlas.checkout(version).")
-        return record
-
-    @property
-    def cell_columns(self) -> "pa.Schema":
-        """Schema of the cell table."""
-        return self._catalog.tables.schema(CELLS)
-
-    def query(
-        self,
-        *,
-        identity: str | int | Mapping[str, str] = "default",
-        on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts",
-    ) -> "Query":
-        """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
-
-        Parameters
-        ----------
-        identity : str, int or mapping
-            Which features count as the same: ``"default"`` what the snapshot says, ``"as-given"`` none, the label or number of
-            another snapshot what that one says, a mapping of names of genes (``{"SEPT7": "SEPTIN7"}``) these and no others.
-        on_merge : {"counts", "sum", "refuse", "apart"}
-            What becomes of columns of one dataset that are one feature: ``"counts"`` adds whole numbers up and refuses other
-            layers, ``"sum"`` adds up every layer, ``"refuse"`` refuses, ``"apart"`` keeps the columns as they are. Sums are exact:
-            the type of a layer is widened where they need it; floats keep theirs.
-
-        Raises
-        ------
-        NotFoundError
-            If `identity` names no snapshot.
-        FeatureError
-            If a given mapping names unknown or ambiguous genes, or a gene that counts as another one itself.
-        QueryError
-            When an output is asked for: if columns of the result would be added up that may not be.
-        """
-        from raggedatlas.query.query import make_query
-
-        return make_query(self._catalog, identity, on_merge)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
-        """Refuse the writing methods of an atlas by name."""
-        # Only names that a view lacks come here: the methods of `RaggedAtlas` among them raise `ReadOnlyError`.
-        if not name.startswith("_") and callable(getattr(RaggedAtlas, name, None)):
-            self._opened.require_tip(f"{name}()")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def _title(self) -> str:
-        return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")
+AtlasView.writing_methods = frozenset(
+    name for name in dir(RaggedAtlas) if not name.startswith("_") and callable(getattr(RaggedAtlas, name))
+)

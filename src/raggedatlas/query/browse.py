@@ -1,13 +1,14 @@
-"""Read-only methods that atlases and views share: listings, validation and diffs."""
+"""Views of snapshots, and the read-only methods that they share with atlases: listings, validation and diffs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.deletion import without_deleted
+from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference
@@ -18,8 +19,10 @@ from raggedatlas.store.executors import Workers
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from raggedatlas.query.identity import FeatureIdentity
+    from raggedatlas.query.query import Query
 
 Level = Literal["quick", "rows", "deep"]
 
@@ -234,6 +237,81 @@ class ReadOnlyAtlas:
         from raggedatlas.catalog.snapshots import diff
 
         return diff(self._catalog, old, new)
+
+
+@checked
+class AtlasView(ReadOnlyAtlas):
+    """A snapshot of an atlas: read-only, and the same for ever.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned to the snapshot.
+    """
+
+    writing_methods: ClassVar[frozenset[str]] = frozenset()
+    """Methods of `RaggedAtlas`, which is defined above this layer, that a view lacks."""
+
+    @property
+    def version(self) -> int:
+        """Number of the snapshot."""
+        return self.record.version
+
+    @property
+    def record(self) -> AtlasVersionRecord:
+        """What the snapshot names."""
+        record = self._opened.snapshot
+        # `checkout` always pins; only a view that is built on a catalog at the tip has no record.
+        if record is None:
+            raise QueryError("A view is made of a snapshot; call atlas.checkout(version).")
+        return record
+
+    @property
+    def cell_columns(self) -> "pa.Schema":
+        """Schema of the cell table."""
+        return self._catalog.tables.schema(CELLS)
+
+    def query(
+        self,
+        *,
+        identity: str | int | Mapping[str, str] = "default",
+        on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts",
+    ) -> "Query":
+        """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
+
+        Parameters
+        ----------
+        identity : str, int or mapping
+            Which features count as the same: ``"default"`` what the snapshot says, ``"as-given"`` none, the label or number of
+            another snapshot what that one says, a mapping of names of genes (``{"SEPT7": "SEPTIN7"}``) these and no others.
+        on_merge : {"counts", "sum", "refuse", "apart"}
+            What becomes of columns of one dataset that are one feature: ``"counts"`` adds whole numbers up and refuses other
+            layers, ``"sum"`` adds up every layer, ``"refuse"`` refuses, ``"apart"`` keeps the columns as they are. Sums are exact:
+            the type of a layer is widened where they need it; floats keep theirs.
+
+        Raises
+        ------
+        NotFoundError
+            If `identity` names no snapshot.
+        FeatureError
+            If a given mapping names unknown or ambiguous genes, or a gene that counts as another one itself.
+        QueryError
+            When an output is asked for: if columns of the result would be added up that may not be.
+        """
+        from raggedatlas.query.query import make_query
+
+        return make_query(self._catalog, identity, on_merge)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
+        """Refuse the writing methods of an atlas by name."""
+        # Only names that a view lacks come here: the methods of `RaggedAtlas` among them raise `ReadOnlyError`.
+        if name in self.writing_methods:
+            self._opened.require_tip(f"{name}()")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _title(self) -> str:
+        return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")
 
 
 RESULT_COLUMNS = (

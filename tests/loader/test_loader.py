@@ -18,9 +18,8 @@ import pytest
 
 from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, StoreError
-from raggedatlas.loader.batch import TrainingBatch
+from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.loader import Collator
-from raggedatlas.loader.torch import require_torch
 from raggedatlas.store.runtime import prefetch_map
 
 pytestmark = pytest.mark.fast

@@ -19,6 +19,7 @@ from raggedatlas.cli.options import (
     Overwrite,
     Selection,
     Strict,
+    Strings,
     argument,
     flag,
     option,
@@ -38,7 +39,6 @@ Output = Annotated[
     str | None,
     value_option("DIR", "Folder for the results", "--output", "-o", default="results/<time>-<verb>-<letters>"),
 ]
-Strings = list[str]
 
 
 @dataclass(frozen=True)
@@ -321,13 +321,12 @@ Metric = Annotated[
     Literal["l2", "cosine", "dot"],
     typer.Option(help="Squared Euclidean distance, or one minus the cosine or the dot product."),
 ]
-Uids = list[str]
 
 
 @command(MODELS, "lookup results/z 1f0c5a2b9d3e4f60")
 def lookup(
     results: Results,
-    uids: Annotated[Uids, argument("Cells", "UID...")],
+    uids: Annotated[Strings, argument("Cells", "UID...")],
     *,
     column: Column = "data",
     as_json: AsJson = False,
@@ -376,9 +375,9 @@ class Among:
     """Which cells can be neighbours."""
 
     atlas: str | None = option(None, "Atlas whose metadata are meant")
-    where: list[str] = repeatable("SQL", "Cells that can be neighbours", "--where", "-w")
+    where: Strings = repeatable("SQL", "Cells that can be neighbours", "--where", "-w")
     strict: Strict = False
-    obs: list[str] = repeatable("COLUMN", "Show a cell column")
+    obs: Strings = repeatable("COLUMN", "Show a cell column")
     at: AtSnapshot = None
 
     def query(self) -> "Query | None":

@@ -62,7 +62,7 @@ def query(
     selection: Selection,
     box: BoxOptions,
     output_options: QueryOutput,
-) -> None:
+) -> tuple[Any, str] | None:
     """Query the cells of a snapshot (the newest, or --at), and show the first of them or write them to a file."""
     view = atlas_options.open_snapshot(output_options.at)
     selected = selection.ask(view)
@@ -75,31 +75,22 @@ def query(
         print_status(f"Wrote {output_options.output}")
     if output_options.explain:
         text = selected.explain()
-        _print_answer(text, {"explain": text} if atlas_options.as_json else None)
-    elif output_options.tree is not None:
+        return {"explain": text}, text
+    if output_options.tree is not None:
         tree = selected.tree(output_options.tree)
-        rows = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else None
-        _print_answer(repr(tree), None if rows is None else {"n_cells": tree.n_cells, "terms": rows})
-    elif output_options.by or output_options.level is not None:
+        terms = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else []
+        return {"n_cells": tree.n_cells, "terms": terms}, repr(tree)
+    if output_options.by or output_options.level is not None:
         _show_counts(selected, output_options.by, output_options.level, as_json=atlas_options.as_json)
-    elif output_options.count:
+        return None
+    if output_options.count:
         n = selected.count()
-        _print_answer(str(n), {"n_cells": n} if atlas_options.as_json else None)
-    elif output_options.output is not None:
+        return {"n_cells": n}, str(n)
+    if output_options.output is not None:
         n = selected.count()
-        _print_answer(
-            f"{n:,} cells at snapshot {view.version}",
-            {"snapshot": view.version, "n_cells": n} if atlas_options.as_json else None,
-        )
-    else:
-        _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
-
-
-def _print_answer(text: str, document: dict[str, Any] | None) -> None:
-    if document is None:
-        print_text(text)
-    else:
-        print_json(document)
+        return {"snapshot": view.version, "n_cells": n}, f"{n:,} cells at snapshot {view.version}"
+    _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
+    return None
 
 
 def _show_counts(selected: "Query", by: list[str], level: str | None, *, as_json: bool) -> None:

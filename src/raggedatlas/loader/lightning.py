@@ -11,11 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.loader.batch import TrainingBatch
+from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
 from raggedatlas.loader.plan import BatchPlan, LoaderChoices, ObsColumn, OutputFormat
-from raggedatlas.loader.torch import require_torch
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query

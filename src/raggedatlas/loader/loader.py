@@ -11,8 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, StoreError
-from raggedatlas.loader import torch as tensors
-from raggedatlas.loader.batch import ModalityBatch, TensorBlock, TrainingBatch, WireBatch, remember_facts
+from raggedatlas.loader.batch import (
+    ModalityBatch,
+    TensorBlock,
+    TrainingBatch,
+    WireBatch,
+    as_tensor,
+    check_device,
+    move_ahead,
+    remember_facts,
+    require_torch,
+    sparse_tensor,
+    this_worker,
+    torch_dataset,
+)
 from raggedatlas.loader.order import Batches, Share, Shuffle, count_batches, epoch_batches, read_units, worker_batches
 from raggedatlas.loader.plan import (
     BatchPlan,
@@ -24,7 +36,6 @@ from raggedatlas.loader.plan import (
     plan_part,
     split_choices,
 )
-from raggedatlas.loader.torch import as_tensor, check_device, move_ahead, require_torch, this_worker, torch_dataset
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.query.query import Query
@@ -177,12 +188,12 @@ def _as_dense(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Fo
 def _as_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     if isinstance(block, DenseBlock):
         return _as_dense_tensors(block, dtype, pool)
-    return TensorBlock({layer: tensors.sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
+    return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
 
 
 def _as_dense_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     layers = dense_layers(block, dtype, pool)
-    return TensorBlock({layer: tensors.as_tensor(values) for layer, values in layers.items()})
+    return TensorBlock({layer: as_tensor(values) for layer, values in layers.items()})
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:

@@ -282,14 +282,6 @@ def test_attributes_of_every_type_are_told_or_read(form: Form) -> None:
     assert [case for case in cases if case["outcome"] not in ("told", "sound and read")] == []
 
 
-def _named_type(at: str) -> Callable[[Any], None]:
-    def change(root: Any) -> None:
-        del root[at]
-        root[at] = np.dtype("f8")
-
-    return change
-
-
 def _attribute(at: str, name: str, value: Any) -> Callable[[Any], None]:
     def change(root: Any) -> None:
         if value is None:
@@ -301,13 +293,9 @@ def _attribute(at: str, name: str, value: Any) -> Callable[[Any], None]:
 
 
 INNER = (
-    "obs/kind/codes",
-    "obs/kind/categories",
-    "obs/count/values",
-    "obs/maybe/mask",
-    "obs/note/values",
+    "obs/kind/codes", "obs/kind/categories", "obs/count/values", "obs/maybe/mask", "obs/note/values",
     "obsm/ragged/node1-data",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["hdf5", "zarr3"])
@@ -330,7 +318,12 @@ def test_encodings_of_inner_arrays_are_checked(form: Form, name: str, value: Any
 def test_a_named_datatype_is_no_array(at: str, tmp_path: Path) -> None:
     """A named datatype in the place of an array or a group is told, and a repaired copy is told the same."""
     path = write_good(tmp_path / "x.h5ad", "hdf5")
-    damage(path, _named_type(at))
+
+    def change(root: Any) -> None:
+        del root[at]
+        root[at] = np.dtype("f8")
+
+    damage(path, change)
     found = musts(path)
     assert any(at.startswith(said.split(" ", 1)[1]) or said.endswith(f" {at}") for said in found), found
     assert any(problem.level == "must" for problem in repair(path, tmp_path / "copy.h5ad").left)

@@ -205,42 +205,24 @@ def test_chosen_columns_are_renumbered() -> None:
     np.testing.assert_array_equal(got.toarray(), matrix[:, chosen].toarray())
 
 
-def broken(name: str) -> SparseArrays:
-    indptr, indices, data = np.array([0, 2, 3, 5]), np.array([0, 3, 1, 0, 2]), np.ones(5)
-    if name == "goes down":
-        indptr = np.array([0, 3, 2, 5])
-    elif name == "start":
-        indptr = np.array([1, 2, 3, 5])
-    elif name == "end":
-        indptr = np.array([0, 2, 3, 9])
-    elif name == "outside its 4 columns":
-        indices = np.array([0, 3, 4, 0, 2])
-    elif name == "pointers":
-        indptr = np.array([0, 5])
-    elif name == "expected integers":
-        indices = indices.astype(float)
-    elif name == "type datetime64":
-        data = data.astype("M8[s]")
-    return SparseArrays(indptr, indices, data, (3, 4))
+GOOD = {"indptr": np.array([0, 2, 3, 5]), "indices": np.array([0, 3, 1, 0, 2]), "data": np.ones(5)}
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "decrease": ({"indptr": np.array([0, 3, 2, 5])}, "cell-1"),
+    "start": ({"indptr": np.array([1, 2, 3, 5])}, ""),
+    "end": ({"indptr": np.array([0, 2, 3, 9])}, "cell-2"),
+    "outside its 4 columns": ({"indices": np.array([0, 3, 4, 0, 2])}, "cell-1"),
+    "pointers": ({"indptr": np.array([0, 5])}, ""),
+    "expected integers": ({"indices": GOOD["indices"].astype(float)}, ""),
+    "type datetime64": ({"data": GOOD["data"].astype("M8[s]")}, ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "cell"),
-    [
-        ("goes down", "cell-1"),
-        ("start", ""),
-        ("end", "cell-2"),
-        ("outside its 4 columns", "cell-1"),
-        ("pointers", ""),
-        ("expected integers", ""),
-        ("type datetime64", ""),
-    ],
-)
-def test_broken_sparse_matrices_are_refused_by_name(name: str, cell: str) -> None:
+@pytest.mark.parametrize("said", BROKEN)
+def test_broken_sparse_matrices_are_refused_by_name(said: str) -> None:
     """Each way for a sparse matrix to be wrong is told with the file, the element and the first cell concerned."""
-    said = name.replace("goes down", "decrease")
+    changes, cell = BROKEN[said]
     with pytest.raises(SourceError, match=said) as caught:
-        CsrRows(broken(name), PLACE).read(0, 3)
+        CsrRows(SparseArrays(**{**GOOD, **changes}, shape=(3, 4)), PLACE).read(0, 3)
     assert "file.h5ad: X" in str(caught.value)
     assert cell in str(caught.value)
 

@@ -357,13 +357,13 @@ def _known(name: str) -> str:
 
 
 def _check_options(function: Callable[..., Any], name: str, options: dict[str, Any]) -> None:
-    options_of = [
+    accepted = [
         key for key, value in inspect.signature(function).parameters.items() if value.kind is value.KEYWORD_ONLY
     ]
-    unknown = sorted(set(options) - set(options_of))
+    unknown = sorted(set(options) - set(accepted))
     if unknown:
         raise SourceError(
-            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(options_of) or 'none'}."
+            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(accepted) or 'none'}."
         )
 
 

@@ -57,13 +57,13 @@ def read_geojson(path: Path) -> Content:
             geometries[row] = None if drawn is None else shapely.geometry.shape(drawn)
         except Exception as error:  # noqa: BLE001 - the library raises whatever a broken geometry leads to
             raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
-    properties_of = [dict(feature.get("properties") or {}) for feature in features]
-    for feature, properties in zip(features, properties_of, strict=True):
+    records = [dict(feature.get("properties") or {}) for feature in features]
+    for feature, properties in zip(features, records, strict=True):
         # GeoJSON stores the id of a feature next to its properties; a property of the same name is kept instead.
         if "id" in feature:
             properties.setdefault("id", feature["id"])
-    names = list(dict.fromkeys(name for properties in properties_of for name in properties))
-    columns = {name: column_of([properties.get(name) for properties in properties_of]) for name in names}
+    names = list(dict.fromkeys(name for properties in records for name in properties))
+    columns = {name: column_of([properties.get(name) for properties in records]) for name in names}
     # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
     metadata = {"crs": document["crs"]} if isinstance(document, dict) and document.get("crs") else {}
     return Content(shapes_of_geometries(geometries, columns, str(path)), metadata)

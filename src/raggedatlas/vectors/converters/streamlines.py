@@ -331,10 +331,10 @@ def write_tractogram(content: Content, path: Path) -> None:
     shapes = content.shapes
 
     def cut(values: NDArray[Any]) -> Any:  # noqa: ANN401  (an ArraySequence)
-        cut_lines = sequence()
-        cut_lines._data = _rows_of(values)
-        cut_lines._offsets, cut_lines._lengths = shapes.offsets[:-1], np.diff(shapes.offsets)
-        return cut_lines
+        sequences = sequence()
+        sequences._data = _rows_of(values)
+        sequences._offsets, sequences._lengths = shapes.offsets[:-1], np.diff(shapes.offsets)
+        return sequences
 
     header: dict[str, Any] = {}
     points: dict[str, Any] = {}

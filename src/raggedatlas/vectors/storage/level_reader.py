@@ -304,9 +304,9 @@ class LevelReader:
             return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts), None
         decoded = [decode_cell(blob, f"{self.where}/vertices") for blob in self.vertices.read(keys)]
         bounds = counts_to_offsets(np.array([len(points) for points, _ in decoded], np.int64))
-        points_of = np.concatenate([np.zeros((0, n_dims), np.float32), *(points for points, _ in decoded)])
+        positions = np.concatenate([np.zeros((0, n_dims), np.float32), *(points for points, _ in decoded)])
         dtype = declared_dtype(self.vertices.attributes, f"{self.where}/vertices")
-        return points_of.astype(dtype), bounds, [faces for _, faces in decoded]
+        return positions.astype(dtype), bounds, [faces for _, faces in decoded]
 
     def index_blobs(self, name: str, keys: NDArray[np.int64]) -> list[Bytes] | None:
         """Return the fragment index of each chunk; None if the level stores none."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
-from raggedatlas.errors import ArgumentError, DuplicateError, SourceError, StoreError
+from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
 from raggedatlas.ingest.group_writer import reorder_columns
@@ -189,12 +189,6 @@ def test_the_codec_is_kept_with_the_atlas(tmp_path: Path) -> None:
     atlas.add(made(GENES), "d", progress=False)
     specs = atlas.dataset("d").records[0].array_specs
     assert all(json.loads(spec["codecs"])[0]["name"] == "bytes" for spec in specs.values())
-
-
-def test_an_order_that_is_not_understood_is_refused(atlas: RaggedAtlas, unchanged) -> None:  # noqa: ANN001
-    """column_order takes two words."""
-    with unchanged(atlas), pytest.raises(ArgumentError, match="column_order"):
-        atlas.add(made(GENES), "d", column_order="size", progress=False)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.uint32, np.int64])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import read_identity
-from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError
+from raggedatlas.errors import QueryError, SchemaError
 from raggedatlas.ingest.columns import identify
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -292,15 +292,6 @@ def test_sums_over_repeated_columns_equal_those_of_pandas(tmp_path_factory, firs
     whole = pd.concat(expected).fillna(0)
     assert sorted(found.columns) == sorted(whole.columns)
     assert (found[whole.columns].loc[["d0", "d1"]].to_numpy() == whole.to_numpy()).all()
-
-
-def test_features_without_an_id_are_refused(atlas, unchanged) -> None:  # noqa: ANN001
-    """An empty id is refused, with the column number and the fix."""
-    given = with_var(pd.DataFrame({"id": ["x", "", "z"]}, index=["A", "B", "C"]))
-    with unchanged(atlas), pytest.raises(FeatureError, match=r"column 1.*feature_id="):
-        atlas.add(given, "d", feature_id="id", progress=False)
-    with unchanged(atlas), pytest.raises(NotFoundError, match="no column 'nope'"):
-        atlas.add(given, "d", feature_id="nope", progress=False)
 
 
 def test_a_registry_of_ones_own_is_filled_from_var(tmp_path) -> None:  # noqa: ANN001

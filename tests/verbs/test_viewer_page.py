@@ -193,11 +193,12 @@ def test_every_answer_has_its_policy(server: ViewerServer) -> None:
 
 
 def test_only_reading_is_served(server: ViewerServer) -> None:
-    """HEAD gives no body; other methods are refused."""
+    """HEAD gives no body; other methods, and what is sent without being JSON of the page, are refused."""
     status, headers, body = ask(server, f"/{server.token}/viewer.js", method="HEAD")
     assert (status, body) == (200, b"")
     assert int(headers["content-length"]) == len(bundled(PROGRAM).encode())
-    assert ask(server, f"/{server.token}/", method="POST")[0] == 501
+    assert ask(server, f"/{server.token}/", method="POST")[0] == 415
+    assert ask(server, f"/{server.token}/", method="PUT")[0] == 501
 
 
 def test_served_data_are_those_of_the_scene(server: ViewerServer) -> None:

@@ -46,8 +46,12 @@ export class Parts {
     return new Uint8Array(await answer.arrayBuffer());
   }
 
-  async json(address) {
-    const answer = await fetch(address);
+  post(address, body) {
+    return this.json(address, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  }
+
+  async json(address, options) {
+    const answer = await fetch(address, options);
     if (!answer.ok) throw new Error((await answer.text()) || `The server answered ${answer.status}.`);
     return answer.json();
   }

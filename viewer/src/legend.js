@@ -57,7 +57,7 @@ export class Legend {
   }
 
   #palette(column) {
-    const change = (event) => this.#again(column, () => (column.own = event.target.checked));
+    const change = (event) => this.app.setSafe(!event.target.checked);
     const own = el("input", { type: "checkbox", checked: column.own, onchange: change });
     const title = "Without: a palette that red-blind and green-blind eyes can tell apart too";
     return el("label", { class: "check", title }, own, "colours of the data");

@@ -7,9 +7,13 @@ import { copyText, count, debounce, el, ICONS, icon, saveFile } from "./dom.js";
 import { Hover } from "./hover.js";
 import { Labels } from "./labels.js";
 import { Legend } from "./legend.js";
+import { Drawer } from "./drawer.js";
+import { fragment, restore } from "./link.js";
 import { Plot } from "./plot.js";
 import { Search } from "./search.js";
 import { Selection } from "./selection.js";
+import { Sets } from "./sets.js";
+import { normalPvalue, tPvalue } from "./stats.js";
 
 const NOTHING = "";
 const GENE = "gene:";
@@ -24,6 +28,8 @@ class App {
     this.read = new Map();
     this.genes = new Map();
     this.column = null;
+    this.safe = false;
+    this.geneSet = [];
     const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
     this.theme = manifest.theme ?? (dark ? "dark" : "light");
     this.repaintSoon = debounce(60, () => this.repaint());
@@ -36,6 +42,8 @@ class App {
     this.plot.still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.legend = new Legend(this.nodes.legend, this);
     this.selection = new Selection(this.nodes.selection, this);
+    this.sets = new Sets(this.nodes.sets, this);
+    this.drawer = new Drawer(this.nodes.drawer, this);
     this.labels = new Labels(this.nodes.labels, this.plot);
     this.hover = new Hover(this.nodes.hover, this.nodes.ring, this);
     this.search = new Search(this, this.nodes.search, this.nodes.hits);
@@ -54,6 +62,8 @@ class App {
       const named = this.columns.some((spec) => spec.name === this.manifest.color);
       await (named ? this.colorBy(this.manifest.color) : this.colorByGene(this.manifest.color));
     }
+    await this.follow();
+    window.addEventListener("hashchange", () => this.follow());
     document.body.classList.add("ready");
     this.ids().catch((error) => this.say(error.message));
   }
@@ -65,6 +75,7 @@ class App {
     if (!spec) throw new Error(`There is no column ${name}.`);
     if (!this.read.has(name)) this.read.set(name, this.parts.table(spec.key).then((table) => read(spec, table)));
     const column = await this.read.get(name);
+    if (column.kind === "category") column.own = column.named && !this.safe;
     this.ready ??= new Map();
     this.ready.set(name, column);
     return column;
@@ -111,17 +122,62 @@ class App {
     return this.busy(`Reading ${name}`, async () => this.paint(await this.load(name)), () => this.paint(this.column));
   }
 
+  async loadGene(name) {
+    if (!this.genes.has(name)) {
+      const known = this.manifest.genes.find((gene) => gene.name === name);
+      if (!known && !this.manifest.genes_served) throw new Error(`The page has no values of ${name}.`);
+      const table = await (known?.key ? this.parts.table(known.key) : this.parts.table("gene", `?name=${encodeURIComponent(name)}`));
+      this.genes.set(name, new Numbers({ name, kind: "number" }, chunk(table), { expression: true }));
+      this.#offer();
+    }
+    return this.genes.get(name);
+  }
+
   async colorByGene(name) {
-    return this.busy(`Reading ${name}`, async () => {
-      if (!this.genes.has(name)) {
-        const known = this.manifest.genes.find((gene) => gene.name === name);
-        if (!known && !this.manifest.genes_served) throw new Error(`The page has no values of ${name}.`);
-        const table = await (known?.key ? this.parts.table(known.key) : this.parts.table("gene", `?name=${encodeURIComponent(name)}`));
-        this.genes.set(name, new Numbers({ name, kind: "number" }, chunk(table), { expression: true }));
-        this.#offer();
-      }
-      await this.paint(this.genes.get(name));
-    }, () => this.paint(this.column));
+    return this.busy(`Reading ${name}`, async () => this.paint(await this.loadGene(name)), () => this.paint(this.column));
+  }
+
+  // Take the palette that colour-blind eyes can read instead of the colours of the data, or these again.
+  setSafe(safe) {
+    this.safe = safe;
+    for (const column of this.loadedCategories()) column.own = column.named && !safe;
+    this.nodes.safe.setAttribute("aria-pressed", String(safe));
+    return this.paint(this.column);
+  }
+
+  hide(labels) {
+    const { column } = this;
+    column.hidden = new Set([...column.labels.keys()].filter((code) => labels.includes(column.labels[code])));
+    this.legend.show(column);
+    return this.repaint();
+  }
+
+  // Labels given on this page are a column like any other.
+  addLabels(column, given) {
+    const name = this.manifest.columns.some((spec) => spec.name === column && !spec.given) ? `${column} (given here)` : column;
+    const labels = [...new Set(given.values())];
+    const codes = new Uint16Array(this.n).fill(labels.length);
+    for (const [row, label] of given) codes[row] = labels.indexOf(label);
+    const spec = { name, kind: "category", missing: true, colors: {}, given: true };
+    if (!this.columns.some((other) => other.name === name)) this.columns.push(spec);
+    this.read.set(name, Promise.resolve(new Category(spec, { values: codes, dictionary: [...labels, ""], length: this.n })));
+    this.#offer();
+    return this.colorBy(name);
+  }
+
+  // ---- the link ------------------------------------------------------------------------------------------------------
+
+  async link() {
+    const text = await fragment(this);
+    this.own = `#${text}`;
+    window.location.replace(this.own);
+    return window.location.href;
+  }
+
+  follow() {
+    const text = window.location.hash;
+    if (text.length < 2 || text === this.own) return Promise.resolve();
+    return this.busy("Opening the link", () => restore(this, text.slice(1)));
   }
 
   async paint(column) {
@@ -143,9 +199,9 @@ class App {
 
   // ---- selection -----------------------------------------------------------------------------------------------------
 
-  selectRows(rows, { zoom = false } = {}) {
+  selectRows(rows, { zoom = false, rule = null } = {}) {
     this.plot.select(rows);
-    this.selection.set(rows);
+    this.selection.set(rows, rule);
     if (zoom && rows.length) return this.plot.zoomTo(rows);
     return Promise.resolve();
   }
@@ -153,13 +209,26 @@ class App {
   selectCategory(column, code) {
     const rows = [];
     for (let i = 0; i < this.n; i++) if (column.codes[i] === code) rows.push(i);
-    return this.selectRows(rows, { zoom: true });
+    return this.selectRows(rows, { zoom: true, rule: this.#rule(column, [column.labels[code]]) });
+  }
+
+  without(rows) {
+    const away = new Set(rows);
+    return Array.from({ length: this.n }, (_, i) => i).filter((row) => !away.has(row));
   }
 
   selectShown() {
     const rows = [];
     for (let i = 0; i < this.n; i++) if (this.column.passes(i)) rows.push(i);
-    return this.selectRows(rows);
+    const { column } = this;
+    return this.selectRows(rows, { rule: this.#rule(column, column.labels?.filter((_, code) => !column.hidden.has(code))) });
+  }
+
+  #rule(column, labels) {
+    if (column.spec.given) return null;
+    if (column.kind === "category") return { name: column.name, labels };
+    const ends = (value) => (Number.isFinite(value) ? value : null);
+    return { name: column.name, gene: this.genes.get(column.name) === column, log: column.log, low: ends(column.range?.[0] ?? -Infinity), high: ends(column.range?.[1] ?? Infinity) };
   }
 
   // ---- the page ------------------------------------------------------------------------------------------------------
@@ -169,7 +238,8 @@ class App {
     try {
       await work();
       clearTimeout(timer);
-      this.say("");
+      this.say(this.done ?? "");
+      this.done = null;
     } catch (error) {
       clearTimeout(timer);
       this.say(error.message);
@@ -226,6 +296,8 @@ class App {
         r: () => plot.fit(),
         n: () => this.setLabels(!this.labels.shown),
         d: () => this.setTheme(this.theme === "dark" ? "light" : "dark"),
+        c: () => this.setSafe(!this.safe),
+        a: () => this.drawer.toggle(),
         "+": () => plot.zoomBy(1.6),
         "-": () => plot.zoomBy(1 / 1.6),
         "/": () => this.nodes.search.focus(),
@@ -283,7 +355,14 @@ class App {
         this.#tool("names", "Names on the plot (N)", ICONS.labels, () => this.setLabels(!this.labels.shown), "true"),
         this.#tool("look", "Point size and opacity", ICONS.sliders, toggle),
         this.#tool("dark", "Light or dark (D)", ICONS.theme, () => this.setTheme(this.theme === "dark" ? "light" : "dark")),
+        this.#tool("safe", "Palette for colour-blind eyes (C)", ICONS.safe, () => this.setSafe(!this.safe), "false"),
         this.#tool("save", "Save the picture", ICONS.image, () => this.saveImage())),
+      el("div", { class: "tools" },
+        this.#tool("analyse", "Counts, comparison, dot plot, labels (A)", ICONS.analyse, () => this.drawer.toggle(), "false"),
+        this.#tool("linked", "Copy a link to this state", ICONS.link, () => this.busy("Writing the link", async () => {
+          await copyText(await this.link());
+          this.done = "The link is copied.";
+        }))),
       sliders,
     );
   }
@@ -303,10 +382,12 @@ class App {
     nodes.by = el("select", { id: "by", onchange: () => this.#chosen(nodes.by.value) });
     nodes.legend = el("div", { class: "legend" });
     nodes.selection = el("section", { class: "selection" });
+    nodes.sets = el("section", { class: "kept" });
+    nodes.drawer = el("section", { class: "drawer", hidden: true, "aria-label": "Analysis" });
     const notes = manifest.notes.map((note) => el("p", { class: "note" }, note));
     // The data parts stand in the body too, until they are read.
     document.body.prepend(
-      el("main", {}, nodes.stage, this.#toolbar(), nodes.status),
+      el("main", {}, nodes.stage, this.#toolbar(), nodes.status, nodes.drawer),
       el(
         "aside",
         {},
@@ -314,6 +395,7 @@ class App {
         el("div", { class: "search" }, icon(...ICONS.search), nodes.search, nodes.hits),
         el("section", { class: "coloring" }, el("label", { class: "by", for: "by" }, "Colour by"), nodes.by, nodes.legend),
         nodes.selection,
+        nodes.sets,
       ),
     );
     this.#offer();
@@ -358,11 +440,19 @@ function offered(app) {
     choose: async (text, i = 0) => (await app.search.find(text))[i].run(),
     hover: (row) => app.hover.show(row),
     legend: () => legendOf(app),
-    hide: (labels) => {
-      app.column.hidden = new Set([...app.column.labels.keys()].filter((code) => labels.includes(app.column.labels[code])));
-      app.legend.show(app.column);
-      return app.repaint();
+    hide: (labels) => app.hide(labels),
+    keep: (name) => app.sets.keep(name, app.selection.rows, app.selection.rule).rows.length,
+    sets: () => app.sets.all.map(({ name, rows }) => ({ name, n: rows.length })),
+    compare: async (group, reference = "rest", method = "t-test") => {
+      await app.drawer.open("Compare");
+      Object.assign(app.drawer.tabs.Compare, { group, reference, method });
+      await app.drawer.tabs.Compare.run();
+      return app.drawer.tabs.Compare.result;
     },
+    link: () => app.link(),
+    tPvalue,
+    normalPvalue,
+    open: (title) => app.drawer.open(title),
     drawn: () => app.plot.drawn(),
     mode: (name) => app.setMode(name),
     theme: (name) => app.setTheme(name),

@@ -183,6 +183,16 @@ export class Plot {
     return this.scatter.zoomToLocation([0, 0], distance, { transition, transitionDuration: 350 });
   }
 
+  // Where the camera looks, and from how far.
+  camera() {
+    const target = this.scatter.get("cameraTarget");
+    return [target[0], target[1], this.scatter.get("cameraDistance")];
+  }
+
+  lookAt([x, y, distance]) {
+    return this.scatter.zoomToLocation([x, y], distance, { transition: false });
+  }
+
   mode(name) {
     this.scatter.set({ mouseMode: name === "lasso" ? "lasso" : "panZoom" });
     this.canvas.classList.toggle("lassoing", name === "lasso");

@@ -9,11 +9,15 @@ export class Selection {
     this.host = host;
     this.app = app;
     this.rows = [];
+    this.rule = null;
   }
 
-  set(rows) {
+  // A rule says which cells they are without naming each: values of a category, or a range.
+  set(rows, rule = null) {
     this.rows = rows;
+    this.rule = rule;
     this.show();
+    this.app.drawer?.refresh({ typing: true });
   }
 
   show() {
@@ -25,10 +29,16 @@ export class Selection {
       );
       return;
     }
+    const name = el("input", { type: "text", placeholder: "Name", maxlength: "200", "aria-label": "Name of the selection" });
+    const keep = el("button", { class: "button", type: "button", title: "Keep this selection by name", onclick: () => app.busy("Keeping", async () => app.sets.keep(name.value, rows, this.rule)) }, "Keep");
+    name.addEventListener("keydown", (event) => event.key === "Enter" && keep.click());
+    const tab = (title) => el("button", { class: "link", type: "button", onclick: () => app.drawer.open(title) }, title);
     const copy = el("button", { class: "button", type: "button", onclick: () => this.copy(copy) }, "Copy ids");
     const nodes = [
       el("h2", {}, "Selection", el("span", { class: "number" }, `${count(rows.length)} ${rows.length === 1 ? "cell" : "cells"} · ${percent(rows.length, app.n)}`)),
       this.#summary(),
+      el("div", { class: "row keep" }, name, keep),
+      el("div", { class: "row links" }, Object.keys(app.drawer?.tabs ?? {}).map(tab)),
       el(
         "div",
         { class: "row buttons" },

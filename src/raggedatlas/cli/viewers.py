@@ -146,8 +146,11 @@ Where = Annotated[
     repeatable_option("SQL", "Keep cells that satisfy a condition", "--where", "-w"),
 ]
 Embedding = Annotated[
-    str,
-    argument("Name of an embedding of the atlas or file, or a folder of results (of umap, say)"),
+    str | None,
+    argument(
+        "Name of an embedding of the atlas or file, or a folder of results (of umap, say); without, the first called umap, tsne, "
+        "spatial or pca, else any"
+    ),
 ]
 
 
@@ -183,6 +186,20 @@ ViewSource = Annotated[
 ]
 
 
+def _what(
+    atlas_options: ViewSource, embedding: str | None, options: ViewOptions, at: str | None
+) -> "tuple[Query | str | Path, Query | str | None]":
+    """Return what is shown, and the cells of an embedding that is named."""
+    from raggedatlas.verbs.viewer.sources import is_cells_path
+
+    if embedding is None and "://" not in atlas_options.atlas and not is_cells_path(atlas_options.atlas):
+        # A `Path` can only be a folder of results, while a text may be the name of an embedding.
+        return Path(atlas_options.atlas), None
+    cells = _open_view_source(atlas_options, options, at)
+    # The path of a file comes as one, so that no name of an embedding is looked for.
+    return (embedding, cells) if embedding is not None else (Path(cells) if isinstance(cells, str) else cells, None)
+
+
 def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | str":
     from raggedatlas.cli.validate import is_cell_file
 
@@ -194,12 +211,15 @@ def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str |
     return query
 
 
-@command(QUERY, "view pbmc.h5ad X_umap --color cell_type")
+@command(QUERY, "view pbmc.h5ad --color cell_type")
 def view(
     atlas_options: ViewSource,
-    embedding: Embedding,
+    embedding: Embedding = None,
     *,
     options: ViewOptions,
+    allow_annotate: Annotated[
+        bool, typer.Option("--allow-annotate", help="Write labels given on the page into the atlas, with provenance.")
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 picks a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     at: AtSnapshot = None,
@@ -209,7 +229,11 @@ def view(
 
     with progress("read cells"):
         server = serve(
-            embedding, _open_view_source(atlas_options, options, at), port=port, browser=browser, **options.choices()
+            *_what(atlas_options, embedding, options, at),
+            port=port,
+            browser=browser,
+            allow_annotate=allow_annotate,
+            **options.choices(),
         )
     with server, suppress(KeyboardInterrupt):  # also before `wait` is called
         print_result({"url": server.url}, server.url, as_json=atlas_options.as_json)
@@ -240,8 +264,7 @@ class VisualizeOptions:
 @command(QUERY, "visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D")
 def visualize(
     atlas_options: ViewSource,
-    # The argument of `view`, but optional: a single word is a folder of results.
-    embedding: Annotated[str | None, Embedding.__metadata__[0]] = None,
+    embedding: Embedding = None,
     *,
     options: ViewOptions,
     output_options: VisualizeOptions,
@@ -250,12 +273,9 @@ def visualize(
     """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
     from raggedatlas.verbs.visualize import visualize as write
 
-    cells = None if embedding is None else _open_view_source(atlas_options, options, at)
     with progress(f"write {output_options.output}"):
         path = write(
-            # A `Path` can only be a folder, while a text may be the name of an embedding.
-            embedding or Path(atlas_options.atlas),
-            cells,
+            *_what(atlas_options, embedding, options, at),
             path=output_options.output,
             genes=output_options.genes,
             overwrite=output_options.overwrite,

@@ -385,8 +385,8 @@ def prepare(
 
     Parameters
     ----------
-    what : Query, path, AnnData or Source
-        Cells of an atlas, or anything that `open_source` accepts.
+    what : RaggedAtlas, AtlasView, Query, path, AnnData or Source
+        Cells of an atlas (of its newest snapshot), or anything that `open_source` accepts.
     target : str or Path
         Folder to write, ending in ``.cxg``; not written if `what` is a CXG that can be served unchanged.
     **options
@@ -408,17 +408,18 @@ def prepare(
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.cxg.inspection import is_cxg
     from raggedatlas.formats.registry import open_sink
-    from raggedatlas.query.query import Query
+    from raggedatlas.verbs.viewer.sources import find_query
 
     if isinstance(what, str | Path) and is_cxg(Path(what)) and is_servable(what):
         return PreparedCxg(Path(what), written=False)
+    query = find_query(what)
     if Path(target).suffix != ENDING:
         raise SourceError(f"{target} is not a valid name for a CXG; it must end in {ENDING}.")
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
-    if isinstance(what, Query):
+    if query is not None:
         # People search for genes by symbol, and the features of an atlas are indexed by id.
-        chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(what) else chosen
-        return PreparedCxg(Path(what.write(str(target), **chosen)), written=True)
+        chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(query) else chosen
+        return PreparedCxg(Path(query.write(str(target), **chosen)), written=True)
     return PreparedCxg(Path(copy(what, open_sink(target, **chosen))), written=True)
 
 
@@ -439,8 +440,8 @@ def serve(
 
     Parameters
     ----------
-    what : Query, path, AnnData or Source
-        Cells of an atlas, or anything that `open_source` accepts; a CXG that can be served is used unchanged.
+    what : RaggedAtlas, AtlasView, Query, path, AnnData or Source
+        Cells of an atlas (of its newest snapshot), or anything that `open_source` accepts; a CXG that can be served is used unchanged.
     target : str or Path, optional
         Where to keep the CXG; by default a temporary folder that is removed at the end.
     port : int

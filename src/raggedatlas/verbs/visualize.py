@@ -3,6 +3,7 @@
 import os
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -12,12 +13,13 @@ from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet, load_results_dataset
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
-from raggedatlas.verbs.viewer.scene import Look, Scene
+from raggedatlas.verbs.viewer.scene import SPACE, Look, Scene
 from raggedatlas.verbs.viewer.server import ViewerServer
 from raggedatlas.verbs.viewer.sources import (
     Cells,
-    FileCells,
     KnownCells,
+    default_embedding,
+    is_cells_path,
     open_cells,
     scene_of_embedding,
     scene_of_old_results,
@@ -25,8 +27,9 @@ from raggedatlas.verbs.viewer.sources import (
 )
 from raggedatlas.verbs.viewer.static_plot import write_picture
 
-Embedding = ResultDataset | InferenceDataSet | Scene | str | os.PathLike[str]
-"""Results, the folder of some, the name of an embedding of an atlas or a file, or a scene that is made already."""
+Embedding = ResultDataset | InferenceDataSet | Scene | Cells
+"""Results, the folder of some, the name of an embedding, a scene that is made already, or the cells themselves: an atlas, a
+snapshot, a query, a file or an object, of which the first of `MAPS` is shown."""
 
 
 class ViewOptions(TypedDict, total=False):
@@ -83,8 +86,9 @@ def visualize(
 
     Parameters
     ----------
-    embedding : ResultDataset, InferenceDataSet, path or str
+    embedding : ResultDataset, InferenceDataSet, RaggedAtlas, AtlasView, Query, AnnData, MuData, path or str
         Coordinates of each cell: results, their folder, or the name of an embedding of the atlas or file (``"X_umap"``, ``"umap"``).
+        Alone, the cells themselves: their map is the first embedding called umap, tsne, spatial or pca, else any.
     cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
         Which cells, joined with the embedding by id, with their metadata and genes: of an atlas by uid, of a file or object by the names
         in `obs`. Only ``.npy`` results go without.
@@ -134,13 +138,14 @@ def view(
     *,
     port: int = 0,
     browser: bool = True,
+    allow_annotate: bool = False,
     **choices: Unpack[ViewOptions],
 ) -> ViewerServer:
     """Serve a map of cells on this machine, with every gene of the atlas or file read when it is asked for.
 
     Parameters
     ----------
-    embedding : ResultDataset, InferenceDataSet, path or str
+    embedding : ResultDataset, RaggedAtlas, AtlasView, Query, path, str, ...
         As for `visualize`.
     cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
         As for `visualize`.
@@ -148,6 +153,8 @@ def view(
         Port on loopback; 0 takes a free one.
     browser : bool
         Whether to open the page in the browser.
+    allow_annotate : bool
+        Whether labels given on the page are written into the atlas by `annotate`. Without, the page saves them as a file.
     **choices
         See `ViewOptions`.
 
@@ -165,10 +172,10 @@ def view(
 
     Examples
     --------
-    >>> with view("umap", atlas) as server:  # doctest: +SKIP
+    >>> with view(atlas) as server:  # doctest: +SKIP
     ...     server.wait()
     """
-    server = ViewerServer(make_view(embedding, cells, **choices), port)
+    server = ViewerServer(make_view(embedding, cells, **choices), port, allow_annotate=allow_annotate)
     if browser:
         webbrowser.open(server.url)
     return server
@@ -198,17 +205,23 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
                 "A scene that is made already takes neither cells nor choices; give them where it is made."
             )
         return embedding
-    known = None if cells is None else open_cells(cells)
+    alone = cells is None and _are_cells(embedding)
+    given: Any = embedding if alone else cells
+    known = None if given is None else open_cells(given)
     look = _look(embedding, known, choices)
     layer = choices.get("layer")
     if known is None and layer is not None:
         raise QueryError(
             f"layer={layer!r} says which values of genes are shown; name an atlas or file to read them from."
         )
+    if known is not None and alone:
+        return _first_map(known, look, layer)
     results = _results(embedding, known)
     if results is None:
         if known is None:
-            raise _without_cells(embedding)
+            raise QueryError(
+                f"{embedding!r} is no folder of results, no atlas and no file; to show an embedding, name the atlas or the file too."
+            )
         return scene_of_embedding(str(embedding), known, look, layer)
     if known is not None:
         return scene_of_results(results, known, look, layer)
@@ -216,6 +229,20 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
         # Always raises, with a message that names the alternatives.
         results.visualize()
     return scene_of_old_results(results, look)
+
+
+def _are_cells(what: Any) -> bool:  # noqa: ANN401
+    """Return whether what is to be shown are cells, and not results or a name."""
+    if not isinstance(what, str | os.PathLike):
+        return not isinstance(what, ResultDataset | InferenceDataSet)
+    return is_cells_path(what)
+
+
+def _first_map(cells: KnownCells, look: Look, layer: str | None) -> Scene:
+    name = default_embedding(cells)
+    # Of more than three dimensions the first two, as scanpy draws principal components.
+    wide = look.axes is None and cells.coordinates(name)[1].shape[1] > SPACE
+    return scene_of_embedding(name, cells, replace(look, axes=(0, 1)) if wide else look, layer)
 
 
 def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
@@ -228,18 +255,6 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
     if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():
         return None
     return load_results_dataset({}, embedding)
-
-
-def _without_cells(embedding: Any) -> QueryError:  # noqa: ANN401
-    """Return the error for an embedding without cells."""
-    if Path(embedding).is_file():
-        offered = FileCells(Path(embedding)).embeddings()
-        return QueryError(
-            f"{embedding} is a file of cells; name the embedding that is to be shown too, one of {offered}."
-        )
-    return QueryError(
-        f"{embedding!r} is no folder of results; to show an embedding of an atlas or a file, name the atlas or the file too."
-    )
 
 
 def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401

@@ -65,7 +65,7 @@ def policy(script: str, style: str, connect: str) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool) -> dict[str, Any]:
+def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool, allow_annotate: bool = False) -> dict[str, Any]:
     """Describe a scene for the page.
 
     Parameters
@@ -76,8 +76,12 @@ def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool) -> dict[str
         Genes that are there from the start.
     served : bool
         Whether data are fetched from the server that gives the page.
+    allow_annotate : bool
+        Whether the server writes labels.
     """
+    origin = scene.origin if served else None
     return {
+        "scene": scene.key,
         "title": scene.look.title,
         "subtitle": scene.look.subtitle,
         "theme": scene.look.theme,
@@ -92,6 +96,9 @@ def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool) -> dict[str
         "genes": [{"name": name, "key": None if served else f"g{i}"} for i, name in enumerate(genes)],
         "genes_served": served and scene.genes is not None,
         "served": served,
+        "compares": served and hasattr(scene.genes, "compare"),
+        "embeddings": [] if origin is None else origin.embeddings(),
+        "allow_annotate": allow_annotate,
     }
 
 
@@ -109,9 +116,9 @@ def embed_json(document: Mapping[str, Any]) -> str:
     return text
 
 
-def served_page(scene: Scene, genes: Sequence[str] = ()) -> str:
+def served_page(scene: Scene, genes: Sequence[str] = (), *, allow_annotate: bool = False) -> str:
     """Return the page for a server, which loads program, style and data by relative addresses."""
-    manifest = embed_json(manifest_of(scene, genes=genes, served=True))
+    manifest = embed_json(manifest_of(scene, genes=genes, served=True, allow_annotate=allow_annotate))
     return "".join(
         _document(
             scene, "", f'<link rel="stylesheet" href="{STYLE}">', manifest, [f'<script src="{PROGRAM}"></script>']

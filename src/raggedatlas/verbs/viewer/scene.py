@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 MOST_POINTS = 2_000_000
 """More points than this are sampled unless a caller says otherwise: a browser stays fluid below."""
 
-_SPACE = 3
+SPACE = 3
+"""Most dimensions of an embedding that are projected onto a plane."""
 
 
 class Genes(Protocol):
@@ -130,6 +133,8 @@ class Scene:
         How many points there were before sampling.
     notes : tuple of str
         What a reader should know: cells left out, columns that cannot be shown.
+    origin : KnownCells or None
+        Cells of an atlas or a file that the points are, from which embeddings are read.
     """
 
     ids: pa.Array
@@ -139,6 +144,15 @@ class Scene:
     look: Look
     n_total: int
     notes: tuple[str, ...] = ()
+    origin: Any = None
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of ids and places, by which a page and its server, or a link, know that they mean the same points."""
+        digest = sha256(self.coordinates.tobytes())
+        for buffer in self.ids.buffers()[1:]:
+            digest.update(buffer or b"")
+        return digest.hexdigest()[:16]
 
     @property
     def n(self) -> int:
@@ -311,7 +325,7 @@ def project(coordinates: Any, axes: tuple[int, int] | None = None) -> NDArray[np
         return np.ascontiguousarray(values[:, list(axes)], np.float32)
     if values.shape[1] == 2:
         return np.ascontiguousarray(values, np.float32)
-    if values.shape[1] > _SPACE:
+    if values.shape[1] > SPACE:
         raise QueryError(
             f"The embedding has {values.shape[1]} dimensions; make a map of it first with the verbs umap or pca, or name two "
             "of them with axes=(0, 1)."

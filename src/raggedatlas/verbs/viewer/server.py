@@ -10,8 +10,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from raggedatlas.errors import ArgumentError, AtlasError, StoreError
+from raggedatlas.errors import ArgumentError, AtlasError, ReadOnlyError, StoreError
 from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
+from raggedatlas.verbs.viewer.analysis import Analysis
 from raggedatlas.verbs.viewer.arrow_streams import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.page import PROGRAM, STYLE, bundled, policy, served_page
 from raggedatlas.verbs.viewer.scene import Scene
@@ -20,6 +21,8 @@ _TOKEN_BYTES = 24
 _CACHED_GENES = 32
 _MAX_MATCHES = 50
 _MAX_QUERY_LENGTH = 512
+_MAX_BODY = 2**16
+"""Bytes of a request without its sets of points."""
 
 Response = tuple[bytes, str]
 
@@ -36,11 +39,15 @@ class ViewerServer(LoopbackServer):
         Scene to show.
     port : int
         Port; 0 picks a free one.
+    allow_annotate : bool
+        Whether the page may write labels into the atlas.
 
     Raises
     ------
     StoreError
         If the port is in use.
+    QueryError
+        If labels may be written and there is no atlas.
 
     Examples
     --------
@@ -50,12 +57,16 @@ class ViewerServer(LoopbackServer):
     True
     """
 
-    def __init__(self, scene: Scene, port: int = 0) -> None:
+    def __init__(self, scene: Scene, port: int = 0, *, allow_annotate: bool = False) -> None:
         if not 0 <= port < 2**16:
             raise ArgumentError(f"port={port} is out of range; expected 0 (any free port) to 65535.")
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         # A class for this server: `http.server` creates the handlers itself, so values are passed as attributes.
-        handler: type[_Handler] = type("Handler", (_Handler,), {"token": self.token, "answers": _SceneResponses(scene)})
+        handler: type[_Handler] = type(
+            "Handler",
+            (_Handler,),
+            {"token": self.token, "answers": _SceneResponses(scene, Analysis(scene, allow_annotate))},
+        )
         try:
             self._server = ThreadingHTTPServer((LOOPBACK, port), handler)
         except OSError as error:
@@ -92,12 +103,17 @@ class ViewerServer(LoopbackServer):
 class _SceneResponses:
     """Responses of the server for one scene."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scene: Scene, analysis: Analysis) -> None:
+        self._scene, self._analysis = scene, analysis
+        # Three sets of points at most, in base64.
+        self.most_bytes = _MAX_BODY + scene.n // 2
         self._lock = threading.Lock()
         self._gene = lru_cache(_CACHED_GENES)(self._read_gene)
         self._fixed: dict[str, Callable[[], Response]] = {
-            "": lambda: (served_page(scene).encode(), "text/html; charset=utf-8"),
+            "": lambda: (
+                served_page(scene, allow_annotate=analysis.allow_annotate).encode(),
+                "text/html; charset=utf-8",
+            ),
             PROGRAM: lambda: (bundled(PROGRAM).encode(), "text/javascript; charset=utf-8"),
             STYLE: lambda: (bundled(STYLE).encode(), "text/css; charset=utf-8"),
             "parts/points": lambda: (points_part(scene), _ARROW),
@@ -120,6 +136,24 @@ class _SceneResponses:
             listed = [{"name": name, "note": note} for name, note in found]
             return json.dumps(listed).encode(), "application/json"
         return None
+
+    def respond(self, path: str, body: bytes) -> Response | None:
+        """Return the response to a request with a body, one at a time; None if there is no such path.
+
+        Raises
+        ------
+        ArgumentError
+            If the body is no JSON object.
+        """
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise ArgumentError("The body of this request is no JSON object.")
+        with self._lock:
+            found = self._analysis.respond(path, parsed)
+        return None if found is None else (json.dumps(found, allow_nan=False).encode(), "application/json")
 
     def _column(self, i: int) -> Callable[[], Response]:
         return lambda: (column_part(self._scene.columns[i]), _ARROW)
@@ -145,6 +179,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Respond if the host is this server and the path begins with the token."""
+        self._answer(self.answers.find, HTTPStatus.NOT_FOUND)
+
+    def do_POST(self) -> None:
+        """Respond to JSON from the page itself; what another site's page can send without asking has another type."""
+        self.close_connection = True  # a refused body stays unread
+        length = self.headers.get("Content-Length", "")
+        origin = self.headers.get("Origin")
+        if self.headers.get_content_type() != "application/json" or (
+            origin is not None and origin.removeprefix("http://") not in self.hosts
+        ):
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Only the page of this server may ask, with JSON.")
+        elif not length.isdecimal() or int(length) > self.answers.most_bytes:
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A request has at most {self.answers.most_bytes:,} bytes."
+            )
+        else:
+            self._answer(
+                lambda path, _: self.answers.respond(path, self.rfile.read(int(length))), HTTPStatus.BAD_REQUEST
+            )
+
+    def _answer(self, find: "Callable[[str, dict[str, list[str]]], Response | None]", refused: HTTPStatus) -> None:
         address = urlsplit(self.path)
         token, _, path = address.path.removeprefix("/").partition("/")
         # In constant time, and as bytes, because `compare_digest` refuses text that is not ASCII.
@@ -154,9 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         try:
-            answer = self.answers.find(path, parse_qs(address.query))
+            answer = find(path, parse_qs(address.query))
         except AtlasError as error:
-            self._refuse(HTTPStatus.NOT_FOUND, str(error.args[0]) if error.args else type(error).__name__)
+            self._refuse(
+                HTTPStatus.FORBIDDEN if isinstance(error, ReadOnlyError) else refused,
+                str(error.args[0]) if error.args else type(error).__name__,
+            )
             return
         if answer is None:
             self._refuse(HTTPStatus.NOT_FOUND, "Not found.")

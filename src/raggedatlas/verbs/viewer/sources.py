@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import is_atlas
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
+from raggedatlas.formats.cxg.inspection import is_cxg
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import find_features
 from raggedatlas.ingest.columns import SYMBOL_COLUMNS, merge_colors
@@ -25,6 +26,7 @@ from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
 from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
 from raggedatlas.query.cells import cell_columns, column_vectors
+from raggedatlas.query.compare import CompareOptions, compare, describe, number_cells, rank_features
 from raggedatlas.query.modalities import read_modalities, vector_results
 from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
@@ -33,6 +35,9 @@ from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
 from raggedatlas.verbs.viewer.palette import is_color
 from raggedatlas.verbs.viewer.scene import Genes, Look, Scene, make_scene, match_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Results = ResultDataset | InferenceDataSet
 
@@ -88,6 +93,62 @@ class KnownCells(Protocol):
         """Add the colours that files name for their categories; those of a caller come first."""
 
 
+MAPS = ("umap", "tsne", "spatial", "pca")
+"""Parts of names of embeddings, in the order in which they are chosen where none is named."""
+
+
+def default_embedding(cells: "KnownCells") -> str:
+    """Choose the embedding that is shown where none is named.
+
+    Raises
+    ------
+    NotFoundError
+        If the cells have none.
+    """
+    names = cells.embeddings()
+    if not names:
+        raise NotFoundError(
+            f"{cells.place or 'The object'} has no embedding to show; make one with scanpy (sc.tl.umap) or the verb umap, and name it."
+        )
+    rank = {name: next((i for i, part in enumerate(MAPS) if part in name.lower()), len(MAPS)) for name in names}
+    return min(names, key=lambda name: rank[name])
+
+
+def is_cells_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether an atlas, or a file or folder of cells, is at a path; the name of an embedding, or results, are not."""
+    text = os.fspath(path)
+    if "://" in text or not Path(text).exists():
+        return False
+    if Path(text).is_file() or is_atlas(Location(text)):
+        return True
+    roots = ("zarr.json", ".zgroup", "matrix.mtx", "matrix.mtx.gz")
+    return is_cxg(Path(text)) or any(Path(text, name).is_file() for name in roots)
+
+
+def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can be read)
+    """Return the cells of an atlas as a query: of its newest snapshot, of a view, or as given; None for files and other objects.
+
+    Raises
+    ------
+    NotFoundError
+        If an atlas has no snapshot.
+    """
+    if isinstance(cells, str | os.PathLike):
+        text = os.fspath(cells)
+        # A local folder is an atlas if it has the tables of one.
+        if "://" not in text and not (Path(text).is_dir() and is_atlas(Location(text))):
+            return None
+        cells = RaggedAtlas.open(text)
+    if isinstance(cells, RaggedAtlas):
+        known = cells.list_versions()
+        if not known:
+            raise NotFoundError(f"{cells.uri} has no snapshot to show; call atlas.snapshot() first.")
+        cells = cells.checkout(known[-1].version)
+    if isinstance(cells, AtlasView):
+        cells = cells.query()
+    return cells if isinstance(cells, Query) else None
+
+
 def open_cells(cells: Cells) -> KnownCells:
     """Open the cells of an atlas, a file or an object in memory.
 
@@ -103,20 +164,10 @@ def open_cells(cells: Cells) -> KnownCells:
     SourceError
         If a path is of no known kind.
     """
-    if isinstance(cells, str | os.PathLike):
-        text = os.fspath(cells)
-        # An address is always an atlas; a local folder is one if it has the tables of one.
-        if "://" not in text and not (Path(text).is_dir() and is_atlas(Location(text))):
-            return FileCells(Path(text))
-        cells = RaggedAtlas.open(text)
-    if isinstance(cells, RaggedAtlas):
-        known = cells.list_versions()
-        if not known:
-            raise NotFoundError(f"{cells.uri} has no snapshot to show; call atlas.snapshot() first.")
-        cells = cells.checkout(known[-1].version)
-    if isinstance(cells, AtlasView):
-        cells = cells.query()
-    return QueryCells(cells) if isinstance(cells, Query) else FileCells(cells)
+    query = find_query(cells)
+    if query is not None:
+        return QueryCells(query)
+    return FileCells(Path(cells) if isinstance(cells, str | os.PathLike) else cells)
 
 
 @dataclass(frozen=True)
@@ -150,14 +201,26 @@ class QueryGenes:
         """Read a gene of all cells of the query, NaN where a dataset did not measure it."""
         asked = self.query.features(name, space=self.space).spaces(self.space)
         # a gene that only some datasets measured is shown for these, whatever the query joins
-        try:
+        with self._layer_named():
             adata = asked.join("union").missing("nan").to_anndata()
-        except QueryError as error:
-            if self.query.spec.layers:
-                raise
-            raise QueryError(f"{error} In view and visualize, layer= (--layer) names it.") from error
         dense = adata.X.toarray() if hasattr(adata.X, "toarray") else np.asarray(adata.X)
         return pa.array(list(adata.obs_names), pa.string()), dense[:, 0] if dense.shape[1] else np.zeros(0)
+
+    def compare(self, group: pa.Array, reference: pa.Array, options: CompareOptions) -> "pd.DataFrame":
+        """Compare two sets of cells; see `Query.compare`."""
+        spec = replace(self.query.spec, spaces=(self.space,))
+        with self._layer_named():
+            return compare(spec, self.query.catalog, group, reference, options)
+
+    @contextmanager
+    def _layer_named(self) -> Iterator[None]:
+        """Add to a refusal for want of a layer how the page is given one."""
+        try:
+            yield
+        except QueryError as error:
+            if self.query.spec.layers or "layers" not in str(error):
+                raise
+            raise QueryError(f"{error} In view and visualize, layer= (--layer) names it.") from error
 
 
 def _searched(ids: list[str], symbols: list[str]) -> list[tuple[str, str]]:
@@ -410,14 +473,41 @@ class FileGenes:
     def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Read a gene of the cells of its modality."""
         info, column = self._place_of(name)
+        with _opened(self.what) as source:
+            steps = source.blocks((info.key,), self._step(info))
+            parts = [_column(block, column) for (block,) in steps]
+            return _ids_of(source, info.key), np.concatenate([np.zeros(0, np.float64), *parts])
+
+    def compare(self, group: pa.Array, reference: pa.Array, options: CompareOptions) -> "pd.DataFrame":
+        """Compare two sets of cells of the first modality, in one or a few walks down its matrix."""
+        info = self.matrices[0]
+        with _opened(self.what) as source:
+            ids = _ids_of(source, info.key)
+        codes = number_cells(ids, group, reference)
+
+        def walk() -> Iterator[tuple[NDArray[np.int64], Block]]:
+            with _opened(self.what) as source:
+                start = 0
+                for (block,) in source.blocks((info.key,), self._step(info)):
+                    yield np.arange(start, start + block.n_rows), block
+                    start += block.n_rows
+
+        # Files keep counts as floats; the first cells tell whether all are whole.
+        values = next((next(iter(block.layers.values())) for _, block in walk()), np.zeros(0))
+        counts = bool(((values >= 0) & (values == np.floor(values))).all())
+        measured = np.repeat(np.bincount(codes[codes >= 0], minlength=2)[:, None], info.shape[1], axis=1)
+        n_entries = info.shape[0] * info.shape[1] if info.n_entries is None else info.n_entries
+        ranks = rank_features(walk, codes, measured, n_entries, replace(options, normalize=counts))
+        frame = ranks.to_frame([name for name, _ in self._names[: info.shape[1]]])
+        frame.attrs["compare"] = describe(options, ranks, codes, _layer_of(info.key))
+        return frame
+
+    def _step(self, info: MatrixInfo) -> int:
         row_bytes = info.shape[1] * info.dtype.itemsize
         if info.n_entries is not None:
             # Mean entries of a row, each a value and an index of at most eight bytes.
             row_bytes = info.n_entries // max(1, info.shape[0]) * (info.dtype.itemsize + 8)
-        with _opened(self.what) as source:
-            steps = source.blocks((info.key,), max(1, _STEP_BYTES // max(1, row_bytes)))
-            parts = [_column(block, column) for (block,) in steps]
-            return _ids_of(source, info.key), np.concatenate([np.zeros(0, np.float64), *parts])
+        return max(1, _STEP_BYTES // max(1, row_bytes))
 
     def _place_of(self, name: str) -> tuple[MatrixInfo, int]:
         refusals = []
@@ -507,7 +597,7 @@ def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str
     )
     lacking = int((~here).sum())
     others = len(ids) - int(here.sum())
-    return scene.with_notes(
+    return replace(scene, origin=cells).with_notes(
         *([f"{lacking:,} of {len(uids):,} chosen cells have no result."] if lacking else []),
         *([f"{others:,} of {len(ids):,} results are of cells that are not among the chosen."] if others else []),
     )
@@ -537,7 +627,7 @@ def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | No
     look = cells.dress(look, table)
     scene = make_scene(ids, places, table, genes=cells.genes(layer), look=look, id_column=id_column)
     lacking = table.num_rows - len(ids)
-    return scene.with_notes(
+    return replace(scene, origin=cells).with_notes(
         *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])
     )
 

@@ -1,0 +1,191 @@
+"""What a served page asks for beyond data: comparisons, neighbours of a selection, and labels that are written into the atlas."""
+
+import math
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import ArgumentError, QueryError, ReadOnlyError
+from raggedatlas.query.compare import CompareOptions
+from raggedatlas.results.schema import DATA
+from raggedatlas.verbs.lookup import exact_neighbors
+from raggedatlas.verbs.viewer.scene import Scene, match_ids
+from raggedatlas.verbs.viewer.sources import QueryCells
+
+MOST_ASKED = 500
+"""Cells of a larger selection whose neighbours are looked for; drawn from it by a fixed seed."""
+
+_MOST_NEIGHBORS = 200
+_LONGEST = 256
+
+
+def pack_rows(chosen: NDArray[np.bool_]) -> str:
+    """Encode a set of points as the page does: one bit each, the lowest first, in base64.
+
+    Examples
+    --------
+    >>> pack_rows(np.array([True, False, False, True]))
+    'CQ=='
+    """
+    return b64encode(np.packbits(chosen, bitorder="little").tobytes()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Answers to the requests of one page, each checked against the cells that it shows.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    allow_annotate : bool
+        Whether labels may be written.
+
+    Raises
+    ------
+    QueryError
+        If labels are to be written and the cells are not those of a snapshot of an atlas.
+    """
+
+    scene: Scene
+    allow_annotate: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that labels have an atlas to go to."""
+        if self.allow_annotate and (self._cells is None or self._cells.query.catalog.snapshot is None):
+            raise QueryError(
+                "allow_annotate=True (--allow-annotate) writes labels into an atlas, and these cells are not of a snapshot of one."
+            )
+
+    def respond(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answer a request; None if there is no such path.
+
+        Raises
+        ------
+        QueryError, ArgumentError
+            For a page of other cells, and what cannot be answered.
+        ReadOnlyError
+            For a label where none may be written.
+        """
+        answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "compare": self._compare,
+            "neighbors": self._neighbors,
+            "annotate": self._annotate,
+        }
+        if path not in answers:
+            return None
+        if body.get("scene") != self.scene.key:
+            raise QueryError("This page shows other cells than its server; open the address that the server printed.")
+        return answers[path](body)
+
+    @property
+    def _cells(self) -> QueryCells | None:
+        return self.scene.origin if isinstance(self.scene.origin, QueryCells) else None
+
+    def _rows(self, body: Mapping[str, Any], name: str) -> NDArray[np.int64]:
+        """Decode a set of points."""
+        try:
+            packed = b64decode(body.get(name, ""), validate=True)
+        except (Base64Error, TypeError, ValueError):
+            packed = b""
+        if len(packed) != -(-self.scene.n // 8):
+            raise ArgumentError(f"{name} is no set of the {self.scene.n:,} points of this page.")
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=self.scene.n, bitorder="little")
+        return np.flatnonzero(bits).astype(np.int64)
+
+    def _ids(self, body: Mapping[str, Any], name: str) -> pa.Array:
+        return self.scene.ids.take(pa.array(self._rows(body, name)))
+
+    def _compare(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        ranked = getattr(self.scene.genes, "compare", None)
+        if ranked is None:
+            raise QueryError("This page has no genes of an atlas or a file to compare.")
+        options = CompareOptions(_text(body, "method"))
+        table = ranked(self._ids(body, "group"), self._ids(body, "reference"), options)
+        columns = {name: table[name].tolist() for name in table.columns if name != "symbol"}
+        if "symbol" in table:
+            columns = {"names": table["symbol"].tolist(), "ids": columns.pop("names"), **columns}
+        # JSON has no NaN.
+        plain = {
+            name: [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+            for name, values in columns.items()
+        }
+        return {**table.attrs["compare"], "table": plain}
+
+    def _neighbors(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        origin, name, k = self.scene.origin, _text(body, "embedding"), body.get("k")
+        if origin is None or name not in origin.embeddings():
+            raise QueryError(f"There is no embedding {name!r} to find neighbours by.")
+        if not isinstance(k, int) or not 1 <= k <= _MOST_NEIGHBORS:
+            raise ArgumentError(f"k={k!r} neighbours; ask for 1 to {_MOST_NEIGHBORS}.")
+        ids, places = origin.coordinates(name)
+        at = match_ids(self.scene.ids, ids)
+        vectors = np.full((self.scene.n, places.shape[1]), np.nan)
+        vectors[at >= 0] = places[at[at >= 0]]
+        placed = np.asarray(np.isfinite(vectors).all(axis=1))
+        asked, among = (rows[placed[rows]] for rows in (self._rows(body, "group"), self._rows(body, "among")))
+        n_asked = len(asked)
+        if n_asked > MOST_ASKED:
+            asked = np.sort(np.random.default_rng(0).choice(asked, MOST_ASKED, replace=False))
+        if not n_asked or not len(among):
+            raise QueryError(f"No cell of the selection, or none elsewhere, has a vector in {name}.")
+        near = exact_neighbors(_Vectors(vectors), DATA, vectors[asked], k, among=among)
+        chosen = np.zeros(self.scene.n, bool)
+        chosen[near.rows[near.rows >= 0]] = True
+        return {"rows": pack_rows(chosen), "n_asked": len(asked), "n_with_vector": n_asked}
+
+    def _annotate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        import anndata as ad
+        import pandas as pd
+
+        cells = self._cells
+        if not self.allow_annotate or cells is None:
+            raise ReadOnlyError(
+                "This server writes nothing; start it with --allow-annotate (allow_annotate=True), or save the labels as a file."
+            )
+        column, label, conflict = _text(body, "column"), _text(body, "label"), body.get("on_conflict", "error")
+        if conflict not in ("error", "replace", "keep"):
+            raise ArgumentError(f"on_conflict={conflict!r}; it is 'error', 'replace' or 'keep'.")
+        catalog = cells.query.catalog
+        atlas = RaggedAtlas.open(catalog.location.uri)
+        shown, newest = getattr(catalog.snapshot, "version", None), atlas.list_versions()[-1].version
+        if shown != newest:
+            raise QueryError(
+                f"This page shows snapshot {shown}, and the atlas has snapshot {newest}; start the server again, then label."
+            )
+        uids = self._ids(body, "group").to_pylist()
+        if not uids:
+            raise QueryError("No cell is selected, so there is none to label.")
+        # As AnnData, because `annotate` reads from `uns` what the labels were derived from.
+        origin = {"uri": catalog.location.uri, "snapshot": shown, "query": cells.query.spec.describe()}
+        labels = ad.AnnData(obs=pd.DataFrame({column: [label] * len(uids)}, index=uids), uns={"atlas": origin})
+        report = atlas.annotate(labels, f"{column}: {label}", columns=[column], on_conflict=conflict)
+        return {"name": report.name, "n": len(uids), "status": report.status}
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Rows of an array, as `exact_neighbors` reads results."""
+
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get_data(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return some rows."""
+        return self.values[rows]
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not 0 < len(value.strip()) <= _LONGEST:
+        raise ArgumentError(f"{name} is a text of at most {_LONGEST} characters, not {str(value)[:40]!r}.")
+    return value.strip()

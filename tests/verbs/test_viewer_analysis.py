@@ -1,0 +1,236 @@
+"""What a served page may ask for: comparisons, neighbours and labels, equal to the calls in Python; what is refused writes nothing."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.errors import NotFoundError, QueryError
+from raggedatlas.query.compare import CompareOptions
+from raggedatlas.verbs.viewer.analysis import pack_rows
+from raggedatlas.verbs.viewer.scene import Scene, make_scene
+from raggedatlas.verbs.viewer.server import ViewerServer
+from raggedatlas.verbs.visualize import make_view, view, visualize
+
+PBMC = Path(__file__).parents[1] / "data" / "pbmc68k_reduced.h5ad"
+
+
+def make_atlas(folder: Path) -> ra.RaggedAtlas:
+    """Make an atlas of a real file with two embeddings, and a snapshot."""
+    atlas = ra.RaggedAtlas.create(str(folder / "blood.atlas"))
+    atlas.add(PBMC, obs={"bulk_labels": "cell_type"}, embeddings=["X_umap", "X_pca"], progress=False)
+    atlas.snapshot()
+    return atlas
+
+
+@pytest.fixture(scope="module")
+def atlas(tmp_path_factory: pytest.TempPathFactory) -> ra.RaggedAtlas:
+    """An atlas that no test changes."""
+    return make_atlas(tmp_path_factory.mktemp("analysis"))
+
+
+@pytest.fixture(scope="module")
+def scene(atlas: ra.RaggedAtlas) -> Scene:
+    """Its cells."""
+    return make_view(atlas, layer="raw")
+
+
+@pytest.fixture(scope="module")
+def server(scene: Scene) -> Iterator[ViewerServer]:
+    """A server that writes nothing."""
+    with ViewerServer(scene) as server:
+        yield server
+
+
+def ask(server: ViewerServer, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    """Post JSON as the page does."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    connection.request("POST", f"/{server.token}/{path}", data, sent)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, json.loads(text) if answer.status == 200 else text
+
+
+def rows_of(scene: Scene, kind: str) -> Any:
+    """Tell which points are of a type."""
+    return np.array(scene.column("cell_type").values.to_pylist()) == kind
+
+
+@pytest.mark.parametrize("method", ["t-test", "wilcoxon"])
+def test_a_comparison_is_that_of_the_query(
+    server: ViewerServer, scene: Scene, atlas: ra.RaggedAtlas, method: Any
+) -> None:
+    """All genes of the atlas are compared between the points that the page names, as `query.compare` does."""
+    group, reference = rows_of(scene, "Dendritic"), rows_of(scene, "CD19+ B")
+    body = {"scene": scene.key, "group": pack_rows(group), "reference": pack_rows(reference), "method": method}
+    status, found = ask(server, "compare", body)
+    assert status == 200
+    query = atlas.checkout(1).query()
+    wanted = query.compare({"cell_type": "Dendritic"}, {"cell_type": "CD19+ B"}, method=method, layer="raw")
+    assert found["table"]["ids"] == wanted["names"].tolist()
+    assert found["table"]["names"] == wanted["symbol"].tolist()
+    for name in ("scores", "pvals", "pvals_adj", "pct_nz_group"):
+        assert found["table"][name] == wanted[name].tolist()
+    assert {name: found[name] for name in wanted.attrs["compare"]} == wanted.attrs["compare"]
+
+
+def test_a_file_is_compared_as_an_atlas_of_it(atlas: ra.RaggedAtlas) -> None:
+    """The page of a file compares all genes of the layer that it shows, with the numbers that an atlas of the file gives."""
+    scene = make_view(PBMC, layer="raw")
+    kinds = np.array(scene.column("bulk_labels").values.to_pylist())
+    with ViewerServer(scene) as server:
+        body = {"scene": scene.key, "group": pack_rows(kinds == "Dendritic"), "reference": pack_rows(kinds == "CD19+ B"), "method": "wilcoxon"}  # fmt: skip
+        found = ask(server, "compare", body)[1]["table"]
+    query = atlas.checkout(1).query()
+    wanted = query.compare({"cell_type": "Dendritic"}, {"cell_type": "CD19+ B"}, method="wilcoxon", layer="raw")
+    scores = dict(zip(found["names"], found["scores"], strict=True))
+    assert scores == pytest.approx(dict(zip(wanted["names"], wanted["scores"], strict=True)))
+
+
+def test_counts_of_a_file_are_normalized(tmp_path: Path) -> None:
+    """Whole numbers kept as floats, as files have them, are compared as log1p of counts per 10,000."""
+    rng = np.random.default_rng(0)
+    file = ad.AnnData(rng.poisson(2, (40, 6)).astype(np.float32), obsm={"X_umap": rng.normal(size=(40, 2))})
+    scene = make_view(file)
+    assert scene.genes is not None
+    half = scene.ids.slice(0, 20), scene.ids.slice(20)
+    table = scene.genes.compare(*half, CompareOptions())  # type: ignore[attr-defined]
+    assert table.attrs["compare"]["values"] == "log1p of X per 10,000"
+    values = np.log1p(file.X / file.X.sum(axis=1, keepdims=True) * 1e4)
+    rows = [file.obs_names.get_indexer(ids.to_pylist()) for ids in half]
+    stats = pytest.importorskip("scipy.stats")
+    score = stats.ttest_ind(values[rows[0], 3], values[rows[1], 3], equal_var=False).statistic
+    assert float(table.set_index("names").loc["3", "scores"]) == pytest.approx(score, rel=1e-4)
+
+
+def test_neighbours_are_the_nearest_elsewhere(server: ViewerServer, scene: Scene, atlas: ra.RaggedAtlas) -> None:
+    """Each selected cell finds its k nearest among the points named, by an embedding that the map does not show."""
+    group = rows_of(scene, "CD34+")
+    among = ~group & ~rows_of(scene, "CD19+ B")
+    body = {"scene": scene.key, "group": pack_rows(group), "among": pack_rows(among), "embedding": "pca", "k": 3}
+    status, found = ask(server, "neighbors", body)
+    assert status == 200
+    assert scene.origin is not None
+    ids, places = scene.origin.coordinates("pca")
+    vectors = dict(zip(ids.to_pylist(), np.asarray(places, np.float64), strict=True))
+    points = np.array([vectors[uid] for uid in scene.ids.to_pylist()])
+    away = ((points[group][:, None] - points[None]) ** 2).sum(axis=2)
+    away[:, ~among] = np.inf
+    wanted = np.zeros(scene.n, bool)
+    wanted[np.argsort(away, axis=1)[:, :3]] = True
+    assert found["rows"] == pack_rows(wanted)
+    assert found["n_asked"] == group.sum()
+
+
+def test_a_label_is_an_annotation_with_its_origin(tmp_path: Path) -> None:
+    """With the flag a label goes into the atlas: the cells of the points have it after the next snapshot, and its record names the snapshot shown."""
+    atlas = make_atlas(tmp_path)
+    with view(atlas, browser=False, allow_annotate=True) as server:
+        scene = make_view(atlas)
+        group = rows_of(scene, "Dendritic")
+        body = {"scene": scene.key, "group": pack_rows(group), "column": "mine", "label": "my cells"}
+        assert ask(server, "annotate", body)[0] == 200
+        other = {**body, "label": "others"}
+        status, why = ask(server, "annotate", other)
+        assert status == 400
+        assert "have another value of 'mine' already" in why
+        assert ask(server, "annotate", {**other, "on_conflict": "replace"})[0] == 200
+        assert ask(server, "annotate", body | {"group": pack_rows(~group), "label": "rest"})[0] == 200
+        counted = atlas.checkout(atlas.snapshot()).query().count("mine")
+        assert counted.to_dict() == {"others": int(group.sum()), "rest": int((~group).sum())}
+        assert set(atlas.annotations()["snapshot"]) == {1}
+        # the atlas has gone on, and the page has not
+        status, why = ask(server, "annotate", body | {"label": "late"})
+        assert (status, why) == (
+            400,
+            "This page shows snapshot 1, and the atlas has snapshot 2; start the server again, then label.",
+        )
+    assert len(atlas.annotations()) == 3
+
+
+def bodies(scene: Scene) -> dict[str, Any]:
+    """Give a request of each kind that would be answered."""
+    group, rest = rows_of(scene, "Dendritic"), ~rows_of(scene, "Dendritic")
+    sets = {"scene": scene.key, "group": pack_rows(group), "reference": pack_rows(rest), "among": pack_rows(rest)}
+    return {
+        "compare": {**sets, "method": "t-test"},
+        "neighbors": {**sets, "embedding": "pca", "k": 2},
+        "annotate": {**sets, "column": "mine", "label": "x"},
+    }
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("another atlas", "compare", {"scene": "0123456789abcdef"}, 400, "other cells than its server"),
+    ("another atlas, label", "annotate", {"scene": "0123456789abcdef"}, 400, "other cells than its server"),
+    ("no flag", "annotate", {}, 403, "start it with --allow-annotate"),
+    ("short set", "compare", {"group": "AA=="}, 400, "group is no set of the 300 points"),
+    ("no base64", "compare", {"group": "<>"}, 400, "group is no set"),
+    ("number as set", "compare", {"group": 7}, 400, "group is no set"),
+    ("method", "compare", {"method": "logreg"}, 400, "knows the methods"),
+    ("same cells", "compare", {"reference": None}, 400, "reference is no set"),
+    ("k", "neighbors", {"k": 10_000}, 400, "1 to 200"),
+    ("k as text", "neighbors", {"k": "2"}, 400, "1 to 200"),
+    ("embedding", "neighbors", {"embedding": "nothing"}, 400, "no embedding 'nothing'"),
+    ("path", "delete", {}, 404, "Not found"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "why"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_what_is_refused_writes_nothing(
+    server: ViewerServer, scene: Scene, atlas: ra.RaggedAtlas, path: str, change: dict[str, Any], status: int, why: str
+) -> None:
+    """One clear line for each way to be wrong, and no annotation."""
+    found, text = ask(server, path, {**bodies(scene).get(path, {"scene": scene.key}), **change})
+    assert found == status
+    assert why in text
+    assert "\n" not in text
+    assert len(atlas.annotations()) == 0
+
+
+def test_only_json_of_the_page_itself_is_read(server: ViewerServer, scene: Scene) -> None:
+    """Another type, another site's page, too many bytes, no object and a wrong token are refused."""
+    body = bodies(scene)["compare"]
+    assert ask(server, "compare", body, Content_Type="text/plain")[0] == 415
+    assert ask(server, "compare", body, Origin="http://evil.example")[0] == 415
+    assert ask(server, "compare", body, Origin=f"http://127.0.0.1:{server.port}")[0] == 200
+    assert ask(server, "compare", b"x" * 200_000)[0] == 413
+    assert ask(server, "compare", b"[" * 50_000)[0] == 400
+    assert ask(server, "compare", b"[1]") == (400, "The body of this request is no JSON object.")
+    assert ask(server, "../compare", body)[0] in {403, 404}
+
+
+def test_atlas_snapshot_query_and_file_are_shown_directly(atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """Each is its own argument; the map is the first embedding called umap, and the points are the same."""
+    whats = [atlas, atlas.checkout(1), atlas.checkout(1).query(), atlas.uri, Path(atlas.uri)]
+    scenes = [make_view(what) for what in whats]
+    assert {scene.key for scene in scenes} == {make_view("umap", atlas).key}
+    assert {scene.look.title for scene in scenes} == {"blood"}
+    file = make_view(str(PBMC))
+    assert file.key == make_view(ad.read_h5ad(PBMC)).key == make_view("X_umap", PBMC).key
+    assert visualize(PBMC, path=tmp_path / "x.html").is_file()
+    bare = ad.AnnData(np.ones((3, 2), np.float32))
+    with pytest.raises(NotFoundError, match="has no embedding to show"):
+        make_view(bare)
+    bare.obsm["X_pca"] = np.arange(15.0).reshape(3, 5)
+    wide = make_view(bare)
+    assert sorted(wide.coordinates.tolist()) == [[0.0, 1.0], [5.0, 6.0], [10.0, 11.0]]
+    with pytest.raises(QueryError, match="no folder of results, no atlas and no file"):
+        make_view(tmp_path / "nothing")
+
+
+def test_labels_need_an_atlas() -> None:
+    """A file, or points alone, cannot be annotated: refused before anything is served."""
+    for scene in (make_view(PBMC), make_scene(["a"], [[0, 1]])):
+        with pytest.raises(QueryError, match="allow_annotate=True"):
+            ViewerServer(scene, allow_annotate=True)

@@ -1,0 +1,291 @@
+"""The page as an instrument, in a headless Chromium: selections compared, counted and labelled, gene sets, neighbours, and links."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import raggedatlas as ra
+from browser import Browser, find_browser
+from raggedatlas.verbs.viewer.scene import Scene
+from raggedatlas.verbs.visualize import make_view, view, visualize
+
+PROGRAM = find_browser()
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        PROGRAM is None, reason="no Chromium is installed; set CHROMIUM or install the package chromium"
+    ),
+]
+PBMC = Path(__file__).parents[1] / "data" / "pbmc68k_reduced.h5ad"
+GENES = ["LYZ", "CD79A", "NKG7", "IL32", "CST3"]
+SELECT = """(async (label) => {
+    const column = await viewer.app.load('cell_type');
+    await viewer.app.selectCategory(column, column.labels.indexOf(label));
+    return viewer.keep(label);
+})"""
+LASSO = "viewer.lasso([[-20, -20], [{x}, -20], [{x}, 20], [-20, 20]])"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    assert PROGRAM is not None
+    with Browser(PROGRAM, width=1200, height=760) as opened:
+        yield opened
+
+
+@pytest.fixture
+def atlas(tmp_path: Path) -> ra.RaggedAtlas:
+    """An atlas of a real file, in a snapshot."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "blood.atlas"))
+    atlas.add(
+        PBMC, obs={"bulk_labels": "cell_type", "n_genes": "n_genes"}, embeddings=["X_umap", "X_pca"], progress=False
+    )
+    atlas.snapshot()
+    return atlas
+
+
+@pytest.fixture
+def page(atlas: ra.RaggedAtlas, browser: Browser, tmp_path: Path) -> Browser:
+    """Its cells as one file with a few genes, opened."""
+    path = visualize(atlas, path=tmp_path / "x.html", genes=GENES, layer="raw", color="cell_type", theme="light")
+    browser.go("about:blank")
+    browser.open(path.as_uri())
+    return browser
+
+
+def middle(scene: Scene) -> float:
+    """Choose where a lasso cuts the map: half-way between two cells, so that no rounding decides."""
+    xs = np.sort(scene.coordinates[:, 0].astype(float))
+    gap = 100 + int(np.argmax(np.diff(xs)[100:200]))
+    return float(xs[gap] + xs[gap + 1]) / 2
+
+
+def read_table(result: dict[str, Any]) -> pd.DataFrame:
+    """Read what the page compared."""
+    return pd.DataFrame(result["table"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["t-test", "wilcoxon"])
+def test_kept_selections_are_compared_by_the_server(
+    browser: Browser, atlas: ra.RaggedAtlas, method: Any, tmp_path: Path
+) -> None:
+    """Two types kept by name are compared over all genes, as the query does; the table is shown, and the file has every gene."""
+    with view(atlas, browser=False, layer="raw", color="cell_type") as server:
+        browser.go("about:blank")
+        browser.open(server.url)
+        assert browser.run(f"{SELECT}('Dendritic')") == 103
+        browser.run(f"{SELECT}('CD19+ B')")
+        assert browser.run("viewer.sets()") == [{"name": "Dendritic", "n": 103}, {"name": "CD19+ B", "n": 40}]
+        found = read_table(browser.run(f"viewer.compare('Dendritic', 'CD19+ B', '{method}')"))
+        wanted = (
+            atlas.checkout(1)
+            .query()
+            .compare({"cell_type": "Dendritic"}, {"cell_type": "CD19+ B"}, method=method, layer="raw")
+        )
+        assert found["names"].tolist() == wanted["symbol"].tolist()
+        assert found["scores"].tolist() == wanted["scores"].tolist()
+        assert browser.run("document.querySelectorAll('.ranks tbody tr').length") == 200
+        (tmp_path / "t.csv").write_text(browser.run("viewer.app.drawer.tabs.Compare.text()"))
+        saved = pd.read_csv(tmp_path / "t.csv", float_precision="round_trip")
+        np.testing.assert_allclose(saved["pvals_adj"], wanted["pvals_adj"], rtol=1e-12)
+        browser.run("viewer.compare('Dendritic', 'Dendritic')")
+        assert (
+            browser.run("viewer.state().status")
+            == "103 cells are on both sides; compare selections that share no cell."
+        )
+        assert browser.messages == []
+
+
+@pytest.mark.parametrize("method", ["t-test", "wilcoxon"])
+def test_a_page_without_a_server_compares_its_own_genes(page: Browser, atlas: ra.RaggedAtlas, method: Any) -> None:
+    """The numbers of the genes that the page holds are those of the query over these genes; the page says which they are."""
+    page.run(f"{SELECT}('Dendritic')")
+    result = page.run(f"viewer.compare('Dendritic', 'rest', '{method}')")
+    wanted = atlas.checkout(1).query().features(GENES).compare({"cell_type": "Dendritic"}, method=method, layer="raw")
+    found = read_table(result).set_index("names").loc[wanted["symbol"]]
+    for name in ("scores", "logfoldchanges", "pvals", "pvals_adj", "pct_nz_group", "pct_nz_reference"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, err_msg=name)
+    assert result["values"] == "values as the page holds them, not normalized"
+    page.run("viewer.app.drawer.tabs.Compare.result = null; viewer.open('Compare')")
+    assert "Only the 5 genes that this page holds" in page.run("document.querySelector('.drawer').textContent")
+
+
+def test_distributions_are_those_of_scipy(page: Browser) -> None:
+    """From the middle to the far tails, p-values of both tests are right to ten digits."""
+    stats = pytest.importorskip("scipy.stats")
+    values = [
+        (0.0, 5.0),
+        (0.3, 1.2),
+        (1.0, 3.0),
+        (2.5, 40.0),
+        (-7.0, 12.5),
+        (12.0, 900.0),
+        (30.0, 3000.0),
+        (1.7, 200_000.0),
+    ]
+    for t, df in values:
+        assert page.run(f"viewer.tPvalue({t}, {df})") == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9)
+    for z in (0.0, 0.1, 1.0, 1.7, 1.8, 5.0, 20.0, 37.0):
+        assert page.run(f"viewer.normalPvalue({z})") == pytest.approx(2 * stats.norm.sf(z), rel=1e-9)
+
+
+def test_a_lasso_becomes_an_annotation_by_a_file(page: Browser, atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """Two lassos labelled on a page without a server: `annotate` takes the saved file as it is, and queries find the labels."""
+    scene = make_view(atlas)
+    cut = middle(scene)
+    left = set(page.run(LASSO.format(x=cut)))
+    page.run("viewer.open('Label').then(() => viewer.app.drawer.tabs.Label.give('side', 'left, \"west\"'))")
+    everything = set(scene.ids.to_pylist())
+    page.run(f"viewer.select({sorted(everything - left)[:50]})")
+    page.run("viewer.app.drawer.tabs.Label.give('side', 'NA')")
+    assert page.run("viewer.state().color") == "side"
+    (tmp_path / "side.csv").write_text(page.run("viewer.app.drawer.tabs.Label.text('side')"))
+    report = atlas.annotate(tmp_path / "side.csv")
+    assert report.status == "added"
+    counted = atlas.checkout(atlas.snapshot()).query().where("side IS NOT NULL")
+    labels = counted.to_pandas()["side"]
+    assert set(labels.index[labels == 'left, "west"']) == left
+    assert (labels == "NA").sum() == 50
+    assert len(labels) == len(left) + 50
+
+
+def test_a_lasso_becomes_an_annotation_on_a_served_page(browser: Browser, atlas: ra.RaggedAtlas) -> None:
+    """With the flag the label is written; without, the page offers the file, and the server refuses what a script sends."""
+    with view(atlas, browser=False, allow_annotate=True) as server:
+        browser.go("about:blank")
+        browser.open(server.url)
+        left = set(browser.run(LASSO.format(x=middle(make_view(atlas)))))
+        browser.run("viewer.open('Label')")
+        assert "Write to the atlas" in browser.run("document.querySelector('.drawer').textContent")
+        browser.run("viewer.app.drawer.tabs.Label.give('side', 'left')")
+        assert browser.run("viewer.state().status") == f"Wrote left for {len(left)} cells."
+    frame = atlas.checkout(atlas.snapshot()).query().where({"side": "left"}).to_pandas()
+    assert set(frame.index) == left
+    with view(atlas, browser=False) as server:
+        browser.go("about:blank")
+        browser.open(server.url)
+        browser.run(LASSO.format(x=0))
+        browser.run("viewer.open('Label')")
+        assert "Write to the atlas" not in browser.run("document.querySelector('.drawer').textContent")
+        sent = "viewer.app.parts.post('annotate', { scene: viewer.app.manifest.scene }).catch((error) => error.message)"
+        assert "start it with --allow-annotate" in browser.run(sent)
+    assert len(atlas.annotations()) == 1
+
+
+def test_a_link_brings_the_state_back(page: Browser, atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """Colour, hidden values, palette, gene set, camera, kept selections by rule and by cells, and the selection: in another page of the same cells all are back."""
+    scene = make_view(atlas)
+    page.run(f"{SELECT}('Dendritic')")
+    left = page.run(LASSO.format(x=middle(scene)))
+    page.run("viewer.keep('left & \"west\" <b>')")
+    page.run("viewer.colorByGene('LYZ'); viewer.app.geneSet = ['LYZ', 'CD79A']")
+    page.run("viewer.theme('dark').then(() => viewer.app.setSafe(true))")
+    page.run("viewer.app.plot.lookAt([0.25, -0.125, 0.5])")
+    state = "({ ...viewer.state(), sets: viewer.sets(), safe: viewer.app.safe, genes: viewer.app.geneSet, camera: viewer.app.plot.camera().map((v) => Math.round(v * 1000)) })"
+    before, ids = page.run(state), page.run("viewer.selection()")
+    address = page.run("viewer.link()")
+    assert set(ids) == set(left)
+    other = visualize(atlas, path=tmp_path / "other.html", genes=GENES, layer="raw", theme="light")
+    page.go("about:blank")
+    page.open(f"{other.as_uri()}#{address.partition('#')[2]}")
+    assert page.run(state) == before
+    assert sorted(page.run("viewer.selection()")) == sorted(ids)
+    assert (before["color"], before["theme"], before["safe"], before["genes"]) == (
+        "LYZ",
+        "dark",
+        True,
+        ["LYZ", "CD79A"],
+    )
+    assert [one["n"] for one in before["sets"]] == [103, len(left)]
+    assert page.run("document.querySelectorAll('.kept b').length") == 0
+
+
+BROKEN = [
+    ("scene=0123456789abcdef", "The link is of a page of other cells, so it is not applied."),
+    ("scene={scene}&color=nothing", "There is no column nothing."),
+    ("scene={scene}&gene=NOGENE", "The page has no values of NOGENE."),
+    ('scene={scene}&selected={{"bits":"AAAA"}}', None),
+    ("scene={scene}&set=[", None),
+    ("scene={scene}&genes=7", "The link has no list of genes."),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BROKEN, ids=[row[0][:24] for row in BROKEN])
+def test_a_link_of_something_else_changes_nothing(
+    page: Browser, atlas: ra.RaggedAtlas, text: str, why: str | None
+) -> None:
+    """A link of other cells, or one that was changed, is one line on a page that works; nothing is selected or kept."""
+    asked = "v=1&" + text.format(scene=make_view(atlas).key)
+    page.run(
+        f"new Promise((done) => {{ window.addEventListener('hashchange', () => setTimeout(done, 300)); location.hash = {asked!r}; }})"
+    )
+    status = page.run("viewer.state().status")
+    assert status if why is None else status == why
+    assert page.run("viewer.state().color") == "cell_type"
+    assert page.run("viewer.sets()") == []
+    assert page.run("viewer.selection()") == []
+
+
+def test_counts_and_dots_are_those_of_the_cells(page: Browser, atlas: ra.RaggedAtlas) -> None:
+    """Counts of a selection by every column, and mean and fraction of each gene in each group, equal what pandas gives."""
+    frame = atlas.checkout(1).query().to_pandas()
+    left = page.run(LASSO.format(x=middle(make_view(atlas))))
+    page.run("viewer.open('Counts')")
+    lines = [line.split(",") for line in page.run("viewer.app.drawer.tabs.Counts.text()").strip().splitlines()]
+    found = {label.strip('"'): (int(n), int(of)) for name, label, n, of in lines[1:] if name == '"cell_type"'}
+    counts, totals = frame.loc[left, "cell_type"].value_counts(), frame["cell_type"].value_counts()
+    assert found == {label: (int(n), int(totals[label])) for label, n in counts.items() if n}
+    page.run("viewer.app.geneSet = ['LYZ', 'NOGENE', 'CD79A']; viewer.open('Dot plot')")
+    page.run("viewer.app.drawer.tabs['Dot plot'].draw()")
+    adata = atlas.checkout(1).query().layers("raw").features("LYZ", "CD79A").to_anndata()
+    values = pd.DataFrame(adata.X.toarray(), columns=["LYZ", "CD79A"], index=adata.obs_names)
+    groups = values.groupby(adata.obs["cell_type"].astype(str))
+    for gene, group, mean, fraction, n in page.run("viewer.app.drawer.tabs['Dot plot'].rows()"):
+        own = groups.get_group(group)[gene]
+        assert (n, mean, fraction) == (len(own), pytest.approx(own.mean(), rel=1e-5), pytest.approx((own > 0).mean()))
+    assert "Not found: NOGENE." in page.run("document.querySelector('.drawer').textContent")
+    assert page.run("document.querySelectorAll('.dots circle').length") == 2 * len(groups)
+
+
+def test_neighbours_become_a_kept_selection(browser: Browser, atlas: ra.RaggedAtlas) -> None:
+    """On a served page the cells nearest to a selection are found by an embedding, kept by name, and selected."""
+    with view(atlas, browser=False, color="cell_type") as server:
+        browser.go("about:blank")
+        browser.open(server.url)
+        browser.run(f"{SELECT}('CD34+')")
+        own = set(browser.run("viewer.selection()"))
+        browser.run("viewer.open('Neighbours').then(() => viewer.app.drawer.tabs.Neighbours.find())")
+        near = browser.run("viewer.selection()")
+        assert browser.run("viewer.sets()")[-1] == {"name": "neighbours 1", "n": len(near)}
+        assert 15 <= len(near) <= 75
+        assert not own & set(near)
+
+
+def test_one_switch_takes_the_safe_palette_for_all_columns(page: Browser) -> None:
+    """Key C draws every column in colours that colour-blind eyes can tell apart, and again in those of the file."""
+    own = [row["color"] for row in page.run("viewer.legend()")]
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="c", text="c")
+    page.run("viewer.drawn()")
+    safe = [row["color"] for row in page.run("viewer.legend()")]
+    assert safe[:3] == ["#3573b9", "#e69f00", "#009e73"] != own[:3]
+    assert page.run("document.querySelector('.legend .check input').checked") is False
+    page.run("document.querySelector('.legend .check input').click(); viewer.drawn()")
+    assert [row["color"] for row in page.run("viewer.legend()")] == own
+
+
+@pytest.mark.nightly
+def test_the_panel_is_drawn_light_and_dark(page: Browser, tmp_path: Path) -> None:
+    """With the panel open the map and the table are drawn above each other, on a light and on a dark ground."""
+    image = pytest.importorskip("PIL.Image")
+    page.run(f"{SELECT}('Dendritic').then(() => viewer.compare('Dendritic', 'rest', 'wilcoxon'))")
+    for theme, (low, high) in {"light": (235, 256), "dark": (0, 50)}.items():
+        page.run(f"viewer.theme('{theme}').then(() => viewer.drawn())")
+        drawn = np.asarray(image.open(page.picture(tmp_path / f"{theme}.png")).convert("RGB"))
+        assert low <= np.median(drawn[430:, :800]) < high
+        assert len(np.unique(drawn[:400, 100:800].reshape(-1, 3), axis=0)) > 60

@@ -1,0 +1,84 @@
+// What the selected cells are, by every column, beside all cells.
+
+import { csv } from "./compare.js";
+import { count, el, percent, saveFile, short } from "./dom.js";
+
+const SHOWN = 8;
+
+export class CountsTab {
+  constructor(app) {
+    this.app = app;
+    this.title = "Counts";
+  }
+
+  async show(host) {
+    const { app } = this;
+    const { rows } = app.selection;
+    if (!rows.length) {
+      host.append(el("p", { class: "muted" }, "Select cells, and their counts by every column are listed here."));
+      return;
+    }
+    const bar = el("div", { class: "row" }, el("span", { class: "muted" }, `${count(rows.length)} selected cells; shares of all ${count(app.n)} cells in grey.`),
+      el("button", { class: "link", type: "button", onclick: () => this.save() }, "Save as CSV"));
+    const cards = el("div", { class: "cards" });
+    host.append(bar, cards);
+    for (const spec of app.columns.filter(({ kind }) => kind !== "text")) {
+      const column = await app.load(spec.name);
+      if (app.selection.rows !== rows || !cards.isConnected) return;
+      cards.append(el("section", { class: "card" }, el("h2", {}, spec.name), column.kind === "category" ? this.#shares(column, rows) : this.#measure(column, rows)));
+    }
+  }
+
+  counted(column, rows) {
+    const counts = new Uint32Array(column.labels.length);
+    for (const row of rows) counts[column.codes[row]]++;
+    return [...counts.keys()].filter((code) => counts[code]).sort((a, b) => counts[b] - counts[a]).map((code) => ({ code, label: column.labels[code], n: counts[code], all: column.counts[code] }));
+  }
+
+  #shares(column, rows) {
+    const found = this.counted(column, rows);
+    const colors = column.colors(this.app.theme);
+    const lines = found.slice(0, SHOWN).map(({ code, label, n, all }) =>
+      el("div", { class: "share", title: `${label}: ${count(n)} of ${count(all)}` },
+        el("span", { class: "name" }, label || "(empty)"),
+        el("span", { class: "number" }, `${count(n)} · ${percent(n, rows.length)}`),
+        el("span", { class: "track" },
+          el("span", { class: "fill", style: { background: colors[code], width: `${(100 * n) / rows.length}%` } }),
+          el("span", { class: "mark", style: { left: `${(100 * all) / column.n}%` } }))));
+    const left = found.length - SHOWN;
+    return [...lines, left > 0 ? el("p", { class: "muted" }, `and ${left} more`) : null].filter(Boolean);
+  }
+
+  #measure(column, rows) {
+    const facts = [["mean", mean], ["median", median]].flatMap(([name, of]) => [el("dt", {}, name), el("dd", {}, short(of(column.values, rows)) || "none"), el("dd", { class: "muted" }, short(of(column.values, null)) || "none")]);
+    return el("dl", { class: "facts" }, el("dt", {}), el("dd", { class: "muted" }, "selected"), el("dd", { class: "muted" }, "all"), facts);
+  }
+
+  async text() {
+    const lines = [["column", "value", "n_selected", "n_all"]];
+    for (const spec of this.app.columns.filter(({ kind }) => kind === "category")) {
+      const column = await this.app.load(spec.name);
+      for (const { label, n, all } of this.counted(column, this.app.selection.rows)) lines.push([spec.name, label, n, all]);
+    }
+    return csv(lines);
+  }
+
+  async save() {
+    saveFile("counts.csv", [await this.text()], "text/csv");
+  }
+}
+
+function known(values, rows) {
+  return (rows ? Float64Array.from(rows, (row) => values[row]) : Float64Array.from(values)).filter(Number.isFinite);
+}
+
+function mean(values, rows) {
+  const some = known(values, rows);
+  return some.length ? some.reduce((a, b) => a + b, 0) / some.length : Number.NaN;
+}
+
+function median(values, rows) {
+  const some = known(values, rows).sort();
+  const half = some.length >> 1;
+  return some.length % 2 ? some[half] : (some[half - 1] + some[half]) / 2;
+}

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.s3
 
 CHANGES: dict[str, Callable[[ra.RaggedAtlas], object]] = {
     "add": lambda atlas: atlas.add(small_anndata(2, 6), "second", organism="human"),
+    "delete_cells": lambda atlas: atlas.delete_cells({"cell_name": "CELL1-0"}),
     "drop_dataset": lambda atlas: atlas.drop_dataset("first"),
     "snapshot": lambda atlas: atlas.snapshot("x"),
     "optimize": lambda atlas: atlas.optimize(),

@@ -2,10 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raggedatlas as ra
+from raggedatlas.catalog import deletion
+from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import GENES, small_anndata
 from raggedatlas.testing.object_store import Remote
 
@@ -34,6 +37,14 @@ LOST_IN_SNAPSHOT = {
 LOST_IN_OPTIMIZE = {
     "compaction of cells": r"/cells\.lance/_versions/",
     "indices of features": r"/gene_expression_registry\.lance/_versions/",
+}
+
+LOST_IN_DELETION = {
+    "rows": ("write_frame", r"/frames/deleted\."),
+    "commit of the record": ("update_metadata_if", r"/cells\.lance/_versions/"),
+    "deleted rows of cells": ("delete_rows", r"/cells\.lance/_deletions/"),
+    "transaction of cells": ("delete_rows", r"/cells\.lance/_transactions/"),
+    "commit of cells": ("delete_rows", r"/cells\.lance/_versions/"),
 }
 
 
@@ -139,6 +150,33 @@ def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path
     assert atlas.snapshot("both") == 1
     assert len(remote.proxy.lost) == 1
     assert_one_copy(remote, tmp_path)
+
+
+@pytest.mark.parametrize(("step", "pattern"), LOST_IN_DELETION.values(), ids=LOST_IN_DELETION)
+def test_a_lost_acknowledgement_in_delete_cells(
+    remote: Remote, complete: Path, tmp_path: Path, step: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has done a write of a deletion and its answer is lost: the cells of both datasets are deleted, once."""
+    remote.upload(complete)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    owner: Any = deletion if step == "write_frame" else Tables
+    usual, cut = getattr(owner, step), []
+
+    def step_that_loses(*args: Any, **given: Any) -> Any:
+        if not cut:
+            cut.append(remote.proxy.cut_after("PUT", pattern))
+        return usual(*args, **given)
+
+    monkeypatch.setattr(owner, step, step_that_loses)
+    assert atlas.delete_cells({"cell_name": ["CELL1-0", "CELL2-3"]}).n_cells == 2
+    assert len(remote.proxy.lost) == 1
+    there = ra.RaggedAtlas.open(str(remote.download(tmp_path)))
+    assert there.list_datasets()["n_cells"].tolist() == [5, 5]
+    assert len(there._catalog.deletions()) == len(there._catalog.recorded_deletions()) == 1
+    assert [problem for problem in there.validate("rows") if problem.level == "must"] == []
+    view = there.checkout(there.snapshot())
+    assert view.query().count() == 10
+    assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
 
 
 @pytest.mark.nightly

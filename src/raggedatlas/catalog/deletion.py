@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,13 @@ from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
-from raggedatlas.model.ids import new_uid
+from raggedatlas.model.ids import UidIndex, new_uid
 from raggedatlas.model.records import DatasetRecord, DeletedCells, DeletionRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.sql import equals, in_list
-from raggedatlas.store.tables import Tables, walk
+from raggedatlas.store.sql import in_list
+from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 _ARRAYS_STAY = "their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run"
 
@@ -160,20 +160,18 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
     """Find the datasets and rows of cells; refuse cells that are not there, and datasets that would be left empty."""
     known = {uid: records[0] for uid, records in group_by_dataset(read_records(catalog)).items()}
     uids, visible = pc.unique(uids), pa.array(list(known), pa.string())
-    found, touched = [], dict[str, None]()
+    index, found, touched = UidIndex(uids), np.zeros(len(uids), bool), dict[str, None]()
     for batch in at.tables.batches(CELLS, ["uid", "dataset_uid"]):
-        hit = pc.and_(
-            pc.is_in(batch.column("uid"), value_set=uids), pc.is_in(batch.column("dataset_uid"), value_set=visible)
-        )
-        found.append(batch.column("uid").filter(hit))
-        touched |= dict.fromkeys(batch.column("dataset_uid").filter(hit).unique().to_pylist())
-    missing = uids.filter(pc.invert(pc.is_in(uids, value_set=pa.chunked_array(found, pa.string()).combine_chunks())))
+        owners = batch.column("dataset_uid")
+        places = np.where(pc.is_in(owners, value_set=visible), index.find(batch.column("uid")), -1)
+        found[places[places >= 0]] = True
+        touched |= dict.fromkeys(owners.filter(pa.array(places >= 0)).unique().to_pylist())
+    missing = uids.filter(pa.array(~found))
     if len(missing):
         _refuse_foreign(catalog, at, known, missing)
     rows, sizes = {}, {}
-    for uid in (uid for uid in known if uid in touched):
-        own = at.tables.read(CELLS, ["uid"], equals("dataset_uid", uid)).column("uid").combine_chunks()
-        chosen = pc.is_in(own, value_set=uids)
+    for uid, own in _cells_of(at, [uid for uid in known if uid in touched]):
+        chosen = pa.array(index.find(own) >= 0)
         left = _rows_left(catalog, at, known[uid])
         if len(left) != len(own):
             raise CorruptError(
@@ -189,6 +187,19 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
             f"it out with drop_dataset({emptied[0]!r}), and delete the cells of the others then."
         )
     return _Plan(rows, sizes, {uid: known[uid].name for uid in rows}, len(missing))
+
+
+def _cells_of(at: Catalog, datasets: Sequence[str]) -> Iterator[tuple[str, pa.Array]]:
+    """Iterate over the uids of the cells of some datasets, each in table order."""
+    if not datasets:
+        return
+    where = in_list("dataset_uid", datasets)
+    cells = pa.Table.from_batches(walk(at.tables, CELLS, ["uid", "dataset_uid"], where, use_index=False))
+    code = pc.index_in(cells.column("dataset_uid"), value_set=pa.array(datasets)).to_numpy()
+    order = np.lexsort((cells.column(ROW_ID).to_numpy(), code))
+    uids, ends = cells.column("uid").combine_chunks().take(pa.array(order)), np.cumsum(np.bincount(code))
+    for uid, start, end in zip(datasets, [0, *ends[:-1]], ends, strict=True):
+        yield uid, uids.slice(start, end - start)
 
 
 def _and_more(emptied: Sequence[str]) -> str:
@@ -210,14 +221,15 @@ def _refuse_foreign(catalog: Catalog, at: Catalog, known: Mapping[str, DatasetRe
 def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict[str, tuple[int, int]]]:
     """Count the cells to delete that have a row or a vector in something: dataset -> group or result -> cells and entries."""
     schema = at.tables.schema(CELLS)
-    chosen = pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()])
+    index = UidIndex(pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()]))
     counts: dict[str, dict[str, tuple[int, int]]] = {uid: {} for uid in rows}
     pointers = {name: kind for name, (_, kind) in pointer_columns(schema).items()}
     results = RESULT_ASSETS.read(at.tip()) if at.tip().tables.has(RESULT_ASSETS.name) else []
     vectors = {r.column: r.uid for r in results if r.kind == "vector" and r.column in schema.names}
     parts = [part for name, kind in pointers.items() for part in _parts(name, kind)]
-    for batch in walk(at.tables, CELLS, ["uid", "dataset_uid", *parts, *vectors], in_list("dataset_uid", list(rows))):
-        cells = batch.filter(pc.is_in(batch.column("uid"), value_set=chosen))
+    where = in_list("dataset_uid", list(rows))
+    for batch in walk(at.tables, CELLS, ["uid", "dataset_uid", *parts, *vectors], where, use_index=False):
+        cells = batch.filter(pa.array(index.find(batch.column("uid")) >= 0))
         groups = {name: cells.column(f"{name}.zarr_group") for name in pointers}
         groups |= {
             name: pc.if_else(pc.is_valid(cells.column(name)), uid, pa.scalar(None, pa.string()))

@@ -29,7 +29,7 @@ from raggedatlas.model.assets import (
     result_columns,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
-from raggedatlas.model.ids import check_length, column_name, free_name, new_uid, uid_numbers
+from raggedatlas.model.ids import UidIndex, check_length, column_name, free_name, new_uid
 from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
@@ -320,7 +320,7 @@ class _Plan:
     """What is known before the cells are read: the cells by uid, and their new values."""
 
     record: AnnotationRecord
-    index: "UidIndex"
+    index: UidIndex
     columns: tuple[_NewColumn, ...]
     options: AnnotateOptions
     n_unknown: int
@@ -417,43 +417,8 @@ class _Cells:
 
     rows: NDArray[np.int64]
     uids: pa.Array
-    index: "UidIndex"
+    index: UidIndex
     n_unknown: int
-
-
-class UidIndex:
-    """Finds uids among many; a text of them takes 20 bytes and a hash table of texts some 100, this 16.
-
-    Parameters
-    ----------
-    uids : pyarrow.Array of str
-        In any order.
-    """
-
-    def __init__(self, uids: pa.Array) -> None:
-        numbers, valid = uid_numbers(uids)
-        rows = np.flatnonzero(valid)
-        # Stable: of equal uids the first row stays first, and `find` returns the leftmost.
-        order = np.argsort(numbers[rows], kind="stable")
-        self._rows = rows[order]
-        self._numbers = numbers[self._rows]
-
-    def find(self, uids: pa.Array) -> NDArray[np.int64]:
-        """Return the first row of each uid, -1 for none."""
-        numbers, valid = uid_numbers(uids)
-        if not len(self._numbers):
-            return np.full(len(uids), -1)
-        order = np.argsort(numbers)  # neighbors are looked up one after the other: memory is read in order
-        at = np.empty(len(uids), np.int64)
-        # A number above the largest gets the last place, which the comparison below rejects.
-        at[order] = np.minimum(np.searchsorted(self._numbers, numbers[order]), len(self._numbers) - 1)
-        # A text that is no uid has the number 0, which is that of a uid, too.
-        return np.where(valid & (self._numbers[at] == numbers), self._rows[at], -1)
-
-    def repeated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows whose uid an earlier row has too, and the first row of each."""
-        again = np.flatnonzero(self._numbers[1:] == self._numbers[:-1]) + 1
-        return self._rows[again], self._rows[np.searchsorted(self._numbers, self._numbers[again])]
 
 
 class _Vectors:

@@ -306,23 +306,22 @@ class TableRows:
 
         Parameters
         ----------
-        name : str
-            Table.
-        column : str
-            The column, or `ROW_ID`.
+        name, column : str
+            Table, and the column, or `ROW_ID`.
         values : pyarrow.Array
             Values of the rows to delete.
         where : str or None
             SQL filter of the rows that are looked at.
         read_version : int or None
-            The version in which the rows are looked up: a later commit to their fragments is a conflict, which the caller handles.
-            None means the newest, again after a lost race.
+            The version that the rows are looked up in, so that a later commit to their fragments is a conflict; None is the newest.
         """
         import lance
 
         def once() -> int:
             table, by_id = self.open_at(name, read_version), column == ROW_ID
-            rows = table.to_table([] if by_id else [column], filter=where, with_row_id=by_id, with_row_address=True)
+            columns = [] if by_id else [column]
+            # Without indexes, which take seconds where many rows were deleted.
+            rows = table.to_table(columns, where, with_row_id=by_id, with_row_address=True, use_scalar_index=False)
             addresses = rows.filter(pc.is_in(rows.column(column), value_set=values)).column("_rowaddr").to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute. An address is a fragment and a row of it, of 32 bits each.
             owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
@@ -453,11 +452,13 @@ class TableRows:
         return True
 
 
-def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
+def walk(
+    tables: TableRows, name: str, columns: Sequence[str], where: str | None = None, *, use_index: bool = True
+) -> Iterator[pa.RecordBatch]:
     """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
 
     Parameters and errors are those of `TableRows.read`. Rows come in the order of the files, which is table order until some
-    were updated.
+    were updated. Indexes serve filters that few rows pass.
     """
     table = tables.open(name)
     with filter_errors(where, table):
@@ -470,6 +471,7 @@ def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None
             fragment_readahead=1,
             io_buffer_size=_WALK_BUFFER,
             scan_in_order=True,
+            use_scalar_index=use_index,
         ).to_batches():
             yield check_rows(batch, table.uri)
 

@@ -196,6 +196,10 @@ def test_a_file_and_a_query_are_prepared(tmp_path: Path) -> None:
     assert not (tmp_path / "query.cxg").exists()
     few = prepare(query, tmp_path / "query.cxg", compute_embedding="pca")
     assert inspect(few.path).root.shape == (30, 16581)
+    # the atlas, its snapshot and its address mean all cells of the newest snapshot
+    for i, what in enumerate((atlas, atlas.checkout(1), atlas.uri)):
+        alone = prepare(what, tmp_path / f"{i}.cxg", compute_embedding="pca")
+        assert inspect(alone.path).root.shape == (200, 16581)
     assert [str(p) for p in validate(few.path, "full") if p.level == "must"] == []
 
 

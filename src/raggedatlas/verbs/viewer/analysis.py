@@ -154,7 +154,8 @@ class Analysis:
         if conflict not in ("error", "replace", "keep"):
             raise ArgumentError(f"on_conflict={conflict!r}; it is 'error', 'replace' or 'keep'.")
         catalog = cells.query.catalog
-        atlas = RaggedAtlas.open(catalog.location.uri)
+        place = catalog.location
+        atlas = RaggedAtlas.open(place.uri, storage_options=place.storage_options)
         shown, newest = getattr(catalog.snapshot, "version", None), atlas.list_versions()[-1].version
         if shown != newest:
             raise QueryError(
@@ -164,7 +165,7 @@ class Analysis:
         if not uids:
             raise QueryError("No cell is selected, so there is none to label.")
         # As AnnData, because `annotate` reads from `uns` what the labels were derived from.
-        origin = {"uri": catalog.location.uri, "snapshot": shown, "query": cells.query.spec.describe()}
+        origin = {"uri": place.uri, "snapshot": shown, "query": cells.query.spec.describe()}
         labels = ad.AnnData(obs=pd.DataFrame({column: [label] * len(uids)}, index=uids), uns={"atlas": origin})
         report = atlas.annotate(labels, f"{column}: {label}", columns=[column], on_conflict=conflict)
         return {"name": report.name, "n": len(uids), "status": report.status}

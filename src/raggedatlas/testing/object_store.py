@@ -391,16 +391,18 @@ class _FileHandler(BaseHTTPRequestHandler):
         if not file.is_file():
             self._send(404, b"", {})
             return
-        data = file.read_bytes()
+        size = file.stat().st_size
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
         if match is None or not self.owner.ranges:
-            self._send(200, data, {})
+            self._send(200, file.read_bytes(), {})
             return
-        start, stop = int(match[1]), min(int(match[2]) + 1, len(data))
-        if start >= len(data):
-            self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-        else:
-            self._send(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+        start, stop = int(match[1]), min(int(match[2]) + 1, size)
+        if start >= size:
+            self._send(416, b"", {"Content-Range": f"bytes */{size}"})
+            return
+        with file.open("rb") as opened:
+            opened.seek(start)
+            self._send(206, opened.read(stop - start), {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response_only(status)

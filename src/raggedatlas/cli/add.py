@@ -68,6 +68,7 @@ class AddOptions:
     column_order: Literal["detected", "file"] = option(
         None, "Order of sparse columns: detected is smallest", default="detected"
     )
+    curate: Literal["cellxgene"] | None = option(None, "List what the file lacks of this schema's required facts")
     as_: Literal["space", "vector"] = option(
         None,
         "Store a result as an array (space), or as indexed vectors in the cell table (vector)",
@@ -102,6 +103,7 @@ class AddOptions:
             "max_columns": self.max_columns,
             "on_clash": self.on_clash,
             "column_order": self.column_order,
+            "curate": self.curate,
             "cast": parse_pairs(self.cast, "--cast"),
             "spaces": parse_pairs(self.space, "--space"),
         }

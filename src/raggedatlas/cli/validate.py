@@ -69,9 +69,22 @@ def validate(
         Path | None,
         value_option("FILE", "Write a repaired copy of the file"),
     ] = None,
+    schema: Annotated[
+        Literal["cellxgene"] | None,
+        value_option(
+            "SCHEMA", "Check a file by the program cellxgene-schema instead, which is installed apart", "--schema"
+        ),
+    ] = None,
     workers: WorkerCount = 1,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
+    if schema is not None:
+        if (level, at, fix, workers) != (None, None, None, 1):
+            raise typer.BadParameter("is used without --level, --at, --fix and --workers", param_hint="--schema")
+        from raggedatlas.formats.curation import validate_schema
+
+        _show_problems(atlas_options, validate_schema(atlas_options.atlas, schema), schema)
+        return
     kind = _kind_of(atlas_options)
     # One option has the levels of all targets, so typer cannot refuse those of another target.
     if level is not None and level not in kind.levels:

@@ -17,6 +17,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError
+from raggedatlas.formats.curation import missing_facts
 from raggedatlas.formats.registry import detect, open_source
 from raggedatlas.ingest.columns import merge_colors
 from raggedatlas.ingest.group_writer import (
@@ -133,10 +134,12 @@ class Opener:
     ----------
     what : path, AnnData, MuData or Source
         Anything that `open_source` takes.
+    curate : "cellxgene" or None
+        Schema whose missing facts are noted.
     """
 
-    def __init__(self, what: Any) -> None:  # noqa: ANN401  (anything that can be added)
-        self.what = what
+    def __init__(self, what: Any, curate: Literal["cellxgene"] | None = None) -> None:  # noqa: ANN401  (anything that can be added)
+        self.what, self.curate = what, curate
         self.notes: tuple[str, ...] = ()
         self._checked: AnyPath | None = None
 
@@ -154,7 +157,10 @@ class Opener:
 
             self._checked = path
             self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
-        return open_source(self.what)
+        source = open_source(self.what)
+        if self.curate is not None:
+            self.notes += missing_facts(source)
+        return source
 
     def explain(self, error: AtlasError) -> AtlasError:
         """Name the rule behind an error that came while the source was read, where there is one."""

@@ -4,13 +4,23 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
+import numpy as np
+
+from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, ValuesError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.protocols import Source
+from raggedatlas.model.batch import Block
+from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.store.filters import calling_level
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VARIABLE = "RAGGEDATLAS_CELLXGENE_SCHEMA"
 """Environment variable that names the program."""
@@ -137,3 +147,121 @@ def missing_facts(source: Source) -> tuple[str, ...]:
         if other:
             missing.append(f"{len(other):,} of {len(names):,} names of {key} are no Ensembl ids, e.g. {other[0]!r}")
     return tuple(f"CELLxGENE: {line}" for line in missing)
+
+
+PORTAL_COLUMNS = (
+    "assay", "cell_type", "development_stage", "disease", "organism", "organism_ontology_term_id", "self_reported_ethnicity", "sex",
+    "tissue",
+)  # fmt: skip
+"""Columns of obs that files may not have, since CELLxGENE derives them from the terms or keeps them in uns."""
+
+TAXA = {"human": "NCBITaxon:9606", "mouse": "NCBITaxon:10090"}
+"""Organism of a registry -> its term."""
+
+EXACT_FLOAT32 = 1 << 24
+"""Integers up to here are exact in float32, the type that the schema asks for."""
+
+
+class CurationSink:
+    """A `Sink` that gives an AnnData the form of CELLxGENE's schema and warns of facts that are missing.
+
+    Parameters
+    ----------
+    sink : Sink
+        Of an `.h5ad` file.
+    path : str
+        The file, for messages.
+    title : str or None
+        ``uns["title"]``.
+
+    Notes
+    -----
+    X becomes float32; columns of obs that CELLxGENE derives itself are left out, and those of text become categories; var gets
+    ``feature_is_filtered``; uns gets the title and the term of the organism. Nothing else is changed or made up.
+    """
+
+    by_column = False
+    multimodal = False
+
+    def __init__(self, sink: Sink, path: str, title: str | None) -> None:
+        self._sink, self._path, self._title = sink, path, title
+        self._missing: list[str] = []
+        self._organisms: set[str] = set()
+
+    def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
+        """Announce the matrices, X as float32."""
+        stored = [replace(m, dtype=np.dtype(np.float32)) if m.key == "X" else m for m in matrices]
+        x = next((m for m in matrices if m.key == "X"), None)
+        if x is None or x.dtype.kind not in "biu":
+            self._missing.append("X holds no raw counts; write the layer of counts by .layers()")
+        self._sink.begin(tuple(stored))
+
+    def write(self, key: str, block: Block) -> None:
+        """Append rows.
+
+        Raises
+        ------
+        ValuesError
+            If a count is too large for float32.
+        """
+        if key == "X":
+            values = block.layers["values"]
+            if values.dtype.kind in "iu" and values.size and int(values.max()) > EXACT_FLOAT32:
+                raise ValuesError(
+                    f"{self._path}: X has the value {int(values.max()):,}, which float32 cannot hold exactly."
+                )
+            block = replace(block, layers={"values": values.astype(np.float32, copy=False)})
+        self._sink.write(key, block)
+
+    def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+        """Write an element; obs, var and uns in the form of the schema."""
+        if key == "obs":
+            value = self._obs(value)
+        elif key == "var":
+            value = self._var(value)
+        elif key == "uns":
+            value = self._uns(value)
+        self._sink.element(key, value)
+
+    def commit(self) -> str:
+        """Complete the file, and warn of what is missing."""
+        done = self._sink.commit()
+        if self._missing:
+            facts = "; ".join(self._missing)
+            warnings.warn(f"{self._path} lacks facts that CELLxGENE requires: {facts}.", stacklevel=calling_level())
+        return done
+
+    def abort(self) -> None:
+        """Remove what was written so far."""
+        self._sink.abort()
+
+    def _obs(self, frame: "pd.DataFrame") -> "pd.DataFrame":
+        if "organism_ontology_term_id" in frame:
+            self._organisms |= set(frame["organism_ontology_term_id"].dropna().astype(str))
+        kept = frame.drop(columns=[name for name in PORTAL_COLUMNS if name in frame])
+        for name in REQUIRED_OBS:
+            if name not in kept:
+                self._missing.append(f"obs[{name!r}]")
+            elif kept[name].isna().any():
+                self._missing.append(f"obs[{name!r}] of {int(kept[name].isna().sum()):,} cells")
+            elif kept[name].dtype == object:
+                kept[name] = kept[name].astype("category")
+        return kept
+
+    def _var(self, frame: "pd.DataFrame") -> "pd.DataFrame":
+        other = [name for name in frame.index if not _FEATURE_ID.fullmatch(str(name))]
+        if other:
+            self._missing.append(f"Ensembl ids of {len(other):,} features, e.g. {other[0]!r}")
+        if not self._organisms and "organism" in frame:
+            self._organisms = {TAXA.get(str(name), "") for name in frame["organism"].dropna().unique()} - {""}
+        return frame.assign(feature_is_filtered=False)
+
+    def _uns(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        facts: dict[str, Any] = {"title": self._title} if self._title else {}
+        if not self._title:
+            self._missing.append("uns['title'], which title= gives")
+        if len(self._organisms) == 1:
+            facts["organism_ontology_term_id"] = next(iter(self._organisms))
+        else:
+            self._missing.append(f"uns['organism_ontology_term_id'] (the cells are of {sorted(self._organisms)})")
+        return {**value, **facts}

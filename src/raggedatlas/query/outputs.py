@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import LimitError, QueryError
+from raggedatlas.formats.curation import CurationSink
 from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
@@ -408,7 +409,17 @@ def write(
     release_unused_memory()
     reading = None if executor is None else (executor, catalog.location)
     storage_options = options.get("storage_options") or catalog.location.storage_options
+    # Options of the schema, which are none of the format.
+    schema, title = options.get("schema"), options.get("title")
+    if schema not in (None, "cellxgene") or (schema and as_path(path).suffix != ".h5ad") or (title and not schema):
+        raise QueryError(
+            f"write() takes schema='cellxgene' for an .h5ad file, and title= with it; got schema={schema!r} for {path}."
+        )
+    if schema:
+        options = {name: value for name, value in options.items() if name not in ("schema", "title")}
     sink = open_sink(path, **{**options, "storage_options": storage_options})
+    if schema:
+        sink = CurationSink(sink, str(path), title)
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.

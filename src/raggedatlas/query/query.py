@@ -743,12 +743,18 @@ class Query:
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read the values; this process writes them, so it helps where reading takes longer, as from object stores.
         **options
-            Options of the format, and `storage_options` of an object store, by default those of the atlas.
+            Options of the format, and `storage_options` of an object store, by default those of the atlas. ``schema="cellxgene"`` gives an
+            `.h5ad` file the form of CELLxGENE's schema, with its `title`, and warns of required facts that the atlas does not have.
 
         Returns
         -------
         str
             The path.
+
+        Warns
+        -----
+        UserWarning
+            If facts that the schema requires are missing.
         """
         return outputs.write(self.spec, self.catalog, path, options, executor)
 

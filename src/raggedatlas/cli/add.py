@@ -103,10 +103,11 @@ class AddOptions:
             "max_columns": self.max_columns,
             "on_clash": self.on_clash,
             "column_order": self.column_order,
-            "curate": self.curate,
             "cast": parse_pairs(self.cast, "--cast"),
             "spaces": parse_pairs(self.space, "--space"),
         }
+        if self.curate:
+            found["curate"] = self.curate
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = _all_or_none(self.obs, "--obs")

@@ -743,18 +743,13 @@ class Query:
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read the values; this process writes them, so it helps where reading takes longer, as from object stores.
         **options
-            Options of the format, and `storage_options` of an object store, by default those of the atlas. ``schema="cellxgene"`` gives an
-            `.h5ad` file the form of CELLxGENE's schema, with its `title`, and warns of required facts that the atlas does not have.
+            Options of the format; `storage_options` of an object store, by default those of the atlas; ``schema="cellxgene"`` and `title` for
+            the form of CELLxGENE's schema in an `.h5ad` file, with a warning that names required facts that the atlas lacks.
 
         Returns
         -------
         str
             The path.
-
-        Warns
-        -----
-        UserWarning
-            If facts that the schema requires are missing.
         """
         return outputs.write(self.spec, self.catalog, path, options, executor)
 

@@ -224,22 +224,13 @@ class ExplorerServer(LoopbackServer):
             raise
 
     @property
-    def url(self) -> str:
-        """Address of the page."""
-        return f"http://{LOOPBACK}:{self.port}/"
-
-    @property
     def is_alive(self) -> bool:
         """Whether the server is running."""
         return self._process is not None and self._process.poll() is None
 
-    def wait(self) -> None:
-        """Serve until Ctrl-C, or until the server exits."""
-        try:
-            if self._process is not None:
-                self._process.wait()
-        except KeyboardInterrupt:
-            self.close()
+    def _join(self) -> None:
+        if self._process is not None:
+            self._process.wait()
 
     def close(self) -> None:
         """Stop the server, even if a second Ctrl-C arrives meanwhile."""

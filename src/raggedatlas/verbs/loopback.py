@@ -10,14 +10,25 @@ LOOPBACK = "127.0.0.1"
 class LoopbackServer(ABC):
     """Server for browsers on this machine, usable as a context manager that stops it at the end."""
 
+    port: int
+    token = ""
+    """First part of the path of every address, where the server has a secret."""
+
     @property
-    @abstractmethod
     def url(self) -> str:
         """Address of the page."""
+        return f"http://{LOOPBACK}:{self.port}/{self.token and self.token + '/'}"
+
+    def wait(self) -> None:
+        """Serve until Ctrl-C, or until the server ends."""
+        try:
+            self._join()
+        except KeyboardInterrupt:
+            self.close()
 
     @abstractmethod
-    def wait(self) -> None:
-        """Serve until Ctrl-C."""
+    def _join(self) -> None:
+        """Wait until the server ends."""
 
     @abstractmethod
     def close(self) -> None:

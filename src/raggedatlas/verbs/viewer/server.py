@@ -79,18 +79,10 @@ class ViewerServer(LoopbackServer):
         self._thread = threading.Thread(target=self._server.serve_forever, name="viewer", daemon=True)
         self._thread.start()
 
-    @property
-    def url(self) -> str:
-        """Address of the page, including its token."""
-        return f"http://{LOOPBACK}:{self.port}/{self.token}/"
-
-    def wait(self) -> None:
-        """Serve until Ctrl-C."""
-        try:
-            while self._thread.is_alive():
-                self._thread.join(1)
-        except KeyboardInterrupt:
-            self.close()
+    def _join(self) -> None:
+        while self._thread.is_alive():
+            # In steps, so that Ctrl-C arrives on every platform.
+            self._thread.join(1)
 
     def close(self) -> None:
         """Stop serving."""

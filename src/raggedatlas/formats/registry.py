@@ -21,6 +21,7 @@ READERS = {
     "zarr": "raggedatlas.formats.anndata.source:zarr_source",
     "h5mu": "raggedatlas.formats.mudata:mudata_source",
     "cxg": "raggedatlas.formats.cxg.source:cxg_source",
+    "soma": "raggedatlas.formats.soma:soma_source",
     "10x-h5": "raggedatlas.formats.tenx:tenx_h5_source",
     "10x-mtx": "raggedatlas.formats.tenx:tenx_mtx_source",
 }
@@ -43,7 +44,7 @@ WRITERS = {
 """Ending -> what writes such a file."""
 
 SUPPORTED = (
-    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, folders with "
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, SOMA experiments, folders with "
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
@@ -237,8 +238,9 @@ def _detect_remote(path: RemotePath) -> str:
             encoding = attribute(container.root, "encoding-type").lower()
             return "h5mu" if encoding == "mudata" or (not encoding and container.get("mod") is not None) else "zarr"
     from raggedatlas.formats.cxg.inspection import is_cxg
+    from raggedatlas.formats.soma import is_soma
 
-    if not path.is_web and is_cxg(path):
+    if not path.is_web and not is_soma(path) and is_cxg(path):
         return "cxg"
     if path.is_web or not path.exists():
         raise NotFoundError(f"There is no file or folder {path} that can be read; {ON_SERVERS} can. Check the address.")
@@ -265,8 +267,12 @@ def _folder_kind(path: Path) -> str:
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
         return "h5mu" if (path / "mod").is_dir() else "zarr"
     from raggedatlas.formats.cxg.inspection import is_cxg
+    from raggedatlas.formats.soma import is_soma
     from raggedatlas.formats.tenx import find_part
 
+    # First, because an experiment has an array `obs` in a group, as a CXG does.
+    if is_soma(path):
+        return "soma"
     if is_cxg(path):
         return "cxg"
     try:

@@ -40,6 +40,7 @@ def curated(n: int = 20) -> ad.AnnData:
         adata.obs[name] = pd.Categorical([term] * n)
     adata.obs["is_primary_data"] = True
     adata.obs["cell_type"] = "T cell"
+    adata.obsm["X_umap"] = np.random.default_rng(1).normal(size=(n, 2)).astype(np.float32)
     adata.uns = {"title": "T cells", "organism_ontology_term_id": "NCBITaxon:9606"}
     return adata
 
@@ -104,13 +105,14 @@ def test_add_lists_what_is_missing(tmp_path: Path) -> None:
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
     bad = curated()
     bad.obs = bad.obs.drop(columns=["donor_id", "tissue_type"])
-    del bad.uns["title"]
+    del bad.uns["title"], bad.obsm["X_umap"]
     bad.var_names = [*IDS[:4], "CD3E"]
     report: Any = atlas.add(bad, "bad", curate="cellxgene", progress=False)
     assert [note for note in report.notes if note.startswith("CELLxGENE")] == [
         "CELLxGENE: obs['donor_id'] is missing",
         "CELLxGENE: obs['tissue_type'] is missing",
         "CELLxGENE: uns['title'] is missing",
+        "CELLxGENE: obsm has no embedding, such as X_umap",
         "CELLxGENE: 1 of 5 names of var are no Ensembl ids, e.g. 'CD3E'",
     ]
     good: Any = atlas.add(curated(21), "good", curate="cellxgene", progress=False)

@@ -140,6 +140,8 @@ def missing_facts(source: Source) -> tuple[str, ...]:
     elements = {*schema.elements, *schema.left_out}
     missing = [f"obs[{name!r}] is missing" for name in REQUIRED_OBS if name not in columns]
     missing += [f"uns[{name!r}] is missing" for name in REQUIRED_UNS if f"uns/{name}" not in elements]
+    if not any(info.key.startswith("obsm/X_") for info in schema.matrices):
+        missing.append("obsm has no embedding, such as X_umap")
     keys = {info.features for info in schema.matrices if info.key == "X"} - {""}
     for key in sorted(keys):
         names = source.features(key).column(0).to_pylist()
@@ -194,6 +196,8 @@ class CurationSink:
         x = next((m for m in matrices if m.key == "X"), None)
         if x is None or x.dtype.kind not in "biu":
             self._missing.append("X holds no raw counts; write the layer of counts by .layers()")
+        if not any(m.key.startswith("obsm/X_") for m in matrices):
+            self._missing.append("an embedding in obsm, such as X_umap")
         self._sink.begin(tuple(stored))
 
     def write(self, key: str, block: Block) -> None:

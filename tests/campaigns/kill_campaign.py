@@ -168,6 +168,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "identity.update": lambda atlas: atlas.identity.update(),
     "identity.load": lambda atlas, path, name: atlas.identity.load(path, name=name),
     "identity.remove": lambda atlas, name: atlas.identity.remove(name),
+    "load_terms": lambda atlas, name: atlas.load_terms({"id": [f"{name}:1"], "label": ["cell"]}, ontology=name),
 }
 """Every call that writes: ``call(atlas, **arguments)``."""
 
@@ -428,6 +429,7 @@ class Campaign:
             yield Choice("identity.link", {"feature": gene, "target": GENES[11]}, with_item(("link", gene, "")))
         table = {"path": str(self.folder / f"t{n}.csv"), "name": f"t{n}"}
         yield Choice("identity.load", table, with_item(("table", f"t{n}", "")))
+        yield Choice("load_terms", {"name": f"T{n}"}, with_item(("table", f"T{n}", "")))
         if state.snapshots:
             version = max(state.snapshots)
             if set(state.snapshots[version].datasets.values()) - {_SHAPES}:

@@ -250,6 +250,14 @@ def test_later_calls_know_of_it(atlas: RaggedAtlas, action: str) -> None:
     assert problems(atlas) == []
 
 
+def test_a_drop_of_geometry_reports_the_cells_that_are_left(atlas: RaggedAtlas) -> None:
+    """Cells that were deleted before are not among those that lose their shapes."""
+    slide = atlas.checkout("before").query().where(dataset="slide").obs([]).to_arrow().column("uid").to_pylist()
+    atlas.delete_cells(uids=[slide[0], slide[5]])
+    assert atlas.geometries()["n_cells"].tolist() == [18]
+    assert atlas.drop_geometry("slide", dataset="slide").n_cells == 18
+
+
 def test_the_same_file_is_still_recognized(atlas: RaggedAtlas) -> None:
     """A dataset that lost cells is a duplicate of the file that it was added from."""
     uid = atlas._catalog.tables.read(CELLS, ["uid"]).column(0)[0].as_py()

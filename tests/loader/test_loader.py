@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 
-from raggedatlas import CellDataset, Loader
+from raggedatlas import CellDataset, Loader, RaggedAtlas
 from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, StoreError
 from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.loader import Collator
 from raggedatlas.store.runtime import prefetch_map
+from raggedatlas.testing.atlases import GENES, small_anndata
 
 pytestmark = pytest.mark.fast
 
@@ -54,6 +56,30 @@ def test_batches_hold_the_cells_of_the_query(small: Any, as_: Any, size: int, sh
         np.testing.assert_array_equal(batch.obs["percent.mt"], small.obs["percent.mt"].iloc[batch.rows])
         kinds = [None if pd.isna(kind) else kind for kind in small.obs["kind"].iloc[batch.rows]]
         assert batch.labels("kind").tolist() == kinds
+
+
+def test_deleted_cells_are_in_no_epoch(tmp_path: Path) -> None:
+    """Each epoch has the cells that are left, with the values they had before; a snapshot from before has all of them."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(small_anndata(1, 40, extra="score"), "first", organism="human", progress=False)
+    atlas.add(small_anndata(2, 30, GENES[4:14], extra="score"), "second", organism="human", progress=False)
+    before = atlas.checkout(atlas.snapshot())
+    old = before.query().to_anndata()
+    gone = old.obs_names[[*range(12), 39, 40, 55, 69]]
+    atlas.delete_cells(uids=list(gone))
+    after = atlas.checkout(atlas.snapshot())
+    left = old[~old.obs_names.isin(gone)]
+    for view, expected in ((after, left), (before, old)):
+        for shuffle in ("full", "blocks", None):
+            loader = Loader(view.query(), 7, shuffle=shuffle, obs=["score"], block_size=4, buffer_size=16)
+            for _ in range(2):
+                batches = list(loader)
+                uids = np.concatenate([batch.uids for batch in batches]).astype(str)
+                assert sorted(uids) == sorted(expected.obs_names)
+                counts = sp.vstack([batch.X for batch in batches]).toarray()
+                np.testing.assert_array_equal(counts, expected[uids].X.toarray())
+                scores = np.concatenate([batch.obs["score"] for batch in batches])
+                np.testing.assert_array_equal(scores, expected.obs.loc[uids, "score"])
 
 
 def test_query_and_options_say_what_is_read(small: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raggedatlas.query.cells import cell_columns
 from raggedatlas.store.filters import Filter, col
 
 pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
@@ -222,6 +223,19 @@ def test_counts_per_group_add_up(small: Any) -> None:
     assert found.to_dict() == expected.to_dict() or sorted(found) == sorted(expected)
     assert found.sum() == small.query.count() == len(small.obs)
     assert small.query.count("flag").sum() == len(small.obs)
+
+
+def test_groups_are_named_by_any_name_of_a_column(small: Any) -> None:
+    """The name in the file and the name in the table of cells give the same counts and sums."""
+    columns = cell_columns(small.catalog)
+    renamed = {shown: stored for stored, shown in columns.shown.items() if stored != shown}
+    assert renamed
+    for shown, stored in renamed.items():
+        expected, found = small.query.count(shown), small.query.count(stored)
+        assert found.index.name == stored
+        pd.testing.assert_series_equal(found, expected, check_names=False)
+        sums = [small.query.aggregate(name).to_df("sum") for name in (shown, stored)]
+        pd.testing.assert_frame_equal(*sums)
 
 
 def test_metadata_comes_back_as_it_was(small: Any) -> None:

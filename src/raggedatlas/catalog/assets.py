@@ -27,6 +27,7 @@ from raggedatlas.model.records import (
     entries_to_table,
     read_json,
     utc_now,
+    without_deleted,
 )
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.store.arrays import ArraySpec, create_group, read_group_attributes, write_group_attributes
@@ -705,9 +706,11 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> "M
             f"The shapes {name!r} are the cells of the dataset {own.name or own.uid!r}, which would be left without any; take both out "
             f"with drop_dataset({own.uid!r})."
         )
+    deletions = catalog.deletions()
+    n_cells = sum(sum(without_deleted(record.cells_of, deletions, record.zarr_group).values()) for record in records)
     GEOMETRY_ASSETS.remove(catalog, {record.uid for record in records})
     clear_orphaned_pointers(catalog)
-    return _dropped(records, "shapes", sum(record.n_cells for record in records))
+    return _dropped(records, "shapes", n_cells)
 
 
 def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> int:

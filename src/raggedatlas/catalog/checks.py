@@ -42,7 +42,7 @@ from raggedatlas.catalog.catalog import (
     Catalog,
 )
 from raggedatlas.catalog.cells import check_frames
-from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished, deleted_counts, without_deleted
+from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.integrity import check_arrays, check_bytes, check_files, check_specs, described_paths
@@ -52,7 +52,14 @@ from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
 from raggedatlas.model.ids import NAME, layout_uid
-from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
+from raggedatlas.model.records import (
+    DATASETS_SCHEMA,
+    LAYOUTS_SCHEMA,
+    AtlasVersionRecord,
+    DatasetRecord,
+    deleted_counts,
+    without_deleted,
+)
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import AXES, PointerKind, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA

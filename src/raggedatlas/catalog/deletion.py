@@ -359,33 +359,6 @@ def _deleted_rows(catalog: Catalog, at: Catalog, record: DatasetRecord) -> list[
     return tables
 
 
-def without_deleted(cells_of: Mapping[str, int], deletions: Sequence[DeletionRecord], key: str) -> dict[str, int]:
-    """Return how many cells of each dataset have something, as recorded when it was added, less those deleted since.
-
-    Parameters
-    ----------
-    cells_of : mapping of str to int
-        Dataset uid -> cells, as recorded.
-    deletions : sequence of DeletionRecord
-        As `Catalog.deletions` returns them.
-    key : str
-        Group, or uid of a result that is stored as vectors.
-
-    Examples
-    --------
-    >>> gone = DeletedCells(n_cells=2, witness="", rows="", counts={"z": (1, 0)})
-    >>> without_deleted({"a": 5, "b": 3}, [DeletionRecord(uid="1", datasets={"a": gone})], "z")
-    {'a': 4, 'b': 3}
-    """
-    return {uid: n - deleted_counts(deletions, uid, key)[0] for uid, n in cells_of.items()}
-
-
-def deleted_counts(deletions: Sequence[DeletionRecord], dataset: str, key: str) -> tuple[int, int]:
-    """Return how many deleted cells of a dataset had a row or value in something, and their stored entries."""
-    own = [d.datasets[dataset].counts.get(key, (0, 0)) for d in deletions if dataset in d.datasets]
-    return sum(n for n, _ in own), sum(n for _, n in own)
-
-
 def check_unfinished(catalog: Catalog) -> list[Problem]:
     """Note deletions whose cells are still there, under the rule ``unfinished-deletion``."""
     gone = {record.uid for record in catalog.deletions()}

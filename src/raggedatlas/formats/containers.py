@@ -258,8 +258,16 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
     try:
         with readable(str(path), "its metadata") if isinstance(path, RemotePath) else nullcontext():
             store = zarr_store_of(path)
-            group = _open_group(store, "", consolidated=consolidated)
-    except (SourceError, LimitError, StoreError):
+            try:
+                group = _open_group(store, "", consolidated=consolidated)
+            except zarr.errors.GroupNotFoundError:
+                # A local path exists, as checked above, so that it is of another kind.
+                if not isinstance(path, RemotePath):
+                    raise
+                raise NotFoundError(
+                    f"There is no Zarr group and no geometry store at {path}: it has neither zarr.json nor .zgroup; check the address."
+                ) from None
+    except (SourceError, LimitError, NotFoundError, StoreError):
         raise
     except (*READ_ERRORS, zarr.errors.BaseZarrError) as error:
         raise SourceError(

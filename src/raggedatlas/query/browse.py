@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import read_annotations
-from raggedatlas.catalog.deletion import without_deleted
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.model.records import AtlasVersionRecord, without_deleted
 from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problems

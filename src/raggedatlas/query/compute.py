@@ -255,19 +255,13 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
 
     found: dict[str, Any] = {}
     for name in by:
-        if name in obs.column_names:
-            at = name
-        else:
-            stored = columns.stored(name)
-            at = next(
-                f.name
-                for f in obs.schema
-                if f.name == stored or (facts_of(f) or ColumnFacts("", "")).name == stored or f.name == name
-            )
-        column = obs.column(at)
+        stored = None if name in obs.column_names else columns.stored(name)
+        # `obs` has the columns under the names that are shown; a group may be named by any of a column's names.
+        shown = name if stored is None else columns.shown.get(stored, stored)
+        column = obs.column(shown)
         if pa.types.is_nested(column.type):
             raise QueryError(f"Groups cannot be made of {name!r}, which holds {column.type}.")
-        field = obs.schema.field(at)
+        field = obs.schema.field(shown)
         if pa.types.is_dictionary(column.type):
             column, field = column.cast(pa.string()), field.with_type(pa.string())
         found[name] = arrow_to_series(nan_to_null(column), facts_of(field) or ColumnFacts(name, "")).set_axis(

@@ -84,9 +84,10 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     if node is None:
         raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
     root = parse_root(node_attributes(node), place.uri)
-    geometry, sizes = root.geometry, _sizes(place)
+    geometry = root.geometry
     names = sorted((name for name in files.children("") if name.isdigit()), key=int)
-    top = _element("", _root_summary(geometry), sizes, children=tuple(_level(files, name, sizes) for name in names))
+    tree = Element("", "", _root_summary(geometry), "group", children=tuple(_level(files, name) for name in names))
+    top = _with_sizes(tree, _sizes(place))
     return VectorInspection(
         path=place.uri,
         store=f"zarr-vectors {root.version}",
@@ -127,41 +128,41 @@ def _root_summary(geometry: Geometry) -> str:
     return ", ".join(words)
 
 
-def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
+def _level(files: StoreFiles, name: str) -> Element:
     """Return the element of a level and its arrays."""
     try:
         node = files.node(name)
         facts = {} if node is None else dict(node_attributes(node).get("zarr_vectors_level") or {})
         words = [f"level, {int(facts.get('vertex_count') or 0):,} vertices"]
         words += [f"{key} {facts[key]}" for key in ("bin_shape", "parent_level", "coarsening_method") if facts.get(key)]
-        children = tuple(_family(files, f"{name}/{own}", sizes) for own in files.children(name))
+        children = tuple(_family(files, f"{name}/{own}") for own in files.children(name))
     except _UNREADABLE as error:
-        return _element(name, "level", sizes, fault=str(error))
-    return _element(name, ", ".join(words), sizes, children=children)
+        return Element(name, "", "level", "array", fault=str(error))
+    return Element(name, "", ", ".join(words), "group", children=children)
 
 
-def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
+def _family(files: StoreFiles, path: str) -> Element:
     """Return the element of an array or a group of arrays."""
     try:
         node = files.node(path)
         if node is None:
-            return _element(path, "folder", sizes, fault="it has no zarr.json")
+            return Element(path, "", "folder", "array", fault="it has no zarr.json")
         block = node_attributes(node)
         if node["node_type"] == "array":
-            return _array(path, node, block, sizes)
+            return _array(path, node, block)
         inner = files.children(path)
         # Keys have two axes or more, so the dot tells them from deltas of links, such as 0 or -1.
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
         # These arrays are parts of one element, and are not listed.
         is_index_folder = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
-        children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
+        children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}") for own in inner)
         summary = _array_summary(block, len(chunks) if chunks else None) or "group"
     except _UNREADABLE as error:
-        return _element(path, "array", sizes, fault=str(error))
-    return _element(path, summary, sizes, dtype=str(block.get("dtype", "")), children=children)
+        return Element(path, "", "array", "array", fault=str(error))
+    return Element(path, "", summary, "group", dtype=str(block.get("dtype", "")), children=children)
 
 
-def _array(path: str, node: dict[str, Any], block: dict[str, Any], sizes: dict[str, int]) -> Element:
+def _array(path: str, node: dict[str, Any], block: dict[str, Any]) -> Element:
     """Return the element of a single array."""
     listed = block.get("nonempty_chunks")
     codecs = node.get("codecs") or []
@@ -173,7 +174,7 @@ def _array(path: str, node: dict[str, Any], block: dict[str, Any], sizes: dict[s
     shape = None if listed is not None else tuple(int(size) for size in node["shape"])
     dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
     summary += ", sharded" if sharded else ""
-    return _element(path, summary, sizes, dtype=dtype, shape=shape, compression=" + ".join(names[1:]))
+    return Element(path, "", summary, "array", shape, dtype, compression=" + ".join(names[1:]))
 
 
 def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
@@ -191,34 +192,15 @@ def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _element(
-    path: str,
-    summary: str,
-    sizes: dict[str, int],
-    *,
-    dtype: str = "",
-    fault: str = "",
-    shape: tuple[int, ...] | None = None,
-    compression: str = "",
-    children: tuple[Element, ...] = (),
-) -> Element:
-    """Return an element of the tree, with the bytes of the files below its path."""
-    n_stored = sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/"))
-    return Element(
-        path=path,
+def _with_sizes(element: Element, sizes: dict[str, int]) -> Element:
+    """Return an element and those below it with their names, kinds and the bytes of the files below their paths."""
+    path = element.path
+    return replace(
+        element,
         name=path.rpartition("/")[2],
-        encoding=summary,
-        kind="group" if children else "array",
-        shape=shape,
-        dtype=dtype,
-        chunks=None,
-        shards=None,
-        compression=compression,
-        n_bytes=0,
-        n_stored=n_stored,
-        n_entries=None,
-        fault=fault,
-        children=children,
+        kind="group" if element.children else "array",
+        n_stored=sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/")),
+        children=tuple(_with_sizes(child, sizes) for child in element.children),
     )
 
 

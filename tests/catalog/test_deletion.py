@@ -250,6 +250,36 @@ def test_later_calls_know_of_it(atlas: RaggedAtlas, action: str) -> None:
     assert problems(atlas) == []
 
 
+def test_gc_frees_files_of_a_deletion_that_was_never_recorded(atlas: RaggedAtlas, dying: Dying) -> None:
+    """Once they are older than the grace; files that the tip or a snapshot names stay."""
+    uids = state_of(atlas)[0]
+
+    def files() -> set[str]:
+        return {key for key, _, _ in atlas._catalog.arrays.list_objects() if "/frames/deleted." in key}
+
+    def delete(*cells: int) -> set[str]:
+        before = files()
+        atlas.delete_cells(uids=[uids[i] for i in cells])
+        return files() - before
+
+    of_snapshot = delete(1, 13)
+    atlas.snapshot("without")
+    atlas.restore("before")
+    of_tip = delete(2)
+    with dying(0):
+        delete(3, 14)
+    assert (len(of_snapshot), len(of_tip), len(files())) == (2, 1, 5)
+    maintenance.gc(atlas._catalog, dry_run=False)
+    assert len(files()) == 5
+    assert maintenance.gc(atlas._catalog, dry_run=False, grace=timedelta(0)).n_bytes > 0
+    assert files() == of_snapshot | of_tip
+    assert atlas.checkout("without").dataset("first").n_cells == atlas.dataset("first").n_cells == 11
+    atlas.drop_snapshot("without")
+    maintenance.gc(atlas._catalog, dry_run=False, grace=timedelta(0))
+    assert files() == of_tip
+    assert problems(atlas) == []
+
+
 def test_a_drop_of_geometry_reports_the_cells_that_are_left(atlas: RaggedAtlas) -> None:
     """Cells that were deleted before are not among those that lose their shapes."""
     slide = atlas.checkout("before").query().where(dataset="slide").obs([]).to_arrow().column("uid").to_pylist()

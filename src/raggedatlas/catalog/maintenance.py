@@ -43,7 +43,7 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
-from raggedatlas.catalog.deletion import refuse_running_deletion, remove_dead_deletions
+from raggedatlas.catalog.deletion import refuse_running_deletion, remove_dead_deletions, remove_unnamed_frames
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
 from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
@@ -659,7 +659,7 @@ def gc(
             untag_everywhere(catalog, tag, [table])
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
     n_bytes += vacuum_tables(catalog, [n for n in catalog.tables.names() if catalog.tables.has(n)], keep, notes)
-    n_bytes += remove_manifests(catalog, grace)
+    n_bytes += remove_manifests(catalog, grace) + remove_unnamed_frames(catalog, grace)
     seal_versions(catalog)
     return MaintenanceReport(groups=tuple(free), n_bytes=n_bytes, kept=tuple(alive), notes=tuple(notes))
 

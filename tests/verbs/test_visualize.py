@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
 from raggedatlas.cli.commands import app
-from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
+from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError, StoreError
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
@@ -457,6 +457,27 @@ def test_vitessce_needs_an_address_with_a_host(snapshot: Any, tmp_path: Path, ad
     with pytest.raises(QueryError, match="http://localhost:8000"):
         visualize("umap", snapshot, path=tmp_path / "x.vitessce", address=address)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vitessce_folder_survives_a_failed_rename(
+    snapshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the new folder cannot get its name, the old one is back with its contents, and nothing else is left."""
+    target = tmp_path / "x.vitessce"
+    target.mkdir()
+    (target / "notes.txt").write_text("old")
+    rename = Path.rename
+
+    def fail_for_new(self: Path, to: Path) -> Path:
+        if self.name == "new":
+            raise OSError(28, "No space left on device")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(StoreError, match="No space left"):
+        visualize("umap", snapshot, path=target, address="http://localhost:8000", overwrite=True)
+    assert (target / "notes.txt").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.formats.output_files import partial_path, publish_folder
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.verbs.viewer.columns import Column
@@ -123,20 +124,19 @@ def write_vitessce(
     # First, so that an address that is refused leaves no files.
     config = json.dumps(vitessce_config(scene, genes), indent=2)
     # In the same folder as the target, since `rename` does not cross file systems.
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    work = partial_path(target, overwrite=overwrite)
+    folder, replaced = work / "new", work / "replaced"
     try:
-        part.mkdir()
-        _write_cells(scene, part / CELLS, genes)
-        (part / CONFIG).write_text(config + "\n", encoding="utf-8")
-        # A folder with files cannot be renamed over, so for a moment there is neither the old nor the new one.
-        if target.exists():
-            shutil.rmtree(target)
-        part.rename(target)
+        folder.mkdir(parents=True)
+        _write_cells(scene, folder / CELLS, genes)
+        (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
+        publish_folder(folder, target, replaced, overwrite=overwrite)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        # A folder that could not be put back is kept where it is.
+        if target.exists() or not replaced.exists():
+            shutil.rmtree(work, ignore_errors=True)
     return target
 
 

@@ -200,6 +200,16 @@ def test_every_source_gives_the_same(tmp_path: Path, atlas: RaggedAtlas) -> None
 
 
 @pytest.mark.long
+def test_quoted_digits_are_labels(tmp_path: Path, atlas: RaggedAtlas) -> None:
+    """Digits are text in a file of labels that quotes every field, as the viewer saves it, and numbers without quotes."""
+    uids = obs_of(atlas).index[:2]
+    for name, form, expected in [("quoted", '"{}","{}"', ["01", "2"]), ("plain", "{},{}", [1, 2])]:
+        rows = [("uid", name), (uids[0], "01"), (uids[1], "2")]
+        (tmp_path / f"{name}.csv").write_text("".join(form.format(*row) + "\n" for row in rows))
+        atlas.annotate(tmp_path / f"{name}.csv")
+        assert obs_of(atlas)[name].loc[uids].tolist() == expected, name
+
+
 def test_cells_by_name(atlas: RaggedAtlas) -> None:
     """Rows can name cells as their file did, within a dataset that a column or the call names."""
     names = [str(name) for name in atlas.list_datasets()["name"]]

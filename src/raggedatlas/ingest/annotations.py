@@ -1,5 +1,6 @@
 """Annotations: what an analysis found out about cells, written back as cell columns in one commit."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,12 +211,13 @@ def _read_table(path: Path, ending: str, text_columns: tuple[str, ...]) -> pa.Ta
             # its name, so that it is never taken for names of cells.
             names = {index[0]: INDEX} if len(index) == 1 and isinstance(index[0], str) and index[0] != "uid" else {}
             return with_facts(table.rename_columns([names.get(name, name) for name in table.column_names]))
+        labels = _quoted_labels(path) if ending == ".csv" else ()
         table = pyarrow.csv.read_csv(
             path,
             parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending.startswith(".tsv") else ","),
             convert_options=pyarrow.csv.ConvertOptions(
                 # The column without a header has the names of rows, which are text also where they look like numbers.
-                column_types=dict.fromkeys((*text_columns, ""), pa.string()),
+                column_types=dict.fromkeys((*text_columns, *labels, ""), pa.string()),
                 null_values=_MISSING, strings_can_be_null=True, quoted_strings_can_be_null=False,
             ),
         )  # fmt: skip
@@ -227,6 +229,16 @@ def _read_table(path: Path, ending: str, text_columns: tuple[str, ...]) -> pa.Ta
         raise StoreError(f"{path} cannot be read: {error}.") from error
     # pandas and R write the names of rows under an empty header.
     return with_facts(table.rename_columns([name or INDEX for name in table.column_names]))
+
+
+def _quoted_labels(path: Path) -> tuple[str, ...]:
+    """Return the column of labels of a file as the viewer saves it: two columns by uid or name of cell, all in quotes."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header, first = file.readline(4096), file.readline(4096)
+    names = re.fullmatch(r'"(?:uid|cell_name)","((?:[^"]|"")*)"\r?\n', header)
+    # Arrow ignores quotes when it looks for numbers, so a label "1" would become a number.
+    is_quoted = re.fullmatch(r'"(?:[^"]|"")*","(?:[^"]|"")*"(?:\r?\n)?', first)
+    return (names[1].replace('""', '"'),) if names and is_quoted else ()
 
 
 def with_facts(table: pa.Table) -> pa.Table:

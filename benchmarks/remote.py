@@ -1,7 +1,7 @@
 """Add an h5ad from an S3 server with latency, read by ranges, against downloading it and then adding it.
 
-The server answers the requests for objects as S3 does and waits before each answer; it is a process of its own. (moto copies the complete object for
-each request for a part of it, which would measure moto.) Both ways run in turn in each round; the figure is
+The server answers the requests for objects as S3 does and waits before each answer; it is a process of its own. (It is not moto, whose
+own work for each request would be part of the figure.) Both ways run in turn in each round; the figure is
 the median over the rounds of the time of the download and its add, divided by the time of the add from the server.
 """
 

@@ -101,12 +101,16 @@ def test_what_cannot_be_checked_is_refused(case: str, tmp_path: Path, monkeypatc
 
 
 def test_add_lists_what_is_missing(tmp_path: Path) -> None:
-    """Notes name columns, members of uns and names that are no ids; nothing is refused, and a complete file has none."""
+    """Notes name columns, members of uns and names that are no ids; strict refuses and writes nothing, and a complete file has none."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
     bad = curated()
     bad.obs = bad.obs.drop(columns=["donor_id", "tissue_type"])
     del bad.uns["title"], bad.obsm["X_umap"]
     bad.var_names = [*IDS[:4], "CD3E"]
+    with pytest.raises(SourceError, match=r"obs\['donor_id'\] is missing.*CD3E") as caught:
+        atlas.add(bad, "bad", curate="cellxgene-strict", progress=False)
+    assert "\n" not in str(caught.value)
+    assert len(atlas.list_datasets()) == 0
     report: Any = atlas.add(bad, "bad", curate="cellxgene", progress=False)
     assert [note for note in report.notes if note.startswith("CELLxGENE")] == [
         "CELLxGENE: obs['donor_id'] is missing",
@@ -115,7 +119,7 @@ def test_add_lists_what_is_missing(tmp_path: Path) -> None:
         "CELLxGENE: obsm has no embedding, such as X_umap",
         "CELLxGENE: 1 of 5 names of var are no Ensembl ids, e.g. 'CD3E'",
     ]
-    good: Any = atlas.add(curated(21), "good", curate="cellxgene", progress=False)
+    good: Any = atlas.add(curated(21), "good", curate="cellxgene-strict", progress=False)
     assert not [note for note in good.notes if "CELLxGENE" in note]
 
 

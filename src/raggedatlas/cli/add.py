@@ -68,7 +68,9 @@ class AddOptions:
     column_order: Literal["detected", "file"] = option(
         None, "Order of sparse columns: detected is smallest", default="detected"
     )
-    curate: Literal["cellxgene"] | None = option(None, "List what the file lacks of this schema's required facts")
+    curate: Literal["cellxgene", "cellxgene-strict"] | None = option(
+        None, "List what the file lacks of this schema's required facts; strict refuses the file"
+    )
     as_: Literal["space", "vector"] = option(
         None,
         "Store a result as an array (space), or as indexed vectors in the cell table (vector)",

@@ -47,8 +47,9 @@ class AddChoices(TypedDict, total=False):
         How a sparse group keeps its columns: those first that many cells detect, which is smallest, or as the file has
         them. Detected order follows a dataset with the same features where there is one. What `dataset` gives back is in
         the file's order either way.
-    curate : {"cellxgene"}
-        A schema whose required facts that the file lacks are listed in the notes of the report; nothing is refused for them.
+    curate : {"cellxgene", "cellxgene-strict"}
+        A schema whose required facts that the file lacks are listed in the notes of the report; with ``"cellxgene-strict"``
+        a file that lacks any is refused, and nothing is written.
     embeddings : sequence of str, or mapping of str to str
         Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
         ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
@@ -96,7 +97,7 @@ class AddChoices(TypedDict, total=False):
     duplicate_entries: Literal["sum", "refuse"]
     max_columns: int
     column_order: Literal["detected", "file"]
-    curate: Literal["cellxgene"]
+    curate: Literal["cellxgene", "cellxgene-strict"]
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
     space: str
@@ -170,7 +171,7 @@ class IngestOptions(AddOptions):
     duplicate_entries: Literal["sum", "refuse"] = "sum"
     max_columns: int = 200
     column_order: Literal["detected", "file"] = "detected"
-    curate: Literal["cellxgene"] | None = None
+    curate: Literal["cellxgene", "cellxgene-strict"] | None = None
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
 

@@ -16,7 +16,7 @@ from raggedatlas.catalog.assets import group_by_dataset, read_records, take_leas
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
-from raggedatlas.errors import AtlasError, DuplicateError
+from raggedatlas.errors import AtlasError, DuplicateError, SourceError
 from raggedatlas.formats.curation import missing_facts
 from raggedatlas.formats.registry import detect, open_source
 from raggedatlas.ingest.columns import merge_colors
@@ -134,11 +134,11 @@ class Opener:
     ----------
     what : path, AnnData, MuData or Source
         Anything that `open_source` takes.
-    curate : "cellxgene" or None
-        Schema whose missing facts are noted.
+    curate : "cellxgene", "cellxgene-strict" or None
+        Schema whose missing facts are noted, or refused.
     """
 
-    def __init__(self, what: Any, curate: Literal["cellxgene"] | None = None) -> None:  # noqa: ANN401  (anything that can be added)
+    def __init__(self, what: Any, curate: Literal["cellxgene", "cellxgene-strict"] | None = None) -> None:  # noqa: ANN401  (anything that can be added)
         self.what, self.curate = what, curate
         self.notes: tuple[str, ...] = ()
         self._checked: AnyPath | None = None
@@ -149,7 +149,7 @@ class Opener:
         Raises
         ------
         SourceError
-            If it breaks a rule that it cannot be added by, before anything is read that takes long.
+            If it breaks a rule that it cannot be added by, or lacks facts of a strict schema, before anything is read that takes long.
         """
         path = as_path(self.what) if isinstance(self.what, str | AnyPath) else None
         if path is not None and detect(path) in ANNDATA_FORMATS:
@@ -159,7 +159,14 @@ class Opener:
             self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
         source = open_source(self.what)
         if self.curate is not None:
-            self.notes += missing_facts(source)
+            missing = missing_facts(source)
+            if missing and self.curate == "cellxgene-strict":
+                uri = source.describe().uri
+                source.close()
+                raise SourceError(
+                    f'{uri} was not added: {"; ".join(missing)}. Add these facts, or use curate="cellxgene" to note them.'
+                )
+            self.notes += missing
         return source
 
     def explain(self, error: AtlasError) -> AtlasError:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
 from raggedatlas.model.arguments import Metric, Progress, no_progress
+from raggedatlas.store.runtime import warnings_as
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -186,8 +187,9 @@ def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Pr
     if callable(progress) or progress is False:
         yield progress or no_progress
         return
-    from tqdm.auto import tqdm
-
+    # A notebook without ipywidgets gets the bar of a terminal; tqdm warns of that.
+    with warnings_as("ignore", message="IProgress not found"):
+        from tqdm.auto import tqdm
     # `disable=None` draws the bar on a terminal only.
     with tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False) as meter:
 

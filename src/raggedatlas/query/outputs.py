@@ -409,9 +409,13 @@ def write(
     release_unused_memory()
     reading = None if executor is None else (executor, catalog.location)
     storage_options = options.get("storage_options") or catalog.location.storage_options
-    # Options of the schema, which are none of the format.
-    schema, title = options.get("schema"), options.get("title")
-    if schema not in (None, "cellxgene") or (schema and as_path(path).suffix != ".h5ad") or (title and not schema):
+    # Options of the schema, which are none of the format h5ad; a CXG has a title of its own.
+    schema, title, suffix = options.get("schema"), options.get("title"), as_path(path).suffix
+    if (
+        schema not in (None, "cellxgene")
+        or (schema and suffix != ".h5ad")
+        or (title and not schema and suffix != ".cxg")
+    ):
         raise QueryError(
             f"write() takes schema='cellxgene' for an .h5ad file, and title= with it; got schema={schema!r} for {path}."
         )

@@ -85,6 +85,7 @@ def tiledb_kind(path: AnyPath) -> Kind | None:
 
     Examples
     --------
+    >>> from pathlib import Path
     >>> tiledb_kind(Path("tests/data")) is None
     True
     """

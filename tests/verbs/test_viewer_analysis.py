@@ -129,6 +129,72 @@ def test_neighbours_are_the_nearest_elsewhere(server: ViewerServer, scene: Scene
     wanted[np.argsort(away, axis=1)[:, :3]] = True
     assert found["rows"] == pack_rows(wanted)
     assert found["n_asked"] == group.sum()
+    assert found["elsewhere"] == {"uid": [], "dataset": [], "distance": []}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> ra.RaggedAtlas:
+    """An atlas of two datasets whose vectors can be compared, and a third of longer vectors."""
+    folder, rng = tmp_path_factory.mktemp("pair"), np.random.default_rng(0)
+    atlas = ra.RaggedAtlas.create(str(folder / "pair.atlas"))
+    for name, n, width in (("here", 30, 4), ("there", 40, 4), ("wide", 20, 5)):
+        obsm = {"X_umap": rng.normal(size=(n, 2)), "X_pca": rng.normal(size=(n, width))}
+        file = ad.AnnData(rng.poisson(1, (n, 3)).astype(np.float32), obsm=obsm)
+        file.obs_names, file.var_names = [f"{name}{i}" for i in range(n)], ["LYZ", "CD79A", "NKG7"]
+        file.write_h5ad(folder / f"{name}.h5ad")
+        atlas.add(folder / f"{name}.h5ad", embeddings=["X_umap", "X_pca"], progress=False)
+    atlas.snapshot()
+    return atlas
+
+
+@pytest.mark.parametrize(("sampled", "other"), [(False, False), (True, False), (False, True)])
+def test_neighbours_outside_the_page_are_those_of_brute_force(pair: ra.RaggedAtlas, sampled: bool, other: bool) -> None:
+    """A page of one dataset, or of a sample of it, finds the nearest of all cells of the snapshot that have vectors of its length.
+
+    Those that it shows are points, the others have uid, dataset and distance.
+    """
+    query = pair.checkout(1).query()
+    scene = make_view(query.where({"dataset": "here"}), max_points=20 if sampled else 30)
+    group = np.arange(scene.n) < 4
+    among = np.zeros(scene.n, bool) if other else ~group
+    body = {"scene": scene.key, "group": pack_rows(group), "among": pack_rows(among), "embedding": "pca", "k": 3, "other_datasets": other}  # fmt: skip
+    with ViewerServer(scene) as server:
+        status, found = ask(server, "neighbors", body)
+    assert status == 200
+    adata = query.where({"dataset": ["here", "there"]}).spaces("pca").to_anndata()
+    vectors, uids = np.asarray(adata.X, np.float64), list(adata.obs_names)
+    shown = scene.ids.to_pylist()
+    own = [uids.index(uid) for uid in shown[:4]]
+    away = ((vectors[own][:, None] - vectors[None]) ** 2).sum(axis=2)
+    away[:, own] = np.inf
+    if other:
+        away[:, (adata.obs["dataset"] == "here").to_numpy()] = np.inf
+    near = np.argsort(away, axis=1)[:, :3]
+    wanted = {uids[row]: away[:, row].min() for row in np.unique(near)}
+    assert found["rows"] == pack_rows(np.array([uid in wanted for uid in shown]))
+    elsewhere = found["elsewhere"]
+    outside = sorted((distance, uid) for uid, distance in wanted.items() if uid not in shown)
+    assert elsewhere["uid"] == [uid for _, uid in outside]
+    assert elsewhere["distance"] == pytest.approx([distance for distance, _ in outside])
+    assert elsewhere["dataset"] == adata.obs["dataset"][elsewhere["uid"]].tolist()
+    assert "there" in elsewhere["dataset"]
+
+
+def test_neighbours_of_a_file_are_among_its_points() -> None:
+    """The page of a file, or a sample of one, has no cells elsewhere."""
+    scene = make_view(PBMC, max_points=50)
+    group = np.arange(scene.n) < 2
+    body = {
+        "scene": scene.key,
+        "group": pack_rows(group),
+        "among": pack_rows(~group),
+        "embedding": "obsm/X_pca",
+        "k": 3,
+    }
+    with ViewerServer(scene) as server:
+        status, found = ask(server, "neighbors", body)
+    assert (status, found["elsewhere"]) == (200, None), found
+    assert found["rows"] != pack_rows(np.zeros(scene.n, bool))
 
 
 def test_a_label_is_an_annotation_with_its_origin(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The page as an instrument, in a headless Chromium: selections compared, counted and labelled, gene sets, neighbours, and links."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,8 +255,9 @@ def test_counts_and_dots_are_those_of_the_cells(page: Browser, atlas: ra.RaggedA
 
 
 def test_neighbours_become_a_kept_selection(browser: Browser, atlas: ra.RaggedAtlas) -> None:
-    """On a served page the cells nearest to a selection are found by an embedding, kept by name, and selected."""
-    with view(atlas, browser=False, color="cell_type") as server:
+    """Of the cells nearest to a selection those of the page are kept by name and selected; the others are counted and saved as CSV."""
+    query = atlas.checkout(1).query()
+    with view(query.where("cell_type != 'Dendritic'"), browser=False, color="cell_type") as server:
         browser.go("about:blank")
         browser.open(server.url)
         browser.run(f"{SELECT}('CD34+')")
@@ -263,8 +265,12 @@ def test_neighbours_become_a_kept_selection(browser: Browser, atlas: ra.RaggedAt
         browser.run("viewer.open('Neighbours').then(() => viewer.app.drawer.tabs.Neighbours.find())")
         near = browser.run("viewer.selection()")
         assert browser.run("viewer.sets()")[-1] == {"name": "neighbours 1", "n": len(near)}
-        assert 15 <= len(near) <= 75
+        saved = pd.read_csv(io.StringIO(browser.run("viewer.app.drawer.tabs.Neighbours.text()")), index_col="uid")
+        assert 15 <= len(near) + len(saved) <= 75
         assert not own & set(near)
+        assert list(saved.columns) == ["dataset", "distance"]
+        assert set(query.to_pandas().loc[saved.index, "cell_type"]) == {"Dendritic"}
+        assert f"Outside this page: {len(saved)} (" in browser.run("document.querySelector('.drawer').textContent")
 
 
 def test_one_switch_takes_the_safe_palette_for_all_columns(page: Browser) -> None:

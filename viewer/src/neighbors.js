@@ -1,6 +1,7 @@
 // Cells elsewhere that are near the selected ones in an embedding; the server finds them.
 
-import { count, el } from "./dom.js";
+import { csv } from "./compare.js";
+import { count, el, saveFile } from "./dom.js";
 import { pack, unpack } from "./sets.js";
 
 const DATASET = "dataset";
@@ -28,8 +29,9 @@ export class NeighborsTab {
       el("div", { class: "form" }, el("label", { class: "muted" }, "embedding ", pick("embedding", app.manifest.embeddings.map((name) => [name, name]))),
         el("label", { class: "muted" }, "among ", pick("where", places)), el("label", { class: "muted" }, "per cell ", k),
         el("button", { class: "button main", type: "button", disabled: !rows.length, onclick: () => this.find() }, "Find")),
-      el("p", { class: "muted" }, rows.length ? `Cells nearest to the ${count(rows.length)} selected ones become a kept selection.` : "Select cells, and their nearest cells elsewhere are found."),
+      el("p", { class: "muted" }, rows.length ? `Cells nearest to the ${count(rows.length)} selected ones become a kept selection; those outside this page, a CSV file.` : "Select cells, and their nearest cells elsewhere are found."),
       ...(this.note ? [el("p", {}, this.note)] : []),
+      ...(this.elsewhere?.uid.length ? [el("button", { class: "link", type: "button", onclick: () => this.save() }, "Save the cells outside this page as CSV")] : []),
     );
   }
 
@@ -43,11 +45,32 @@ export class NeighborsTab {
         const own = new Set(group.map((row) => codes[row]));
         among = among.filter((row) => !own.has(codes[row]));
       }
-      const answer = await app.parts.post("neighbors", { scene: app.manifest.scene, group: pack(group, app.n), among: pack(among, app.n), embedding: this.embedding, k: this.k });
+      const answer = await app.parts.post("neighbors", { scene: app.manifest.scene, group: pack(group, app.n), among: pack(among, app.n), embedding: this.embedding, k: this.k, other_datasets: this.where === DATASET });
       const rows = unpack(answer.rows, app.n);
-      this.note = answer.n_asked < answer.n_with_vector ? `Found from ${count(answer.n_asked)} of the ${count(answer.n_with_vector)} selected cells, drawn by chance.` : "";
+      this.elsewhere = answer.elsewhere;
+      const drawn = answer.n_asked < answer.n_with_vector ? `Found from ${count(answer.n_asked)} of the ${count(answer.n_with_vector)} selected cells, drawn by chance. ` : "";
+      this.note = drawn + this.describe();
+      if (!rows.length) return app.drawer.refresh();
       const set = app.sets.keep(`neighbours ${app.sets.all.filter(({ name }) => name.startsWith("neighbours")).length + 1}`, rows);
       await app.selectRows([...set.rows]);
     });
+  }
+
+  // How many of the cells are outside this page, by dataset.
+  describe() {
+    if (!this.elsewhere) return "A page of a file looks only among the cells that it shows.";
+    const counts = new Map();
+    for (const name of this.elsewhere.dataset) counts.set(name, (counts.get(name) ?? 0) + 1);
+    const parts = [...counts].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ${count(n)}`);
+    return `Outside this page: ${count(this.elsewhere.uid.length)}${parts.length ? ` (${parts.join(", ")})` : ""}.`;
+  }
+
+  text() {
+    const { uid, dataset, distance } = this.elsewhere;
+    return csv([["uid", "dataset", "distance"], ...uid.map((id, i) => [id, dataset[i], distance[i]])]);
+  }
+
+  save() {
+    saveFile("neighbours.csv", [this.text()], "text/csv");
   }
 }

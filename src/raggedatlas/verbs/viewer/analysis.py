@@ -125,21 +125,42 @@ class Analysis:
             raise QueryError(f"There is no embedding {name!r} to find neighbours by.")
         if not isinstance(k, int) or not 1 <= k <= _MOST_NEIGHBORS:
             raise ArgumentError(f"k={k!r} neighbours; ask for 1 to {_MOST_NEIGHBORS}.")
-        ids, places = origin.coordinates(name)
-        at = match_ids(self.scene.ids, ids)
-        vectors = np.full((self.scene.n, places.shape[1]), np.nan)
-        vectors[at >= 0] = places[at[at >= 0]]
-        placed = np.asarray(np.isfinite(vectors).all(axis=1))
-        asked, among = (rows[placed[rows]] for rows in (self._rows(body, "group"), self._rows(body, "among")))
-        n_asked = len(asked)
-        if n_asked > MOST_ASKED:
-            asked = np.sort(np.random.default_rng(0).choice(asked, MOST_ASKED, replace=False))
-        if not n_asked or not len(among):
+        # Of an atlas every cell of the snapshot is compared; a page may show a query or a sample of them.
+        atlas = self._cells
+        ids, vectors, datasets = (*origin.coordinates(name), None) if atlas is None else atlas.snapshot_vectors(name)
+        row_of = match_ids(self.scene.ids, ids)
+        point_of = np.full(len(ids), -1)
+        point_of[row_of[row_of >= 0]] = np.flatnonzero(row_of >= 0)
+        group, among = (row_of[self._rows(body, side)] for side in ("group", "among"))
+        group, among = group[group >= 0], among[among >= 0]
+        if datasets is not None:
+            outside = point_of < 0
+            if body.get("other_datasets") is True:
+                outside &= ~np.isin(datasets, np.unique(datasets[group]))
+            among = np.concatenate([among, np.flatnonzero(outside)])
+        group, among = (np.sort(rows[np.isfinite(vectors[rows]).all(axis=1)]) for rows in (group, among))
+        if not len(group) or not len(among):
             raise QueryError(f"No cell of the selection, or none elsewhere, has a vector in {name}.")
-        near = exact_neighbors(_Vectors(vectors), DATA, vectors[asked], k, among=among)
+        asked = group
+        if len(group) > MOST_ASKED:
+            asked = np.sort(np.random.default_rng(0).choice(group, MOST_ASKED, replace=False))
+        rows, distances = _nearest(vectors, asked, among, k)
         chosen = np.zeros(self.scene.n, bool)
-        chosen[near.rows[near.rows >= 0]] = True
-        return {"rows": pack_rows(chosen), "n_asked": len(asked), "n_with_vector": n_asked}
+        inside = point_of[rows] >= 0
+        chosen[point_of[rows[inside]]] = True
+        answer: dict[str, Any] = {
+            "rows": pack_rows(chosen),
+            "n_asked": len(asked),
+            "n_with_vector": len(group),
+            "elsewhere": None,
+        }
+        if datasets is not None:
+            answer["elsewhere"] = {
+                "uid": ids.take(pa.array(rows[~inside])).to_pylist(),
+                "dataset": datasets[rows[~inside]].tolist(),
+                "distance": distances[~inside].tolist(),
+            }
+        return answer
 
     def _annotate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         import anndata as ad
@@ -175,14 +196,27 @@ class Analysis:
 class _Vectors:
     """Rows of an array, as `exact_neighbors` reads results."""
 
-    values: NDArray[np.float64]
+    values: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def get_data(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return some rows."""
         return self.values[rows]
+
+
+def _nearest(
+    vectors: NDArray[Any], asked: NDArray[np.int64], among: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the rows that are among the k nearest of any row asked for, nearest first, and their squared Euclidean distances."""
+    near = exact_neighbors(_Vectors(vectors), DATA, vectors[asked].astype(np.float64), k, among=among)
+    # A cell may be near several of the selected ones; the least of its distances counts.
+    least = np.full(len(vectors), np.inf)
+    np.minimum.at(least, near.rows[near.rows >= 0], near.distances[near.rows >= 0])
+    rows = np.flatnonzero(np.isfinite(least))
+    rows = rows[np.argsort(least[rows], kind="stable")]
+    return rows, least[rows]
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

@@ -30,6 +30,7 @@ from raggedatlas.query.compare import CompareOptions, compare, describe, number_
 from raggedatlas.query.modalities import read_modalities, vector_results
 from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
+from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
@@ -293,6 +294,25 @@ class QueryCells:
         valid = column.is_valid()
         flat = column.filter(valid).flatten().to_numpy(zero_copy_only=False)
         return table.column("uid").combine_chunks().filter(valid), flat.reshape(-1, column.type.list_size)
+
+    def snapshot_vectors(self, name: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any]]:
+        """Read an embedding of all cells of the snapshot that have it: their uids, their vectors, and their datasets.
+
+        Datasets whose vectors have another length than those of the query are left out: their distances have no meaning.
+        """
+        ids, vectors = self.coordinates(name)
+        catalog, spec = self.query.catalog, self.query.spec
+        if spec.filters or spec.search or spec.sample or spec.limit is not None:
+            whole = Query(catalog, QuerySpec())
+            if name in self._spaces():
+                records = [r for own in read_modalities(catalog)[name].records.values() for r in own]
+                alike = {r.name for r in records if r.n_features == vectors.shape[1]}
+                whole = whole.where({"dataset": sorted(alike)})
+            ids, vectors = QueryCells(whole).coordinates(name)
+        cells = Query(catalog, QuerySpec(obs=())).to_arrow()
+        rows = match_ids(ids, cells.column("uid").combine_chunks())
+        datasets = cells.column(DATASET).cast(pa.string()).take(pa.array(rows))
+        return ids, vectors, np.asarray(datasets.to_pylist(), object)
 
     def genes(self, layer: str | None) -> QueryGenes | None:
         """Open the genes of the atlas."""

@@ -21,6 +21,7 @@ READERS = {
     "zarr": "raggedatlas.formats.anndata.source:zarr_source",
     "h5mu": "raggedatlas.formats.mudata:mudata_source",
     "cxg": "raggedatlas.formats.cxg.source:cxg_source",
+    "loom": "raggedatlas.formats.loom:loom_source",
     "soma": "raggedatlas.formats.soma:soma_source",
     "10x-h5": "raggedatlas.formats.tenx:tenx_h5_source",
     "10x-mtx": "raggedatlas.formats.tenx:tenx_mtx_source",
@@ -44,7 +45,7 @@ WRITERS = {
 """Ending -> what writes such a file."""
 
 SUPPORTED = (
-    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, SOMA experiments, folders with "
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, SOMA experiments, .loom files, folders with "
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
@@ -170,12 +171,12 @@ def list_sources(folder: str | Path) -> list[Path]:
 
 
 def _is_known_file(path: Path) -> bool:
-    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip") or _is_extension(path)
+    return path.suffix in (*HDF5_ENDINGS, ".loom") or path.name.endswith(".zarr.zip") or _is_extension(path)
 
 
 def _is_extension(path: AnyPath) -> bool:
     # Suffixes of built-in formats are excluded first: the search for entry points takes some 20 ms.
-    built_in = ("", ".zip", *HDF5_ENDINGS, *WRITERS)
+    built_in = ("", ".zip", ".loom", *HDF5_ENDINGS, *WRITERS)
     return path.suffix not in built_in and path.suffix in plugins.plugins(plugins.READERS)
 
 
@@ -217,7 +218,7 @@ def detect(path: AnyPath) -> str:
         if names & {"zarr.json", ".zgroup"}:
             return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
         raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
-    if path.suffix not in HDF5_ENDINGS:
+    if path.suffix not in (*HDF5_ENDINGS, ".loom"):
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     return _hdf5_kind(open_hdf5(path), path)
 
@@ -253,6 +254,8 @@ def _hdf5_kind(container: Container, path: AnyPath) -> str:
         with readable(container.uri, "its structure"):
             if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
                 return "h5mu"
+            if path.suffix == ".loom":
+                return "loom"
             from raggedatlas.formats.tenx import is_tenx
 
             # An AnnData has `obs`; what is neither gets the message of the reader of AnnData.

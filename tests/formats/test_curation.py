@@ -178,6 +178,22 @@ def test_what_the_schema_cannot_hold_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / name).exists()
 
 
+def test_a_query_is_checked_as_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program sees a file in the form of the schema, which is gone afterwards; without the program nothing is written."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    atlas.add(curated(), "x", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(NotFoundError, match="no program"):
+        validate_schema(query)
+    monkeypatch.setenv(
+        VARIABLE, program(tmp_path, f'cp "$2" {tmp_path}/seen.h5ad; echo "$2" > {tmp_path}/name; {ERRORS}')
+    )
+    assert validate_schema(query, title="T cells").breaks_must
+    assert ad.read_h5ad(tmp_path / "seen.h5ad").uns["title"] == "T cells"
+    assert not Path((tmp_path / "name").read_text().strip()).exists()
+
+
 @pytest.mark.long
 def test_the_program_accepts_what_a_query_writes(tmp_path: Path) -> None:
     """A file with all facts passes cellxgene-schema itself, where that is installed."""

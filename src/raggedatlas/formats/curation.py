@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -71,16 +72,29 @@ def find_program() -> Path:
     return Path(found)
 
 
+@runtime_checkable
+class Writable(Protocol):
+    """What writes itself into a file, as a query does."""
+
+    def write(self, path: str, **options: Any) -> object:  # noqa: ANN401  (those of the format)
+        """Write into a file."""
+        ...
+
+
 @checked
-def validate_schema(path: str | Path, schema: Literal["cellxgene"] = "cellxgene") -> Problems:
-    """List what a file lacks to be a dataset of CELLxGENE, by the program cellxgene-schema.
+def validate_schema(
+    what: str | Path | Writable, schema: Literal["cellxgene"] = "cellxgene", *, title: str | None = None
+) -> Problems:
+    """List what a file, or the cells of a query, lack to be a dataset of CELLxGENE, by the program cellxgene-schema.
 
     Parameters
     ----------
-    path : str or Path
-        An `.h5ad` file on a local disk.
+    what : str, Path or Query
+        An `.h5ad` file on a local disk, or a query, which is written in the form of the schema to a temporary file first.
     schema : {"cellxgene"}
         The schema.
+    title : str, optional
+        Title of the dataset that a query becomes.
 
     Returns
     -------
@@ -102,7 +116,15 @@ def validate_schema(path: str | Path, schema: Literal["cellxgene"] = "cellxgene"
     Traceback (most recent call last):
     raggedatlas.errors.NotFoundError: There is no file absent.h5ad; check the path.
     """
-    file = Path(path)
+    if not isinstance(what, str | Path):
+        # Found here, so that nothing is written where the program is missing.
+        find_program()
+        with tempfile.TemporaryDirectory(prefix="raggedatlas-") as folder, warnings.catch_warnings():
+            # The program reports what `write` warns of.
+            warnings.simplefilter("ignore", UserWarning)
+            what.write(f"{folder}/query.h5ad", schema=schema, title=title)
+            return validate_schema(f"{folder}/query.h5ad", schema)
+    path, file = what, Path(what)
     if not file.is_file():
         raise NotFoundError(f"There is no file {path}; check the path.")
     if file.suffix != ".h5ad":

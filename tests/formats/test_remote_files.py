@@ -219,6 +219,32 @@ def test_a_file_is_written_to_a_bucket(name: str, files: Path, bucket: Bucket) -
     assert ra.read(some, storage_options=options).n_obs == 100
 
 
+def test_a_multimodal_file_is_written_to_a_bucket(files: Path, bucket: Bucket) -> None:
+    """An h5mu that was written to a bucket is read equal, modality by modality."""
+    target = ra.copy(files / "wu2020.h5mu", f"{bucket.uri}/copy.h5mu", modality=None, storage_options=bucket.options)
+    expected = ra.read(files / "wu2020.h5mu", modality=None)
+    result = ra.read(target, modality=None, storage_options=bucket.options)
+    assert list(result.mod) == list(expected.mod)
+    assert_equal(result.obs, expected.obs)
+    for modality in expected.mod:
+        assert_equal(result[modality], expected[modality])
+
+
+def test_remote_files_are_concatenated_as_local_ones(files: Path, bucket: Bucket, tmp_path: Path) -> None:
+    """`concat` of two addresses into a third gives what it gives of local files."""
+    for name, rows in (("first.h5ad", slice(0, 120)), ("second.h5ad", slice(120, 300))):
+        part = ra.read(files / "small.zarr")[rows].copy()
+        for target in (tmp_path / name, f"{bucket.uri}/{name}"):
+            ra.copy(part, target, storage_options=bucket.options)
+    names = ("first.h5ad", "second.h5ad")
+    target = f"{bucket.uri}/joined.h5ad"
+    ra.concat([f"{bucket.uri}/{name}" for name in names], target, storage_options=bucket.options)
+    ra.concat([tmp_path / name for name in names], tmp_path / "joined.h5ad")
+    result = ra.read(target, storage_options=bucket.options)
+    assert result.n_obs == 300
+    assert_equal(result, ra.read(tmp_path / "joined.h5ad"))
+
+
 def test_a_query_is_written_to_a_bucket(files: Path, bucket: Bucket, tmp_path: Path) -> None:
     """`Query.write` takes an address, with storage options of its own or those of the atlas."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
@@ -275,6 +301,31 @@ def test_a_store_that_fails_is_named_in_one_line(fault: str, bucket: Bucket, tmp
     text = str(caught.value)
     assert words in text
     assert uri in text
+    assert "\n" not in text
+    assert len(atlas.list_datasets()) == 0
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_server_that_never_answers_is_given_up(scheme: str, tmp_path: Path) -> None:
+    """A server that accepts connections and stays silent ends after `timeout` and a few retries, in one line; the atlas is as it was."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        uri = f"http://{address}/x.h5ad" if scheme == "http" else "s3://bucket/x.h5ad"
+        options = {
+            "aws_endpoint": f"http://{address}",
+            "aws_region": "us-east-1",
+            "allow_http": "true",
+            "timeout": "100ms",
+        }
+        options |= {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+        began = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            atlas.add(uri, storage_options=options, progress=False)
+    assert time.monotonic() - began < 20
+    text = str(caught.value)
+    assert uri in text
+    assert f"no answer from {address}" in text
     assert "\n" not in text
     assert len(atlas.list_datasets()) == 0
 

@@ -6,6 +6,7 @@ from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.anndata.source import read_object_parts
 from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.formats.containers import readable
+from raggedatlas.store.runtime import warnings_as
 
 CELL_NAMES = ("CellID", "obs_names", "cell_names", "barcode")
 FEATURE_NAMES = ("Gene", "var_names", "gene_names", "Accession")
@@ -40,9 +41,11 @@ def loom_source(path: str | Path) -> CompositeSource:
         # anndata converts the matrix to float32 unless it is told another dtype.
         dtype = file["matrix"].dtype.name
     try:
-        from anndata.io import read_loom
+        with warnings_as("ignore", FutureWarning):
+            from anndata.io import read_loom
 
-        with readable(str(path), "its contents"):
+        # Deprecated since anndata 0.13, because loom files hold less than an AnnData.
+        with readable(str(path), "its contents"), warnings_as("ignore", FutureWarning, "The function read_loom"):
             data = read_loom(str(path), X_name="", obs_names=names[0], var_names=names[1], dtype=dtype, validate=False)
     except ImportError as error:
         raise MissingExtraError(

@@ -337,6 +337,27 @@ def test_a_drop_that_dies_before_the_tags_is_finished_by_gc(two: Two, monkeypatc
     assert set(catalog.tables.tags(CELLS)) == {"atlas-v2"}
 
 
+@pytest.mark.long
+def test_a_drop_that_dies_before_any_write_has_dropped_one_snapshot_or_none(two: Two, dying: Dying) -> None:
+    """The others are sound after each death, a second call finishes it, and gc leaves no tag of what was dropped."""
+    catalog = two[0]
+    n, finished = 0, False
+    while not finished:
+        before = [record.version for record in (snapshots.snapshot(catalog), *list_versions(catalog))][1:]
+        with dying(n):
+            snapshots.drop_snapshot(catalog, before[0])
+            finished = True
+        left = [record.version for record in list_versions(catalog)]
+        assert left in (before, before[1:]), n
+        assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"], n
+        if left == before:
+            snapshots.drop_snapshot(catalog, before[0])
+        maintenance.gc(catalog, dry_run=False)
+        assert set(catalog.tables.tags(CELLS)) == {record.tag for record in list_versions(catalog)}, n
+        n += 1
+    assert n > 3
+
+
 def test_old_snapshots_expire(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots go if every given condition says so; labels are kept unless asked, and the newest always is."""
     catalog = two[0]

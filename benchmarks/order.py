@@ -1,4 +1,4 @@
-"""Start an epoch and take its batches: the keyed permutation of the loader beside an array of `numpy.random.Generator.permutation`.
+"""Start an epoch and take its batches: the keyed permutation of the loader compared with an array of `numpy.random.Generator.permutation`.
 
     python benchmarks/order.py [CELLS ...]
 

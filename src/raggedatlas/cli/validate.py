@@ -50,7 +50,7 @@ InspectTarget = Annotated[
 ]
 
 
-@command(MAINTENANCE, "validate pbmc.h5ad --level full --fix mended.h5ad")
+@command(MAINTENANCE, "validate pbmc.h5ad --level full --fix fixed.h5ad")
 def validate(
     atlas_options: ValidateTarget,
     level: Annotated[

@@ -10,7 +10,7 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -44,8 +44,37 @@ class Request:
     status: int
 
 
+class _Loopback:
+    """A server on loopback, as a context manager."""
+
+    def _bind(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        """Bind a free port; requests are answered within the context."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        # Clients keep connections open; `server_close` would wait for their threads.
+        self._server.block_on_close = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the server."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        """Start to answer."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop to answer."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
 @dataclass
-class FaultyProxy:
+class FaultyProxy(_Loopback):
     """An HTTP proxy on loopback, to be used as a context manager; its faults may be changed while it runs.
 
     Parameters
@@ -93,28 +122,7 @@ class FaultyProxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        # Clients keep connections open; `server_close` would wait for their threads.
-        self._server.block_on_close = False
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Where clients reach the proxy."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> "FaultyProxy":
-        """Start to answer."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop to answer."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._bind(Handler)
 
     def cut_after(self, method: str, pattern: str) -> None:
         """Cut the connection after the server has done the next request of a method on a matching path, once.
@@ -312,7 +320,7 @@ class Remote:
 
 
 @dataclass
-class WebServer:
+class WebServer(_Loopback):
     """A web server on loopback for the files of a folder, to be used as a context manager; its faults may be changed while it runs.
 
     Parameters
@@ -348,27 +356,7 @@ class WebServer:
         class Handler(_FileHandler):
             owner = web
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Where clients reach the server."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> "WebServer":
-        """Start to answer."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop to answer."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._bind(Handler)
 
 
 class _FileHandler(BaseHTTPRequestHandler):

@@ -201,7 +201,7 @@ class _LayerWriter:
         if self.writer is None:
             self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
         elif not is_exact(self.writer.dtype, dtype):
-            # `choose` has set `needs_rewrite`, so `_judge` discards this array.
+            # `choose` has set `needs_rewrite`, so `finish` discards this array.
             return
         self.writer.promote(dtype)
         self.writer.append(values, breaks)
@@ -237,35 +237,32 @@ def write_group(
     ValuesError
         If the value policy refuses a value; the caller removes the group.
     """
+    reading = _Reading(source, WrittenGroup(group, path), options, taken, content)
     try:
-        return _write(catalog, source, path, group, options, progress, taken, {}, content)
+        return _write(catalog, reading, progress)
     except _DtypeChangedError as error:
         # The threads of the first pass have ended, so nothing appears below the path after this.
         if not options.dry_run:
             catalog.arrays.child(*path.split("/")).delete_prefix()
         # No hash: the first pass has read all blocks, so `content` is complete.
-        return _write(catalog, source, path, group, options, progress, taken, error.right, None)
+        again = replace(reading, written=WrittenGroup(group, path), content=None, formats=error.right)
+        return _write(catalog, again, progress)
 
 
-def _write(
-    catalog: Catalog, source: Source, path: str, group: GroupPlan, options: IngestOptions, progress: Progress,
-    taken: set[str], forced: Mapping[str, _LayerFormat], content: ContentHash | None,
-) -> PendingWrite:  # fmt: skip
-    written = WrittenGroup(group, path)
-    layers = [_LayerWriter(source, p, group, options) for p in group.layers]
+def _write(catalog: Catalog, reading: "_Reading", progress: Progress) -> PendingWrite:
+    written, layers = reading.written, reading.layers
     with contextlib.ExitStack() as steps:
         # Contexts end in reverse order: `later` feeds `append`, which feeds `send`.
         send, append, later = (steps.enter_context(BackgroundWriter(DEPTH)) for _ in range(3))
-        arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
-        written.indptr = _stream(
-            source, written, layers, arrays, append, later, options, progress, taken, forced, content
-        )  # fmt: skip
-        _judge(layers, group, taken)
-        for layer in layers:
-            written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
-            written.stored[layer.name] = layer.dtype
-        taken.update(written.layers)
-        written.present = source.present(group.layers[0].info.key)
+        arrays = None if reading.options.dry_run else _Arrays(catalog, written.path, written.group, send)
+        blocks = prefetch(reading.blocks(), DEPTH)
+        with contextlib.closing(blocks):
+            for rows in map(reading.check, blocks):
+                if arrays is not None:
+                    # `choose` runs now: when the job runs, `fit` may have seen later blocks.
+                    later(partial(arrays.place, rows, [(layer, layer.choose()) for layer in layers], append))
+                progress("block", written.n_rows, written.group.layers[0].info.shape[0])
+        reading.finish()
         # The last blocks are still queued: from here on `PendingWrite` waits for the threads.
         left = steps.pop_all()
 
@@ -278,33 +275,111 @@ def _write(
     return PendingWrite(written, left, close)
 
 
-def _stream(
-    source: Source, written: WrittenGroup, layers: list[_LayerWriter],
-    arrays: "_Arrays | None", append: BackgroundWriter, later: BackgroundWriter, options: IngestOptions, progress: Progress,
-    taken: set[str], forced: Mapping[str, _LayerFormat], content: ContentHash | None,
-) -> NDArray[np.int64] | None:  # fmt: skip
-    """Read and check the blocks and pass them to the pipeline; return `indptr`, None for dense groups."""
-    group = written.group
-    sparse = group.space.kind is PointerKind.SPARSE
-    bounds = [np.zeros(1, np.int64)]
-    steps = prefetch(_steps(source, [p.info for p in group.layers]), DEPTH)
-    with contextlib.closing(steps):
-        for blocks in steps:
-            ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
-            for layer, block in zip(layers, ready, strict=True):
-                layer.fit.observe(block, written.n_rows)
-            if content is not None:
-                content.update(ready[0])
-            _name_layers(layers, group, taken, forced)
-            if isinstance(ready[0], CsrBlock):
-                bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
-            if arrays is not None:
-                # `choose` runs now: when the job runs, `fit` may have seen later blocks.
-                later(partial(arrays.place, ready, [(layer, layer.choose()) for layer in layers], append))
-            written.n_rows += ready[0].n_rows
-            written.n_entries += ready[0].layers["values"].size
-            progress("block", written.n_rows, group.layers[0].info.shape[0])
-    return np.concatenate(bounds) if sparse else None
+@dataclass
+class _Reading:
+    """One pass over the matrices of a group.
+
+    Parameters
+    ----------
+    source, options, taken, content
+        See `write_group`.
+    written : WrittenGroup
+        Filled with what is found.
+    formats : dict
+        Matrix -> name and dtype of its layer, where an earlier pass has found them.
+    """
+
+    source: Source
+    written: WrittenGroup
+    options: IngestOptions
+    taken: set[str]
+    content: ContentHash | None
+    formats: Mapping[str, _LayerFormat] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Prepare the layers."""
+        group = self.written.group
+        self.layers = [_LayerWriter(self.source, plan, group, self.options) for plan in group.layers]
+        self._bounds = [np.zeros(1, np.int64)]
+
+    def blocks(self) -> Iterator[tuple[Block, ...]]:
+        """Yield the next rows of all matrices."""
+        infos = [plan.info for plan in self.written.group.layers]
+        n_rows = min(block_rows(info) for info in infos)
+        return self.source.blocks(tuple(info.key for info in infos), max(1, n_rows // len(infos)))
+
+    def check(self, blocks: tuple[Block, ...]) -> Sequence[Block]:
+        """Return rows in their canonical form, after the values are checked and hashed and the layers have names."""
+        written = self.written
+        sparse = written.group.space.kind is PointerKind.SPARSE
+        ready: Sequence[Block] = self._align(blocks) if sparse else [to_dense(block) for block in blocks]
+        for layer, block in zip(self.layers, ready, strict=True):
+            layer.fit.observe(block, written.n_rows)
+        if self.content is not None:
+            self.content.update(ready[0])
+        self._name_layers()
+        if isinstance(ready[0], CsrBlock):
+            self._bounds.append(ready[0].indptr[1:] + self._bounds[-1][-1])
+        written.n_rows += ready[0].n_rows
+        written.n_entries += ready[0].layers["values"].size
+        return ready
+
+    def _align(self, blocks: tuple[Block, ...]) -> list[CsrBlock]:
+        ready = []
+        for block, layer in zip(blocks, self.layers, strict=True):
+            key = layer.plan.info.key
+            clean, n = canonicalize(
+                to_csr(block), key, self.written.n_rows, sum_duplicates=self.options.duplicate_entries == "sum"
+            )
+            ready.append(clean)
+            self.written.n_summed += n
+        for other in ready[1:]:
+            if not (np.array_equal(other.indptr, ready[0].indptr) and np.array_equal(other.indices, ready[0].indices)):
+                raise SourceError(
+                    f"{self.layers[0].plan.info.key} and its layers changed while they were read; let nothing write the source and add it again."
+                )
+        return ready
+
+    def _used(self) -> set[str]:
+        """Return the names that layers cannot have."""
+        return self.taken | {layer.plan.name for layer in self.layers if layer.plan.name}
+
+    def _name_layers(self) -> None:
+        used = self._used()
+        for layer in self.layers:
+            if not layer.name:
+                form = self.formats.get(layer.plan.info.key)
+                layer.name, layer.known = (layer.decide(self.written.group, used), None) if form is None else form
+                used.add(layer.name)
+
+    def finish(self) -> None:
+        """Judge the layers by all their values, and record them.
+
+        Raises
+        ------
+        _DtypeChangedError
+            If the matrices have to be read again, to write them under other names or in other dtypes.
+        """
+        final: dict[str, _LayerFormat] = {}
+        used, written = self._used(), self.written
+        for layer in self.layers:
+            layer.fit.judge()
+            form = final[layer.plan.info.key] = _LayerFormat(layer.decide(written.group, used), layer.dtype)
+            used.add(form.name)
+        # Names were chosen from the first block, and now all values are known.
+        if any(
+            layer.needs_rewrite or layer.name != final[layer.plan.info.key].name for layer in self.layers if layer.name
+        ):
+            raise _DtypeChangedError(final)
+        for layer in self.layers:
+            plan = layer.plan
+            layer.name = final[plan.info.key].name
+            written.layers[layer.name] = replace(plan, info=replace(plan.info, dtype=layer.fit.returned))
+            written.stored[layer.name] = layer.dtype
+        self.taken.update(written.layers)
+        written.present = self.source.present(written.group.layers[0].info.key)
+        if written.group.space.kind is PointerKind.SPARSE:
+            written.indptr = np.concatenate(self._bounds)
 
 
 class _Arrays:
@@ -367,27 +442,6 @@ class _Arrays:
             self.indices.append(columns, rows)
         for layer, part in values:
             layer.append(self, part, rows)
-
-
-def _steps(source: Source, infos: list[MatrixInfo]) -> Iterator[tuple[Block, ...]]:
-    n_rows = min(block_rows(info) for info in infos)
-    return source.blocks(tuple(info.key for info in infos), max(1, n_rows // len(infos)))
-
-
-def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOptions) -> list[CsrBlock]:
-    ready = []
-    for block, layer in zip(blocks, written.group.layers, strict=True):
-        clean, n = canonicalize(
-            to_csr(block), layer.info.key, written.n_rows, sum_duplicates=options.duplicate_entries == "sum"
-        )
-        ready.append(clean)
-        written.n_summed += n
-    for other in ready[1:]:
-        if not (np.array_equal(other.indptr, ready[0].indptr) and np.array_equal(other.indices, ready[0].indices)):
-            raise SourceError(
-                f"{written.group.layers[0].info.key} and its layers changed while they were read; let nothing write the source and add it again."
-            )
-    return ready
 
 
 def reorder_columns(
@@ -487,31 +541,6 @@ def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
     cell = source.cells().column(INDEX)[row if present is None else int(present[row])].as_py()
     feature = f"{source.features(info.features).column(INDEX)[column].as_py()!r} " if info.features else ""
     return f"cell {cell!r} (row {row}), feature {feature}(column {column}, both counted from 0)"
-
-
-def _name_layers(
-    layers: list[_LayerWriter], group: GroupPlan, taken: set[str], right: Mapping[str, _LayerFormat]
-) -> None:
-    used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
-    for layer in layers:
-        if not layer.name:
-            form = right.get(layer.plan.info.key)
-            layer.name, layer.known = (layer.decide(group, used), None) if form is None else form
-            used.add(layer.name)
-
-
-def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> None:
-    final: dict[str, _LayerFormat] = {}
-    used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
-    for layer in layers:
-        layer.fit.judge()
-        form = final[layer.plan.info.key] = _LayerFormat(layer.decide(group, used), layer.dtype)
-        used.add(form.name)
-    # Names were chosen from the first block, and now all values are known.
-    if any(layer.needs_rewrite or layer.name != final[layer.plan.info.key].name for layer in layers if layer.name):
-        raise _DtypeChangedError(final)
-    for layer in layers:
-        layer.name = final[layer.plan.info.key].name
 
 
 def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None) -> None:

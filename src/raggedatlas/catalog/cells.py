@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import group_by_dataset
+from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, SchemaError
 from raggedatlas.model.assets import AnnotationRecord, annotation_columns
@@ -19,7 +20,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import all_of, is_not_null, is_null
-from raggedatlas.store.tables import Tables, update_columns
+from raggedatlas.store.tables import Tables, update_columns, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,22 @@ class CellColumn:
     stored: str
     type: pa.DataType
     facts: ColumnFacts
+
+
+def in_datasets(cells: pa.Table | pa.RecordBatch, uids: Iterable[str]) -> Any:  # noqa: ANN401 - a mask, chunked as the cells are
+    """Return for each cell whether its dataset is one of those.
+
+    With the uids of all records, these are the visible cells: the table also has cells of adds that are under way or died, and of
+    datasets that are being dropped.
+    """
+    return pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(uids), pa.string()))
+
+
+def visible_cells(catalog: Catalog, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Walk over some columns of the visible cells, with ``dataset_uid``, in bounded memory."""
+    uids = {record.uid for record in read_records(catalog)}
+    for batch in walk(catalog.tables, CELLS, list(dict.fromkeys([*columns, "dataset_uid"]))):
+        yield batch.filter(in_datasets(batch, uids))
 
 
 def stored_type(arrow: pa.DataType) -> pa.DataType:

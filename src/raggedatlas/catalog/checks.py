@@ -41,7 +41,7 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
-from raggedatlas.catalog.cells import check_frames
+from raggedatlas.catalog.cells import check_frames, in_datasets
 from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
@@ -181,7 +181,7 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     uncommitted: dict[str, int] = {}
     foreign: dict[tuple[str, str], int] = {}
     for batch in catalog.tables.batches(CELLS, list(dict.fromkeys(["uid", "dataset_uid", *pointers, *counts]))):
-        known = pc.is_in(batch.column("dataset_uid"), value_set=pa.array(list(datasets), pa.string()))
+        known = in_datasets(batch, datasets)
         for entry in pc.value_counts(batch.column("dataset_uid").filter(pc.invert(known))).to_pylist():
             uncommitted[str(entry["values"])] = uncommitted.get(str(entry["values"]), 0) + entry["counts"]
         rows = batch.filter(known)
@@ -409,7 +409,7 @@ def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Pr
             problems.append(_problem(record, "missing-store", f"its root cannot be read: {error}"))
         where = equals(f"{record.column}.zarr_group", record.zarr_group)
         rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
-        rows = rows.filter(pc.is_in(rows.column("dataset_uid"), value_set=pa.array(sorted(known), pa.string())))
+        rows = rows.filter(in_datasets(rows, known))
         left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group)
         problems += _check_pointers(record, rows, {uid: n for uid, n in left.items() if uid in known})
     return problems

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import GRACE, RESULT_ASSETS, group_by_dataset, process_alive, read_records, this_process
 from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
-from raggedatlas.catalog.cells import read_frame, write_frame
+from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
 from raggedatlas.model.ids import UidIndex, new_uid
@@ -162,11 +162,11 @@ def _to_json(records: Iterable[DeletionRecord]) -> str:
 def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
     """Find the datasets and rows of cells; refuse cells that are not there, and datasets that would be left empty."""
     known = {uid: records[0] for uid, records in group_by_dataset(read_records(catalog)).items()}
-    uids, visible = pc.unique(uids), pa.array(list(known), pa.string())
+    uids = pc.unique(uids)
     index, found, touched = UidIndex(uids), np.zeros(len(uids), bool), dict[str, None]()
     for batch in at.tables.batches(CELLS, ["uid", "dataset_uid"]):
         owners = batch.column("dataset_uid")
-        places = np.where(pc.is_in(owners, value_set=visible), index.find(batch.column("uid")), -1)
+        places = np.where(in_datasets(batch, known), index.find(batch.column("uid")), -1)
         found[places[places >= 0]] = True
         touched |= dict.fromkeys(owners.filter(pa.array(places >= 0)).unique().to_pylist())
     missing = uids.filter(pa.array(~found))

@@ -2,17 +2,15 @@
 
 from functools import partial
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, TERM_TABLE, Catalog
+from raggedatlas.catalog.cells import visible_cells
 from raggedatlas.catalog.genes import list_tables, read_rows
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.model.frames import is_text, metadata_columns
 from raggedatlas.model.terms import TERMS, TERMS_SCHEMA, Terms, TermSource
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
-from raggedatlas.store.tables import walk
 
 
 def term_source(catalog: Catalog) -> TermSource:
@@ -60,12 +58,9 @@ def column_values(catalog: Catalog, stored: str) -> list[str]:
         return [*map(str, facts.categories)]
 
     def read() -> list[str]:
-        visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
         found: dict[str, None] = {}
-        for batch in walk(catalog.tables, CELLS, [stored, "dataset_uid"]):
-            # Cells of adds that are under way have no record.
-            own = batch.column(stored).filter(pc.is_in(batch.column("dataset_uid"), value_set=visible))
-            found |= dict.fromkeys(pc.unique(own).drop_null().to_pylist())
+        for batch in visible_cells(catalog, [stored]):
+            found |= dict.fromkeys(pc.unique(batch.column(stored)).drop_null().to_pylist())
         return list(found)
 
     return catalog.remember("values", stored, read)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, join_facts
+from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, in_datasets, join_facts
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values, merge_colors
@@ -570,7 +570,7 @@ def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Arr
             "on='cell_name' needs the dataset of each cell, as names are unique within one only: a column 'dataset', or dataset='NAME'."
         )
     cells = catalog.tables.read(CELLS, ["uid", "dataset_uid", "cell_name"])
-    cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=pc.unique(datasets)))
+    cells = cells.filter(in_datasets(cells, pc.unique(datasets).to_pylist()))
     # Dataset and name in one text, since `index_in` looks up single columns.
     keys = pc.binary_join_element_wise(cells.column("dataset_uid"), cells.column("cell_name"), "\0").combine_chunks()
     asked = pc.binary_join_element_wise(datasets, names, "\0")
@@ -617,10 +617,9 @@ def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> 
 
 def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
     """Yield the uids of all cells, batch by batch; null for cells of a dataset that is not in the atlas."""
-    # The table also has cells of adds that are not committed yet and of dropped datasets.
-    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+    visible = {record.uid for record in read_records(catalog)}
     for batch in at.batches(CELLS, ["uid", "dataset_uid"]):
-        yield pc.if_else(pc.is_in(batch.column("dataset_uid"), value_set=visible), batch.column("uid"), None)
+        yield pc.if_else(in_datasets(batch, visible), batch.column("uid"), None)
 
 
 def _without_nan(values: pa.Array) -> pa.Array:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
     CorruptError,
     DuplicateError,
@@ -511,10 +512,9 @@ def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401
 def _cells(catalog: Catalog, stored: str, dataset: str | None) -> pa.Table:
     """Read the cells that may be meant, with the values of the link."""
     records = read_records(catalog) if dataset is None else find_dataset(catalog, dataset)
-    known = pa.array(sorted({record.uid for record in records}), pa.string())
     columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
     cells = catalog.tables.read(CELLS, columns)
-    return cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=known))
+    return cells.filter(in_datasets(cells, {record.uid for record in records}))
 
 
 def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
@@ -585,7 +585,7 @@ def _lacking(
 ) -> Sequence[str]:
     """Refuse or report cells of these datasets that have no shape."""
     # Datasets without any match are not meant by the link, so their cells lack nothing.
-    touched = pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(counts), pa.string()))
+    touched = in_datasets(cells, counts)
     without = cells.filter(pc.and_(touched, at.is_null()))
     if not without.num_rows:
         return []

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
     DuplicateError,
     NameRefusedError,
@@ -225,7 +226,7 @@ def _match_cells(
     _refuse_repeated(ids, dataset)
     inventory = {record.uid: record.name for record in read_records(catalog)}
     cells = catalog.tables.read(CELLS, ["uid", "dataset_uid"])
-    cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(inventory), pa.string())))
+    cells = cells.filter(in_datasets(cells, inventory))
     # `index_in` needs the same type on both sides.
     uids = cells.column("uid").cast(ids.type).combine_chunks()
     found = pc.index_in(uids, value_set=ids)

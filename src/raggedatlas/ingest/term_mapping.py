@@ -1,6 +1,6 @@
 """Terms for free-text labels: proposed by name, synonym and similarity, confirmed by a file, and written back as ids."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import visible_cells
 from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.ingest.annotations import AnnotateOptions, AnnotationSource, annotate, with_facts
@@ -196,18 +196,10 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
     return TermMapping(columns.name, terms.version, tuple(found), unknown, written)
 
 
-def _visible(catalog: Catalog, stored: str) -> Iterator[pa.RecordBatch]:
-    """Yield uid and one column of the cells that are in the atlas."""
-    # The table also has cells of adds that are under way.
-    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
-    for batch in catalog.tables.batches(CELLS, ["uid", "dataset_uid", stored]):
-        yield batch.filter(pc.is_in(batch.column("dataset_uid"), value_set=visible))
-
-
 def _count_labels(catalog: Catalog, stored: str) -> dict[str, int]:
     """Count the cells of each label."""
     sizes: dict[str, int] = {}
-    for batch in _visible(catalog, stored):
+    for batch in visible_cells(catalog, [stored]):
         for entry in pc.value_counts(batch.column(stored).drop_null()).to_pylist():
             label = str(entry["values"])
             sizes[label] = sizes.get(label, 0) + entry["counts"]
@@ -302,7 +294,7 @@ def _ids_of_cells(catalog: Catalog, columns: TermColumns, term_of: Mapping[str, 
     labels, ids = pa.array([*term_of], pa.string()), sorted({*term_of.values()})
     code_of = pa.array([ids.index(term) for term in term_of.values()], pa.int32())
     uids, codes = [], []
-    for batch in _visible(catalog, str(columns.labels)):
+    for batch in visible_cells(catalog, ["uid", str(columns.labels)]):
         # One look-up for the batch: label -> place in `labels` -> code of its id.
         code = code_of.take(pc.index_in(batch.column(str(columns.labels)).cast(pa.string()), value_set=labels))
         uids.append(batch.column("uid").filter(code.is_valid()))

@@ -20,6 +20,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.model.ids import check_name
+from raggedatlas.store.indexes import WHOLE_VALUES, index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.sql import parenthesized
 from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
@@ -177,7 +178,12 @@ class TableRows:
         """
         table = self.open(name)
         with filter_errors(where, table):
-            return int(table.count_rows(filter=parenthesized(where)))
+            if where is None:
+                return int(table.count_rows())
+            scan = table.scanner(
+                [], parenthesized(where), with_row_id=True, use_scalar_index=index_serves(table, where)
+            )
+            return int(scan.count_rows())
 
     def read(
         self, name: str, columns: Sequence[str] | None = None, where: str | None = None, *, row_ids: bool = False
@@ -203,7 +209,10 @@ class TableRows:
         table = self.open(name)
         with filter_errors(where, table):
             rows = table.to_table(
-                columns=None if columns is None else list(columns), filter=parenthesized(where), with_row_id=True
+                columns=None if columns is None else list(columns),
+                filter=parenthesized(where),
+                with_row_id=True,
+                use_scalar_index=index_serves(table, where),
             )
         check_rows(rows, table.uri)
         ids = rows.column("_rowid").to_numpy()
@@ -315,15 +324,35 @@ class TableRows:
         read_version : int or None
             The version that the rows are looked up in, so that a later commit to their fragments is a conflict; None is the newest.
         """
+        # Without indexes, as `index_serves` says; they would not help to find values that are not in a filter either.
+        read: dict[str, Any] = {"with_row_id": column == ROW_ID, "use_scalar_index": False}
+        wanted = [] if column == ROW_ID else [column]
+
+        def find(table: "lance.LanceDataset") -> pa.Table:
+            rows = table.to_table(wanted, where, with_row_address=True, **read)
+            return rows.filter(pc.is_in(rows.column(column), value_set=values))
+
+        return self._delete(name, find, read_version) if len(values) else 0
+
+    def delete(self, name: str, where: str) -> int:
+        """Delete rows in one commit, and return how many."""
+
+        def find(table: "lance.LanceDataset") -> pa.Table:
+            return table.to_table([], where, with_row_address=True, use_scalar_index=index_serves(table, where))
+
+        return self._delete(name, find)
+
+    def _delete(
+        self, name: str, find: "Callable[[lance.LanceDataset], pa.Table]", read_version: int | None = None
+    ) -> int:
+        """Delete the rows that `find` returns with their addresses, in one commit."""
         import lance
 
         def once() -> int:
-            table, by_id = self.open_at(name, read_version), column == ROW_ID
-            columns = [] if by_id else [column]
-            # Without indexes, which take seconds where many rows were deleted.
-            rows = table.to_table(columns, where, with_row_id=by_id, with_row_address=True, use_scalar_index=False)
-            addresses = rows.filter(pc.is_in(rows.column(column), value_set=values)).column("_rowaddr").to_numpy()
-            # A filter that lists 300,000 values takes Lance half a minute. An address is a fragment and a row of it, of 32 bits each.
+            table = self.open_at(name, read_version)
+            addresses = find(table).column("_rowaddr").to_numpy()
+            # A filter that lists 300,000 values takes Lance half a minute, one over an index with holes seconds (see `index_serves`).
+            # An address is a fragment and a row of it, of 32 bits each.
             owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
             touched = set(np.unique(owner).tolist())
             changed = {
@@ -335,31 +364,17 @@ class TableRows:
                 # A fragment without rows is left out.
                 updated = [fragment for fragment in changed.values() if fragment is not None]
                 emptied = [number for number, fragment in changed.items() if fragment is None]
-                operation = lance.LanceOperation.Delete(updated, emptied, f"{len(addresses)} rows by {column}")
+                operation = lance.LanceOperation.Delete(updated, emptied, f"{len(addresses)} rows")
                 lance.LanceDataset.commit(
                     self.uri(name), operation, read_version=table.version, max_retries=0,
                     storage_options=self.location.lance_options(),
                 )  # fmt: skip
             return len(addresses)
 
-        if not len(values):
-            return 0
         if read_version is None:
             return self.retry(name, once)
         with lance_errors(self.uri(name)):
             return once()
-
-    def delete(self, name: str, where: str) -> int:
-        """Delete rows in one commit, and return how many."""
-
-        def once() -> int:
-            table = self.open(name)
-            n = int(table.count_rows(filter=where))
-            if n:
-                table.delete(where)
-            return n
-
-        return self.retry(name, once)
 
     def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
         """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
@@ -471,7 +486,7 @@ def walk(
             fragment_readahead=1,
             io_buffer_size=_WALK_BUFFER,
             scan_in_order=True,
-            use_scalar_index=use_index,
+            use_scalar_index=use_index and index_serves(table, where),
         ).to_batches():
             yield check_rows(batch, table.uri)
 
@@ -509,16 +524,6 @@ def plain(rows: pa.Table) -> pa.Table:
             value = column.with_type(column.type.value_type)
             rows = rows.set_column(i, value, rows.column(i).cast(value.type))
     return rows
-
-
-_WHOLE: dict[str, Any] = {
-    "base_tokenizer": "raw",
-    "lower_case": False,
-    "stem": False,
-    "remove_stop_words": False,
-    "ascii_folding": False,
-}
-"""Full-text indexes on uids index exact values; those on other columns index words."""
 
 
 @dataclass(frozen=True)
@@ -701,12 +706,12 @@ class Tables(TableRows):
     def index(self, name: str, column: str, kind: str, *, rebuild: bool = False) -> bool:
         """Build or update a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index; return whether it was necessary."""
         index_name = f"{column}_{kind.lower()}_idx"
-        options = _WHOLE if kind == "FTS" and column.endswith("uid") else {}
+        options = WHOLE_VALUES if kind == "FTS" and column.endswith("uid") else {}
         stored: Any = "INVERTED" if kind == "FTS" else kind
 
         def once() -> bool:
             table = self.open(name)
-            exists = any(i["name"] == index_name for i in _indices(table))
+            exists = any(i["name"] == index_name for i in indexes_of(table))
             if rebuild and exists:
                 table.drop_index(index_name)
             if table.count_rows() == 0:
@@ -736,7 +741,7 @@ class Tables(TableRows):
 
         def once() -> bool:
             table = self.open(name)
-            names = [i["name"] for i in _indices(table) if i["name"] == f"{i['fields'][0]}_vectors"]
+            names = [i["name"] for i in indexes_of(table) if i["name"] == f"{i['fields'][0]}_vectors"]
             outdated = [i for i in names if int(table.stats.index_stats(i)["num_unindexed_rows"])]
             if outdated:
                 table.optimize.optimize_indices(index_names=outdated)
@@ -746,7 +751,7 @@ class Tables(TableRows):
 
     def indices(self, name: str) -> dict[str, list[str]]:
         """List the indexes of a table: name -> columns."""
-        return {i["name"]: list(i["fields"]) for i in _indices(self.open(name))}
+        return {i["name"]: list(i["fields"]) for i in indexes_of(self.open(name))}
 
     def clean_up(self, name: str, older_than: timedelta) -> int:
         """Remove versions older than a span, never a tagged one, and return the bytes freed."""
@@ -762,10 +767,6 @@ class Tables(TableRows):
             return int(stats.bytes_removed)
 
         return self.retry(name, once)
-
-
-def _indices(table: "lance.LanceDataset") -> list[dict[str, Any]]:
-    return [{"name": i.name, "fields": [str(f) for f in i.field_names]} for i in table.describe_indices()]
 
 
 def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:

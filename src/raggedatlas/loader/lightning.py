@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any, Self, Unpack
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
@@ -16,8 +15,8 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
 from raggedatlas.loader.plan import BatchPlan, LoaderChoices, ObsColumn, OutputFormat
 from raggedatlas.model.arguments import checked
-from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
+from raggedatlas.query.selection import hash_uids
 
 _OWN_SEEDS = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""
@@ -151,9 +150,7 @@ def align_query(query: Query, loader: Loader) -> Query:
 
 def _hashes(plan: BatchPlan, split: Split) -> NDArray[np.uint64]:
     if split.by is None:
-        return hash_uids(
-            pa.chunked_array([pa.array(plan.uids.astype(str).tolist(), pa.string())]), split.seed + _OWN_SEEDS
-        )
+        return hash_uids(plan.uids, split.seed + _OWN_SEEDS)
     if split.by not in plan.columns:
         raise QueryError(f"The loader's obs are {list(plan.columns)}; add {split.by!r} to split by it.")
     known, codes = _values(split.by, plan.columns[split.by])

@@ -1,6 +1,5 @@
 """The cells of a query (filter, search, sample, sort, limit), and what comes with them: members of obsm, results, centroids, colors."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,7 +19,7 @@ from raggedatlas.model.frames import DATASET, IDS, column_stacks, facts_of, meta
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind, pointer_columns
 from raggedatlas.query.modalities import DEFAULT_SPACE, CellPointers, join_dtypes, pointer_column
-from raggedatlas.query.read_plan import GroupPlan, InMemoryRows, PartPlan, QuerySpec, ReadPlan, Sample, SpacePlan
+from raggedatlas.query.read_plan import GroupPlan, InMemoryRows, PartPlan, QuerySpec, ReadPlan, SpacePlan
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.read import ArrayReader
@@ -32,7 +31,10 @@ from raggedatlas.store.tables import ROW_ID, Tables, walk
 if TYPE_CHECKING:
     pass
 
-_NAMES, _DATASET_UID = ("uid", "cell_name"), "dataset_uid"
+_NAMES = ("uid", "cell_name")
+
+DATASET_UID = "dataset_uid"
+"""Column of the cell table that names the dataset of each cell."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def read_cells(
     pointers: Sequence[str],
     *,
     bounded: bool = False,
+    ids: NDArray[np.uint64] | None = None,
 ) -> Cells:
     """Read the cells that the filters keep, in table order; cells of datasets without a record are invisible.
 
@@ -166,27 +169,79 @@ def read_cells(
         Pointer columns to read.
     bounded : bool
         Whether to read in the least memory, and names of cells only where `more` asks for them.
+    ids : (k,) uint64, or None
+        Stable row ids: read these cells only, which the filters keep, in this order.
     """
     schema = columns.schema
     kinds = pointer_columns(schema)
     parts = [part for name in pointers if name in kinds for part in dict.fromkeys(_pointer_parts(name, kinds[name][1]))]
-    wanted = list(dict.fromkeys([*(() if bounded else _NAMES), _DATASET_UID, *more, *parts]))
+    wanted = list(dict.fromkeys([*(() if bounded else _NAMES), DATASET_UID, *more, *parts]))
     where = to_sql(spec.filters, columns)
     uids = pa.array(list(columns.datasets), pa.string())
-    if bounded and (bare := _walk_cells(catalog, wanted, where, uids)) is not None:
+    if ids is None and bounded and (bare := _walk_cells(catalog, wanted, where, uids)) is not None:
         table, codes = bare
+    elif ids is not None:
+        table = read_rows(catalog.tables, wanted, where, ids)
+        codes = pc.index_in(table.column(DATASET_UID), value_set=uids)
     else:
         table = catalog.tables.read(CELLS, wanted, where, row_ids=True)
-        codes = pc.index_in(table.column(_DATASET_UID), value_set=uids)
+        codes = pc.index_in(table.column(DATASET_UID), value_set=uids)
     # Cells of a dataset without a record are left by an `add` that is under way or was killed.
     if codes.null_count:
         table, codes = table.filter(codes.is_valid()), codes.drop_null()
-    # The values of a column are read, to suggest near ones, only if no cell was found.
-    warn_of_unknown(spec.filters, columns, partial(_texts, catalog, columns) if not len(codes) else lambda _: None)
+    if ids is None:
+        warn_of_values(catalog, spec, columns, len(codes))
     code = codes.to_numpy().astype(np.int32, copy=False)
     del codes
     release_unused_memory()
     return Cells(table, code, columns.datasets, pa.table({}))
+
+
+def warn_of_values(catalog: Catalog, spec: QuerySpec, columns: Columns, n_found: int) -> None:
+    """Warn of values that filters ask for and no cell has, after `n_found` cells were found."""
+    # The values of a column are read, to suggest near ones, only if no cell was found.
+    warn_of_unknown(spec.filters, columns, partial(_texts, catalog, columns) if not n_found else lambda _: None)
+
+
+def read_rows(tables: Tables, wanted: Sequence[str], where: str | None, ids: NDArray[np.uint64]) -> pa.Table:
+    """Read some rows of the cell table and their `ROW_ID`, in the order of `ids`, all of which pass the filter."""
+    if len(ids) <= _LISTED_ROWS:
+        table = tables.read(CELLS, wanted, in_list(ROW_ID, ids.tolist()), row_ids=True)
+    else:
+        kept = [
+            batch.filter(pc.is_in(batch.column(ROW_ID), value_set=pa.array(ids)))
+            for batch in walk(tables, CELLS, wanted, where)
+        ]
+        table = pa.Table.from_batches(kept)
+    found = table.column(ROW_ID).to_numpy()
+    by_id = np.argsort(found, kind="stable")
+    at = by_id[np.searchsorted(found[by_id], ids)] if len(found) else by_id
+    return table if np.array_equal(found, ids) else table.take(pa.array(at))
+
+
+_LISTED_ROWS = 2**14
+"""Up to this many rows are asked for by a list of row ids; for more, reading all of a column is faster."""
+
+
+def uid_bytes(column: pa.ChunkedArray) -> NDArray[np.bytes_]:
+    """Return uids as an array of bytes: one block of memory, which is indexed for batches and hashed as it is."""
+    made = [_fixed_width(chunk) for chunk in column.chunks]
+    if any(chunk is None for chunk in made) or not made:
+        return np.array(column.cast(pa.binary()).to_pylist(), dtype=np.bytes_)
+    return np.concatenate([chunk for chunk in made if chunk is not None])
+
+
+def _fixed_width(texts: pa.Array) -> NDArray[np.bytes_] | None:
+    """Return the texts of an array, without a copy, if all are as long as a uid usually is."""
+    if not pa.types.is_string(texts.type) or texts.null_count or not len(texts):
+        return None
+    bounds = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    if (np.diff(bounds) != _UID_CHARS).any():
+        return None
+    return np.frombuffer(texts.buffers()[2], np.uint8)[bounds[0] : bounds[-1]].view(f"S{_UID_CHARS}")
+
+
+_UID_CHARS = 16
 
 
 def find_cells(catalog: Catalog, conditions: Sequence[str | Mapping[str, Any] | Filter]) -> tuple[pa.Array, str]:
@@ -219,107 +274,9 @@ def _walk_cells(
             return None
         last = int(ids[-1]) if len(ids) else last
         # A code takes 4 bytes, the uid that it stands for 16 and an offset, in every row.
-        codes.append(pc.index_in(batch.column(_DATASET_UID), value_set=uids))
-        batches.append(batch.drop_columns([_DATASET_UID]))
+        codes.append(pc.index_in(batch.column(DATASET_UID), value_set=uids))
+        batches.append(batch.drop_columns([DATASET_UID]))
     return (pa.Table.from_batches(batches), pa.chunked_array(codes)) if batches else None
-
-
-def arrange(cells: Cells, spec: QuerySpec, columns: Columns) -> Cells:
-    """Sample, order and limit cells that were read (and ranked)."""
-    if spec.sample is not None:
-        cells = cells.take(sample_rows(cells, spec.sample, columns))
-    if spec.order:
-        cells = cells.take(order_rows(cells, spec.order, columns))
-    if spec.limit is not None and spec.limit < cells.n:
-        cells = cells.take(np.arange(spec.limit))
-    return cells
-
-
-def needed_columns(spec: QuerySpec, columns: Columns) -> tuple[str, ...]:
-    """Return the stored columns that sampling and ordering need."""
-    names = [name for name, _ in spec.order]
-    if spec.sample is not None and spec.sample.by is not None:
-        names.append(spec.sample.by)
-    return tuple(dict.fromkeys(columns.stored(name) for name in names if name != DATASET))
-
-
-def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.int64]:
-    """Sample cells by a hash of uid and seed, so that the result does not depend on compaction or filter order.
-
-    Returns
-    -------
-    (k,) int64
-        Rows, ascending.
-    """
-    key = hash_uids(cells.table.column("uid"), sample.seed)
-    if sample.by is None:
-        return np.sort(np.argsort(key, kind="stable")[: sample.n])
-    groups, _ = group_codes(cells.column(columns, sample.by))
-    order = np.lexsort((key, groups))
-    counts = np.bincount(groups, minlength=1)
-    # Position within the group: after sorting, position minus where the group begins.
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.sort(order[rank < sample.n])
-
-
-def hash_uids(uids: pa.ChunkedArray, seed: int) -> NDArray[np.uint64]:
-    """Hash cell uids with a seed, (n,) uint64; the same on every machine."""
-    listed = uids.to_pylist()
-    try:
-        raw = np.frombuffer(bytes.fromhex("".join(listed)), ">u8").astype(np.uint64)
-    except ValueError:
-        raw = np.empty(0, np.uint64)
-    # Uids of other lengths may have the right number of digits together, and would be cut in the wrong places.
-    if len(raw) != len(listed) or any(len(uid) != 16 for uid in listed[:100]):
-        raw = np.array([int(hashlib.sha256(uid.encode()).hexdigest()[:16], 16) for uid in listed], np.uint64)
-    start = hashlib.sha256(f"sample {seed}".encode()).digest()
-    return _mix(raw ^ np.frombuffer(start[:8], "<u8")[0])
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix 64 bits with a bijection, so that no two uids collide."""
-    # The finalizer of SplitMix64. Products of uint64 arrays wrap around without a warning.
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
-
-
-def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
-    """Encode the values of a column as codes; null is a group.
-
-    Returns
-    -------
-    (codes, values)
-        (n,) int64 into the values, which come in order of first appearance.
-    """
-    encoded = values.combine_chunks()
-    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode(null_encoding="encode")
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, encoded.dictionary
-
-
-def order_rows(cells: Cells, order: Sequence[tuple[str, bool]], columns: Columns) -> NDArray[np.int64]:
-    """Sort cells by columns; ties stay in their order, missing values come last.
-
-    Ordered categoricals follow the order of their categories.
-    """
-    keys: dict[str, pa.ChunkedArray] = {}
-    for i, (name, _) in enumerate(order):
-        values = cells.column(columns, name)
-        facts = None if name == DATASET else metadata_columns(columns.schema).get(columns.stored(name))
-        if facts is not None and facts.ordered and facts.categories:
-            values = pc.index_in(values, value_set=pa.array(facts.categories).cast(values.type))
-        if pa.types.is_nested(values.type):
-            raise QueryError(
-                f"order_by({name!r}): a column of {values.type} has no order; name a column of numbers, text or times."
-            )
-        keys[str(i)] = values
-    # The row number as the last key keeps ties in their order.
-    keys["row"] = pa.chunked_array([pa.array(np.arange(cells.n))])
-    by = [(str(i), "descending" if down else "ascending") for i, (_, down) in enumerate(order)]
-    sorted_rows = pc.sort_indices(pa.table(keys), sort_keys=[*by, ("row", "ascending")])
-    rows: NDArray[np.int64] = sorted_rows.to_numpy().astype(np.int64)
-    return rows
 
 
 def _pointer_parts(name: str, kind: PointerKind) -> tuple[str, str]:
@@ -362,6 +319,8 @@ class CellRows:
 
     def read(self, column: str) -> pa.ChunkedArray:
         """Read a column of these cells into memory."""
+        if len(self.ids) <= _LISTED_ROWS:
+            return read_rows(self.tables, [column], self.where, _array(self.ids)).column(column)
         table = self.tables.read(CELLS, [column], self.where, row_ids=True)
         # These ascend, as `Tables.read` sorts by row id, so they can be searched.
         found = table.column(ROW_ID).to_numpy()

@@ -16,16 +16,16 @@ from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import Progress, brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
 from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_frame, arrow_to_series, facts_of, nan_to_null
-from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.cells import DATASET_UID, cell_columns, metadata_names, warn_of_values
 from raggedatlas.query.modalities import make_var, measured_table
 from raggedatlas.query.outputs import atlas_facts
-from raggedatlas.query.plan import plan_read, plan_rows
+from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
 from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.selection import BLOCK_CELLS, walk_cells
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
-from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.sql_parser import as_filter
 
@@ -77,9 +77,14 @@ def count(
         return total
     import pandas as pd
 
-    frame = _frame_of(pa.concat_tables([obs for obs, _ in counts]), by, columns)
-    sizes = pd.Series(np.concatenate([n for _, n in counts]), name="n_cells", dtype=np.int64)
-    return sizes.groupby([frame[name] for name in by], dropna=False, observed=True, sort=True).sum()
+    obs, sizes = _joined(counts, by, columns)
+    frame = _frame_of(obs, by, columns)
+    made = pd.Series(sizes, name="n_cells", dtype=np.int64)
+    return made.groupby([frame[name] for name in by], dropna=False, observed=True, sort=True).sum()
+
+
+Groups = tuple[pa.Table, NDArray[np.int64]]
+"""A cell of each group, as `obs` has it, and how many cells each has."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +96,45 @@ class _CountTask:
     by: tuple[str, ...] | None
     datasets: tuple[str, ...] | None
 
-    def __call__(self) -> tuple[pa.Table, NDArray[np.int64]]:
-        """Return a cell of each group, as `obs` has it, and the sizes of the groups."""
+    def __call__(self) -> Groups:
+        """Return the groups and their sizes; without columns that make groups, the number of cells."""
         columns, by = cell_columns(self.catalog), self.by or ()
         spec = replace(self.spec, obs=tuple(name for name in by if name != DATASET))
-        if self.datasets is None:
+        if self.datasets is not None:
+            spec = replace(spec, filters=(*spec.filters, as_filter(in_list(DATASET_UID, self.datasets))))
+        if self.spec.search is not None or self.spec.sample is not None or self.spec.limit is not None:
             cells, obs = plan_rows(spec, self.catalog, columns)
-        else:
-            own = as_filter(in_list("dataset_uid", self.datasets))
-            with warnings_as("ignore"):  # the caller knows all values
-                cells, obs = plan_rows(replace(spec, filters=(*spec.filters, own)), self.catalog, columns)
-        if not by:
-            return pa.table({}), np.array([cells.n])
-        groups = _frame_of(obs, by, columns).groupby(list(by), dropna=False, observed=True, sort=True).ngroup()
-        _, first, sizes = np.unique(groups.to_numpy(), return_index=True, return_counts=True)
-        return obs.take(pa.array(first)), sizes
+            return _groups(obs, np.ones(cells.n, np.int64), by, columns) if by else (pa.table({}), np.array([cells.n]))
+        catalog, metadata = pin_cells(self.catalog), metadata_names(columns, spec.obs)
+        found: list[Groups] = []
+        n_cells, n_groups, most = 0, 0, BLOCK_CELLS
+        for cells in walk_cells(catalog.tables, spec, columns, metadata):
+            n_cells += cells.n
+            if by:
+                found.append(_groups(cells_table(cells, columns, metadata), np.ones(cells.n, np.int64), by, columns))
+                n_groups += len(found[-1][1])
+            if n_groups > most:
+                found = [_joined(found, by, columns)]
+                n_groups = len(found[0][1])
+                most = max(BLOCK_CELLS, 2 * n_groups)
+        if self.datasets is None:  # else the caller knows all values
+            warn_of_values(catalog, spec, columns, n_cells)
+        return _joined(found, by, columns) if by else (pa.table({}), np.array([n_cells]))
+
+
+def _joined(found: Sequence[Groups], by: Sequence[str], columns: Columns) -> Groups:
+    """Put equal groups together."""
+    return _groups(pa.concat_tables([obs for obs, _ in found]), np.concatenate([n for _, n in found]), by, columns)
+
+
+def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns: Columns) -> Groups:
+    """Put rows of equal values together, and add up their sizes."""
+    frame = _frame_of(obs, by, columns)
+    numbers = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy()
+    _, first = np.unique(numbers, return_index=True)
+    totals = np.zeros(len(first), np.int64)
+    np.add.at(totals, numbers, sizes)
+    return obs.take(pa.array(first)), totals
 
 
 def _divide_datasets(catalog: Catalog) -> list[tuple[str, ...] | None]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.catalog.assets import find_result, read_records
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
@@ -22,16 +22,15 @@ from raggedatlas.query.cells import (
     CellRows,
     Cells,
     LazyTable,
-    arrange,
     cell_columns,
     centroid_columns,
     centroid_plans,
     metadata_names,
-    needed_columns,
     plan_colors,
     plan_obsm,
     plan_vectors,
     read_cells,
+    warn_of_values,
     with_nan,
 )
 from raggedatlas.query.modalities import (
@@ -54,6 +53,7 @@ from raggedatlas.query.modalities import (
 from raggedatlas.query.read import choose_column_copies, is_one_block
 from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
+from raggedatlas.query.selection import arrange, choose_rows, needed_columns
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
@@ -192,22 +192,50 @@ def plan_rows(
     metadata = metadata_names(columns, spec.obs)
     known = read_modalities(catalog)
     sought, extra = search_columns(spec.search, columns, known, vector_results(catalog))
-    wanted = dict.fromkeys([*(() if deferred else metadata), *needed_columns(spec, columns), *sought, *more])
-    # Searching and sampling look at names of cells.
-    bounded = deferred and spec.search is None and spec.sample is None
     asked = tuple(dict.fromkeys([*pointers, *extra]))
-    cells = read_cells(catalog, spec, columns, tuple(wanted), asked, bounded=bounded)
-    if spec.search is not None:
-        cells = rank_cells(cells, spec, catalog, columns, known)
-    cells = arrange(cells, spec, columns)
-    schema, stored = obs_schema(cells, columns, metadata)
-    held = {DATASET: pa.chunked_array([cells.names()]), **{n: cells.rank.column(n) for n in cells.rank.column_names}}
+    own = () if deferred else metadata
+    if spec.search is None and (spec.sample is not None or spec.limit is not None):
+        # Found first, so that of the other columns no more than the chosen cells is read.
+        pinned = pin_cells(catalog)
+        ids, n_found = choose_rows(pinned.tables, spec, columns)
+        warn_of_values(catalog, spec, columns, n_found)
+        cells = read_cells(pinned, spec, columns, (*own, *more), asked, bounded=deferred, ids=ids)
+    else:
+        wanted = tuple(dict.fromkeys([*own, *needed_columns(spec, columns), *sought, *more]))
+        # A search looks at names of cells.
+        cells = read_cells(catalog, spec, columns, wanted, asked, bounded=deferred and spec.search is None)
+        if spec.search is not None:
+            cells = rank_cells(cells, spec, catalog, columns, known)
+        cells = arrange(cells, spec, columns)
     if deferred:
+        schema, stored = obs_schema(cells, columns, metadata)
         ids = cells.table.column(ROW_ID).to_numpy()
         rows = CellRows.of(catalog.tables, to_sql(spec.filters, columns), ids)
-        return cells, LazyTable(schema, rows, stored, held)
-    read = {name: cells.table.column(at) for name, at in stored.items()} | held
-    return cells, pa.Table.from_arrays([read[name] for name in schema.names], schema=schema)
+        return cells, LazyTable(schema, rows, stored, _held(cells))
+    return cells, cells_table(cells, columns, metadata)
+
+
+def cells_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Table:
+    """Return the `obs` of cells of which the metadata was read, of ids only those that were."""
+    schema, stored = obs_schema(cells, columns, metadata)
+    read = {name: cells.table.column(at) for name, at in stored.items() if at in cells.table.column_names} | _held(
+        cells
+    )
+    shown = pa.schema([field for field in schema if field.name in read])
+    return pa.Table.from_arrays([read[name] for name in shown.names], schema=shown)
+
+
+def _held(cells: Cells) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of `obs` that the cell table does not store."""
+    return {DATASET: pa.chunked_array([cells.names()]), **{n: cells.rank.column(n) for n in cells.rank.column_names}}
+
+
+def pin_cells(catalog: Catalog) -> Catalog:
+    """Return a catalog whose cell table stays at one version, for what reads it more than once."""
+    tables = catalog.tables
+    if tables.pinned is not None:
+        return catalog
+    return replace(catalog, tables=replace(tables, pinned={CELLS: tables.version(CELLS)}, _opened={}))
 
 
 def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple[pa.Schema, dict[str, str]]:

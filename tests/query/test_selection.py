@@ -1,0 +1,77 @@
+"""Cells that are chosen while the cell table is streamed are those that are chosen among all of them at once."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.query import selection
+from raggedatlas.query.query import Query
+from raggedatlas.query.selection import hash_uids
+from raggedatlas.store.filters import col
+from raggedatlas.store.tables import walk
+
+SIZE = 5
+
+columns = st.sampled_from(["cell_type", "stage", "score", "n", "donor", "dataset", "cell_name"])
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> Callable[[Query], Query]:
+    """Draw a way to choose cells: some of filter, sample, order and limit."""
+    where = draw(st.none() | st.sampled_from([{"flag": True}, col("score") > 0, col("cell_type").is_null()]))
+    sample = draw(st.none() | st.tuples(st.integers(0, 30), st.none() | columns, st.integers(0, 3)))
+    order = draw(st.lists(columns, max_size=2, unique=True))
+    limit = draw(st.none() | st.integers(0, 40))
+    down = draw(st.booleans())
+
+    def choose(query: Query) -> Query:
+        query = query if where is None else query.where(where)
+        query = query if sample is None else query.sample(sample[0], by=sample[1], seed=sample[2])
+        query = query.order_by(*order, descending=down) if order else query
+        return query if limit is None else query.limit(limit)
+
+    return choose
+
+
+def walk_shuffled(*asked: Any, **more: Any) -> Iterator[pa.RecordBatch]:
+    """Walk over the table in small batches, and not in its order."""
+    pieces = [b.slice(at, SIZE) for b in walk(*asked, **more) for at in range(0, b.num_rows, SIZE)]
+    return iter(pieces[1::2] + pieces[::2])
+
+
+@given(choices(), st.sampled_from([None, "cell_type", "score", "dataset"]))
+def test_streamed_choices_are_those_among_all_cells(
+    small: Any, choose: Callable[[Query], Query], by: str | None
+) -> None:
+    """Filter, sample, order, limit and count do not depend on how the table is cut, nor on the order of its files."""
+    query = choose(small.query)
+    cells, counted = query.to_pandas(), query.count(by)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "walk", walk_shuffled)
+        for name in ("raggedatlas.query.selection.BLOCK_CELLS", "raggedatlas.query.compute.BLOCK_CELLS"):
+            patch.setattr(name, SIZE)
+        patch.setattr("raggedatlas.query.cells._LISTED_ROWS", 3)
+        streamed = choose(Query(small.catalog))
+        found = streamed.to_pandas()
+        again = streamed.count(by)
+    assert found.index.tolist() == cells.index.tolist()
+    assert found.equals(cells)
+    if by is None:
+        assert counted == again == len(cells)
+    else:
+        assert again.equals(counted)
+        assert counted.sum() == len(cells)
+
+
+def test_the_hash_of_a_uid_never_changes() -> None:
+    """Samples of one seed stay what they were in older releases, and a uid is hashed by itself."""
+    uids = np.array([b"0123456789abcdef", b"cell one", b"ffffffffffffffff"])
+    expected = [12503360025960120825, 14018506205041004282, 15979092690670923289]
+    assert hash_uids(uids, 3).tolist() == expected
+    assert [hash_uids(uids[i : i + 1], 3)[0] for i in range(3)] == expected
+    assert hash_uids(np.array([b"0123456789abcdef0"]), 3) != expected[0]

@@ -59,6 +59,7 @@ PUBLIC_NAMES = [
     "open_sink",
     "open_source",
     "read",
+    "read_points",
     "register_space",
     "transcripts_to_counts",
     "under",

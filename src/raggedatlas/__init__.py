@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from raggedatlas.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
     from raggedatlas.store.executors import Workers
     from raggedatlas.store.filters import col, under
+    from raggedatlas.vectors.points import read_points
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,7 @@ _HOMES = {
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
     "read": "raggedatlas.formats.modalities",
+    "read_points": "raggedatlas.vectors.points",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.geometry",
     "under": "raggedatlas.store.filters",
@@ -117,6 +119,7 @@ __all__ = [
     "open_sink",
     "open_source",
     "read",
+    "read_points",
     "register_space",
     "transcripts_to_counts",
     "under",

@@ -191,8 +191,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         ----------
         source : path, AnnData, MuData, ResultDataset, Shapes, Geometry, or sequence of these
             ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, CXG, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
-            results, or their folder, are joined by uid with the cells that are there already. A zarr-vectors store, or shapes in
-            memory, give these cells their shapes (``link=``), or become new cells. Files of cells may be on ``s3://``, ``gs://``, ``az://`` or
+            results, or their folder, are joined by uid with the cells that are there already. A zarr-vectors store, shapes in memory, or
+            points in ``.parquet``, give these cells their shapes (``link=``), or become new cells. Files may be on ``s3://``, ``gs://``, ``az://`` or
             ``https://``, and are read by ranges without being copied first.
         name : str or None
             What to call the dataset, the result or the geometry; None takes the file's name, for geometry its feature space's.

@@ -314,6 +314,11 @@ FUNCTIONS: dict[str, Call] = {
         ra.make_transcripts,
         {"positions": np.zeros((2, 2)), "genes": ["A", "B"], "cells": [1, 2]},
     ),
+    "read_points": lambda p: (
+        ra.read_points,
+        {"source": pa.table({"x": [0.5], "y": [1.5], "gene": ["A"]}), "positions": ["x", "y"], "columns": ["gene"]}
+        | {"storage_options": None},
+    ),
     "transcripts_to_counts": lambda p: (
         ra.transcripts_to_counts,
         {"source": ra.make_transcripts(np.zeros((2, 2)), ["A", "B"], [1, 2]), "genes": "gene", "cells": ""}

@@ -33,7 +33,7 @@ class AddOptions:
     files: Annotated[
         list[str],
         argument(
-            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results"
+            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, points in Parquet, or a folder of a model's results"
         ),
     ]
     name: str | None = option(None, "Name of the dataset, result or geometry; else the file's, or the space's")

@@ -39,8 +39,8 @@ def add(
     catalog : Catalog
         At the tip.
     source : path, AnnData, MuData, Source, ResultDataset, Shapes, Geometry, or sequence of these
-        A folder that is no source itself means the files in it; a folder of results is a model's result, a zarr-vectors store
-        is geometry.
+        A folder that is no source itself means the files in it; a folder of results is a model's result; a zarr-vectors store, and
+        points in Parquet, are geometry.
     choices : mapping
         Keyword arguments of `IngestOptions`.
     progress : callable, bool or None
@@ -68,6 +68,8 @@ def add(
     if geometry or is_results(source):
         if executor is not None:
             raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
+        if is_points(source):
+            source = as_path(source, storage_options)
         return _attach(catalog, source, choices, progress, geometry=geometry)
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source, storage_options)
@@ -136,7 +138,7 @@ RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.
 
 
 def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI.
+    """Return whether something is geometry: shapes in memory, or points in Parquet or a zarr-vectors store by path or URI.
 
     Raises
     ------
@@ -145,6 +147,8 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
     """
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, SHAPES)
+    if is_points(source):
+        return True
     text = os.fspath(source)
     if "://" in text and not is_remote(text) and not text.startswith("file:"):
         return False
@@ -164,6 +168,11 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
     # What has no readable root is left to `open_source`, which names what is wrong with it.
     except (AtlasError, OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def is_points(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether a source is the path of points in Parquet, a file or a folder."""
+    return isinstance(source, str | os.PathLike) and os.fspath(source).rstrip("/").endswith(".parquet")
 
 
 def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)

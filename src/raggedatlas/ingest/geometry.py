@@ -39,6 +39,7 @@ from raggedatlas.ingest.geometry_plan import (
     object_centroids,
     open_geometry,
     owner_codes,
+    owner_labels,
     plan_geometry,
 )
 from raggedatlas.ingest.options import (
@@ -53,14 +54,17 @@ from raggedatlas.model.ids import free_name, new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
-from raggedatlas.store.location import digest_files, list_files, read_file
+from raggedatlas.store.location import digest_files, list_files, read_blocks
+from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.chunking import object_blocks
+from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets
 from raggedatlas.vectors.writer import publish_files, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from scipy.sparse import csr_matrix
 
 
 GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
@@ -80,7 +84,7 @@ def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
     if source.location is not None:
         origin = source.location
         files = [key for key, _ in list_files(origin)]
-        publish_files(place, ((key, [read_file(origin, key)]) for key in files), overwrite=False)
+        publish_files(place, ((key, read_blocks(origin, key)) for key in files), overwrite=False)
     elif source.geometry is not None:
         write(source.geometry, place, layout=source.layout)
     # Of the copy: it differs from the digest of the source if that changed since it was read.
@@ -506,22 +510,13 @@ def count(
     """Count the transcripts of a source that was read; see `transcripts_to_counts`."""
     import pandas as pd
     from anndata import AnnData
-    from scipy.sparse import csr_matrix
 
     shapes = source.shapes
-    codes, names = gene_codes(shapes, genes, gene_names)
     if shapes.ids is None:
         raise SourceError(
             f"The points of {source.uri} have no objects; name the attribute of their cell with cells=..."
         )
-    n_genes = len(names)
-    row = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
-    # One key for each cell and gene: sorted keys are in CSR order, and repeats are the counts.
-    keys, values = np.unique(row * n_genes + codes, return_counts=True)
-    # Row i begins at the first key from i * n_genes on.
-    indptr = np.searchsorted(keys, np.arange(shapes.n_objects + 1) * n_genes)
-    dtype = np.uint32 if values.max(initial=0) <= np.iinfo(np.uint32).max else np.uint64
-    matrix = csr_matrix((values.astype(dtype), keys % max(1, n_genes), indptr), shape=(shapes.n_objects, n_genes))
+    matrix, names = _count_genes(shapes, genes, gene_names)
     label = shapes.object_attributes.get(cells)
     index = [str(name) for name in (shapes.ids if label is None else label.values).tolist()]
     numbers = {
@@ -537,35 +532,47 @@ def count(
     )  # fmt: skip
 
 
-def gene_codes(
-    shapes: Shapes, genes: str, gene_names: Sequence[str] | None = None
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the gene of every transcript as a number, and the names of the numbers.
+def _count_genes(shapes: Shapes, genes: str, gene_names: Sequence[str] | None) -> "tuple[csr_matrix[Any], list[str]]":
+    """Count the points of every object by gene, a bounded number of points at once.
 
     Raises
     ------
     NotFoundError, SourceError, CorruptError
         As in `transcripts_to_counts`.
     """
+    from scipy.sparse import csr_matrix
+
     attribute = shapes.vertex_attributes.get(genes)
     if attribute is None or attribute.n_channels != 1:
         raise NotFoundError(
             f"The points have no attribute {genes!r} of one value each that tells their gene; they have {sorted(shapes.vertex_attributes)}."
         )
-    # Read like owners: a missing gene is -1, which is refused below.
-    codes, labels = owner_codes(attribute, genes) if attribute.values.size else (np.zeros(0, np.int64), None)
-    categories = attribute.metadata.get("categories") if labels is None else labels
-    if categories is None and gene_names is None:
+    labels = owner_labels(attribute)
+    if labels is None and gene_names is None:
         raise SourceError(
             f"The attribute {genes!r} holds numbers without names; name the genes with gene_names=[...], or keep them as categories."
         )
-    names = [str(name) for name in (gene_names if categories is None else categories)]  # type: ignore[union-attr]
-    if codes.size and (codes.min() < 0 or codes.max() >= len(names)):
-        bad = int(np.count_nonzero((codes < 0) | (codes >= len(names))))
+    names = [str(name) for name in (gene_names if labels is None else labels)]  # type: ignore[union-attr]
+    n_genes, n_bad, lengths = max(1, len(names)), 0, np.zeros(shapes.n_objects, np.int64)
+    with ScratchFile(np.int32) as columns, ScratchFile(np.uint32) as values:
+        for objects in object_blocks(shapes.offsets):
+            offsets = shapes.offsets[objects.start : objects.stop + 1]
+            # Read like owners: a missing gene is -1, which is refused below.
+            codes = owner_codes(attribute.take(slice(offsets[0], offsets[-1])), genes, labels)
+            bad = (codes < 0) | (codes >= len(names))
+            n_bad += int(np.count_nonzero(bad))
+            row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+            # One key for each cell and gene: sorted keys are in CSR order, and repeats are the counts.
+            keys, counts = np.unique((row * n_genes + codes)[~bad], return_counts=True)
+            lengths[objects] = np.bincount(keys // n_genes, minlength=len(offsets) - 1)
+            columns.append(keys % n_genes)
+            values.append(counts)
+        parts = values.array(), columns.array(), counts_to_offsets(lengths)
+    if n_bad:
         raise CorruptError(
-            f"{bad:,} transcripts name a gene that is none of the {len(names):,} of {genes!r}; leave them out, or fix the names."
+            f"{n_bad:,} transcripts name a gene that is none of the {len(names):,} of {genes!r}; leave them out, or fix the names."
         )
-    return codes, names
+    return csr_matrix(parts, shape=(shapes.n_objects, len(names))), names
 
 
 class TranscriptAttachment(GeometryAttachment):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,14 @@ from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
+from raggedatlas.store.remote_path import as_path
+from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
 from raggedatlas.vectors.geometry import Geometry
+from raggedatlas.vectors.points import read_points
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_attributes
+from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.writer import write
 
 
@@ -87,7 +92,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     Parameters
     ----------
     source : Shapes, Geometry, str or path
-        Shapes in memory, or a store.
+        Shapes in memory, points in Parquet, or a store.
     owner : str
         Vertex attribute that tells the cell of a point; empty where objects are cells.
     unassigned : value, or None
@@ -105,11 +110,15 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     ValuesError
         If a position is not finite.
     """
+    uri, name = "shapes in memory", "shapes"
+    if isinstance(source, str | os.PathLike) and os.fspath(source).rstrip("/").endswith(".parquet"):
+        path = as_path(source)
+        source, uri, name = read_points(path), str(path), path.stem
     if isinstance(source, Shapes):
         # `make_geometry` refuses these positions too, but its message does not name the object.
         _refuse_infinite(source)
         geometry = make_geometry(source)
-        found = _source(source, geometry, "shapes in memory", "shapes", layout)
+        found = _source(source, geometry, uri, name, layout)
         found = replace(found, digest=_hash_shapes(source))
     elif isinstance(source, Geometry):
         # Written and read back, so that levels and digest are found as for a store on disk.
@@ -163,21 +172,32 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
         raise NotFoundError(
             f"The points have no attribute {owner!r} of one value each that tells their cell; they have {sorted(shapes.vertex_attributes)}."
         )
-    values, labels = owner_codes(attribute, owner, unassigned)
-    mine = np.flatnonzero(values >= 0)
-    ids, code, counts = np.unique(values[mine], return_inverse=True, return_counts=True)
-    # Stable, so that the points of a cell keep their order.
-    rows = mine[np.argsort(code, kind="stable")]
-    names = {} if labels is None else {owner: Attribute(labels[ids])}
+    labels, codes, top = owner_labels(attribute), scratch_array((shapes.n_vertices,), np.int64), 1
+    for rows in row_blocks(shapes.n_vertices):
+        codes[rows] = owner_codes(attribute.take(rows), owner, labels, unassigned)
+        top = max(top, int(codes[rows].max()) + 1)
+    placed = sort_vertices(shapes, codes, top)
+    names = {} if labels is None else {owner: Attribute(labels[placed.codes])}
     made = Shapes(
-        shapes.kind, shapes.positions[rows], counts_to_offsets(counts), ids,
-        vertex_attributes=take_attributes(shapes.vertex_attributes, rows), object_attributes=names,
+        shapes.kind, placed.positions, placed.bounds, placed.codes,
+        vertex_attributes=placed.attributes, object_attributes=names,
     )  # fmt: skip
-    return made, shapes.n_vertices - len(mine)
+    return made, shapes.n_vertices - int(placed.bounds[-1])
 
 
-def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tuple[NDArray[np.int64], Any]:  # noqa: ANN401
-    """Return the cell of every point as a number, -1 for none; and the names of the numbers, where they are categories."""
+def owner_labels(attribute: Attribute) -> NDArray[np.str_] | None:
+    """Return the names of the numbers of an attribute, where they are categories."""
+    categories = attribute.metadata.get("categories")
+    return None if categories is None else np.array([str(label) for label in categories])
+
+
+def owner_codes(
+    attribute: Attribute,
+    name: str,
+    labels: NDArray[np.str_] | None = None,
+    unassigned: Any = None,  # noqa: ANN401  (a value of the attribute, or several)
+) -> NDArray[np.int64]:
+    """Return the cell of every point as a number, -1 for none."""
     values = attribute.values
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
@@ -193,8 +213,6 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
             )
         values = np.where(missing, -1, values.astype(np.int64))
     codes = values.astype(np.int64)
-    categories = attribute.metadata.get("categories")
-    labels = None if categories is None else np.array([str(label) for label in categories])
     if labels is not None and codes.size and codes.max() >= len(labels):
         raise CorruptError(f"The attribute {name!r} names category {codes.max()} of {len(labels)}.")
     for lost in [] if unassigned is None else np.atleast_1d(np.asarray(unassigned, object)).tolist():
@@ -202,7 +220,7 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
             codes[codes == lost] = -1
         else:
             codes[np.isin(codes, np.flatnonzero(labels == str(lost)))] = -1
-    return np.where(codes < 0, -1, codes), labels
+    return np.where(codes < 0, -1, codes)
 
 
 def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -226,12 +244,14 @@ def object_centroids(shapes: Shapes) -> NDArray[np.float64]:
 
 
 def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
-    counts = np.diff(shapes.offsets)
-    made = np.full((len(counts), shapes.n_dims), np.nan)
-    there = np.flatnonzero(counts)
-    if len(there):
-        # `reduceat` gives the element at the start for an empty segment, so empty objects are left out.
-        made[there] = function.reduceat(shapes.positions.astype(np.float64), shapes.offsets[:-1][there], axis=0)
+    made = np.full((len(shapes.offsets) - 1, shapes.n_dims), np.nan)
+    for objects in object_blocks(shapes.offsets):
+        offsets = shapes.offsets[objects.start : objects.stop + 1]
+        there = np.flatnonzero(np.diff(offsets))
+        if len(there):
+            positions = shapes.positions[offsets[0] : offsets[-1]].astype(np.float64)
+            # `reduceat` gives the element at the start for an empty segment, so empty objects are left out.
+            made[objects.start + there] = function.reduceat(positions, offsets[:-1][there] - offsets[0], axis=0)
     return made
 
 
@@ -257,13 +277,13 @@ def _source(shapes: Shapes, geometry: Geometry, uri: str, name: str, layout: str
 
 
 def _refuse_infinite(shapes: Shapes) -> None:
-    bad = np.flatnonzero(~np.isfinite(shapes.positions).all(axis=1))
-    if len(bad):
+    first, n_bad = find_infinite(shapes.positions)
+    if first is not None:
         # `side="right"` passes over objects without vertices that begin at the same offset.
-        row = int(np.searchsorted(shapes.offsets, bad[0], side="right")) - 1
-        who = f"point {bad[0]}" if shapes.ids is None else f"object {shapes.ids[row]}"
+        row = int(np.searchsorted(shapes.offsets, first, side="right")) - 1
+        who = f"point {first}" if shapes.ids is None else f"object {shapes.ids[row]}"
         raise ValuesError(
-            f"{len(bad):,} positions are not finite, first in {who}: {shapes.positions[bad[0]].tolist()}; a shape without a "
+            f"{n_bad:,} positions are not finite, first in {who}: {shapes.positions[first].tolist()}; a shape without a "
             "finite box cannot be found. Leave these out."
         )
 
@@ -278,7 +298,9 @@ def _hash_shapes(shapes: Shapes) -> str:
             content.update(json.dumps(attribute.metadata, default=str, sort_keys=True).encode())
     for name, values in arrays.items():
         content.update(f"{name} {values.dtype.str} {values.shape}".encode())
-        content.update(np.ascontiguousarray(values).tobytes())
+        # Objects are texts here; their bytes would be addresses.
+        flat = np.ascontiguousarray(values if values.dtype.kind not in "OT" else values.astype(str)).reshape(-1)
+        content.update(flat.view(np.uint8).data)
     return content.hexdigest()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -548,19 +549,20 @@ def joined(data: Buffers) -> bytes:
 
 def write_pieces(descriptor: int, pieces: Iterable[Piece]) -> None:
     """Write many buffers to an open file: joining them would allocate memory while holding the interpreter's lock."""
-    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    at = 0
-    while at < len(waiting):
-        # Both may write less than they were given and stop inside a piece; Windows has only `write`.
-        if hasattr(os, "writev"):
-            written = os.writev(descriptor, waiting[at : at + _MOST_PIECES])
-        else:
-            written = os.write(descriptor, waiting[at])
-        while at < len(waiting) and written >= len(waiting[at]):
-            written -= len(waiting[at])
-            at += 1
-        if written:
-            waiting[at] = waiting[at][written:]
+    made = (memoryview(piece).cast("B") for piece in pieces if len(piece))
+    # In batches, because pieces may be made while they are written.
+    while waiting := list(islice(made, _MOST_PIECES)):
+        at = 0
+        while at < len(waiting):
+            # Both may write less than they were given and stop inside a piece; Windows has only `write`.
+            written = (
+                os.writev(descriptor, waiting[at:]) if hasattr(os, "writev") else os.write(descriptor, waiting[at])
+            )
+            while at < len(waiting) and written >= len(waiting[at]):
+                written -= len(waiting[at])
+                at += 1
+            if written:
+                waiting[at] = waiting[at][written:]
 
 
 def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
@@ -606,25 +608,6 @@ def list_files(location: Location) -> list[tuple[str, int]]:
     return sorted(_walk(location))
 
 
-def read_file(location: Location, key: str) -> bytes:
-    """Read one of the files that `list_files` lists.
-
-    Raises
-    ------
-    NotFoundError
-        If it is gone.
-    """
-    try:
-        with store_errors(f"read {location.uri}/{key}"):
-            if location.is_local:
-                return Path(location.checked_path(), key).read_bytes()
-            import obstore
-
-            return bytes(obstore.get(location.store(), key).bytes())
-    except FileNotFoundError:
-        raise NotFoundError(f"There is no {key!r} in {location.uri}.") from None
-
-
 def digest_file(location: Location, key: str) -> tuple[int, str]:
     """Read one file in blocks and return its size and its SHA-256.
 
@@ -658,11 +641,17 @@ def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
     NotFoundError
         If there is no such file.
     """
-    file = location.child(*key.split("/"))
+    # Keys of geometry stores hold names that `child` does not allow, such as ``+1.0``.
+    parts = key.split("/")
+    if any(not part.strip(".") or "\\" in part for part in parts):
+        raise NameRefusedError(f"{key!r} is no file below {location.uri}: a part is empty or leads out of it.")
     try:
-        with store_errors(f"read {file.uri}"):
+        with store_errors(f"read {location.uri}/{key}"):
             if location.is_local:
-                with file.checked_path().open("rb") as opened:
+                path = location.checked_path()
+                for part in parts:
+                    refuse_symlink(path := path / part)
+                with path.open("rb") as opened:
                     while block := opened.read(_PIECE):
                         yield block
             else:
@@ -689,11 +678,11 @@ def digest_files(location: Location) -> tuple[int, int, str]:
     n_bytes = 0
     files = list_files(location)
     for key, _ in files:
-        data = read_file(location, key)
-        n_bytes += len(data)
+        size, digest = digest_file(location, key)
+        n_bytes += size
         # Name and length are delimited, so bytes that move from one file to the next change the digest.
-        content.update(f"{key}\0{len(data)}\0".encode())
-        content.update(hashlib.sha256(data).digest())
+        content.update(f"{key}\0{size}\0".encode())
+        content.update(bytes.fromhex(digest))
     return len(files), n_bytes, content.hexdigest()
 
 

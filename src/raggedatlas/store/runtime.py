@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import os
+import tempfile
 import threading
 import warnings
 import weakref
@@ -17,7 +18,9 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from raggedatlas.errors import StoreError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -31,6 +34,9 @@ SHARED_BYTES = 2**28
 
 SHARED_BUFFERS = 48
 """Free buffers that the shared pool holds at most."""
+
+_SCRATCH_BYTES = 2**26
+"""A scratch array that is larger is a file."""
 
 
 @cache
@@ -321,6 +327,101 @@ local folders without symlinks, and bytes that may be written to a disk cache be
 def process_cache(kind: CacheKind) -> LRUCache[Any]:
     """Return a cache that all readers of this process share: they are frozen and hold nothing themselves."""
     return LRUCache(CACHE_SIZES[kind])
+
+
+class ScratchFile:
+    """Array of unknown length in a temporary file, which disappears with the array.
+
+    Its memory belongs to the page cache, which the system may write out and reuse.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the values.
+    row_shape : tuple of int
+        Shape of a row.
+
+    Examples
+    --------
+    >>> with ScratchFile(np.int32) as file:
+    ...     file.append(np.array([1, 2], np.int32))
+    ...     file.array().tolist()
+    [1, 2]
+    """
+
+    def __init__(self, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        self.dtype, self.row_shape, self.n_rows = np.dtype(dtype), row_shape, 0
+        with _scratch_errors():
+            self._file = tempfile.TemporaryFile(prefix="raggedatlas-")  # noqa: SIM115  (closed by `__exit__`)
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the file; an array of it stays valid."""
+        self._file.close()
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Append rows.
+
+        Raises
+        ------
+        StoreError
+            If the disk is full.
+        """
+        with _scratch_errors():
+            self._file.write(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data)
+        self.n_rows += len(values)
+
+    def allocate(self, n_rows: int) -> None:
+        """Append rows of any content. Space is reserved here: a mapped file on a full disk ends the process."""
+        size = n_rows * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        with _scratch_errors():
+            if hasattr(os, "posix_fallocate") and size:
+                os.posix_fallocate(self._file.fileno(), self._file.tell(), size)
+                self._file.seek(size, os.SEEK_CUR)
+            else:
+                for start in range(0, size, _SCRATCH_BYTES):
+                    self._file.write(bytes(min(_SCRATCH_BYTES, size - start)))
+        self.n_rows += n_rows
+
+    def array(self) -> NDArray[Any]:
+        """Return what was appended, as an array that stays valid when the file is closed."""
+        shape = (self.n_rows, *self.row_shape)
+        # An empty file cannot be mapped.
+        if not self.n_rows:
+            return np.empty(shape, self.dtype)
+        with _scratch_errors():
+            self._file.flush()
+            return np.asarray(np.memmap(self._file, self.dtype, "r+", shape=shape))
+
+
+def scratch_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of any content, of at least one axis: in memory if it is small, else in a `ScratchFile`.
+
+    Raises
+    ------
+    StoreError
+        If the disk is full.
+    """
+    kind = np.dtype(dtype)
+    if int(np.prod(shape, dtype=np.int64)) * kind.itemsize <= _SCRATCH_BYTES:
+        return np.empty(shape, kind)
+    with ScratchFile(kind, shape[1:]) as file:
+        file.allocate(shape[0])
+        return file.array()
+
+
+@contextmanager
+def _scratch_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"Temporary disk space is needed, and writing to {tempfile.gettempdir()} failed ({error}); free some space, or set "
+            "TMPDIR to a larger disk."
+        ) from error
 
 
 class BufferPool:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.arguments import checked
-from raggedatlas.vectors.chunking import ChunkedLevel, Grid, chunk_shapes, omits_parent_links
+from raggedatlas.vectors.chunking import ChunkedLevel, Grid, chunk_shapes, find_infinite, omits_parent_links, row_blocks
 from raggedatlas.vectors.geometry import (
     CROSS_CHUNK,
     CROSS_LEVEL,
@@ -211,10 +211,9 @@ def _check(shapes: Shapes, cutting: ChunkingOptions) -> None:
         raise SourceError(
             f"Draco encodes meshes with three axes; these are {shapes.kind} of {shapes.n_dims}. Use 'raw'."
         )
-    positions = shapes.positions
-    if positions.dtype.kind == "f" and not np.isfinite(positions).all():
-        row = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
-        raise ValuesError(f"Vertex {row} is at {positions[row].tolist()}; positions must be finite numbers.")
+    row = find_infinite(shapes.positions)[0]
+    if row is not None:
+        raise ValuesError(f"Vertex {row} is at {shapes.positions[row].tolist()}; positions must be finite numbers.")
     _check_links(shapes)
     if shapes.groups is not None and shapes.ids is not None:
         stray = np.setdiff1d(shapes.groups.ids, shapes.ids)
@@ -263,10 +262,11 @@ def _resolve_bounds(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tupl
         ) from error
     if len(low) != shapes.n_dims or len(high) != shapes.n_dims or any(a > b for a, b in zip(low, high, strict=True)):
         raise SourceError(f"bounds are {given}; expected minimum and maximum coordinates on {shapes.n_dims} axes.")
-    outside = ((positions < np.asarray(low)) | (positions > np.asarray(high))).any(axis=1)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
-        raise ValuesError(f"Vertex {row} is at {positions[row].tolist()}, outside the bounds {low} to {high}.")
+    for rows in row_blocks(len(positions)):
+        outside = ((positions[rows] < np.asarray(low)) | (positions[rows] > np.asarray(high))).any(axis=1)
+        if outside.any():
+            row = rows.start + int(np.flatnonzero(outside)[0])
+            raise ValuesError(f"Vertex {row} is at {positions[row].tolist()}, outside the bounds {low} to {high}.")
     return low, high
 
 

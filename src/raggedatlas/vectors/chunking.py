@@ -1,6 +1,7 @@
 """Chunk grids (seed 002 §7.1), and the division of the shapes of one level into chunks: one floor division, one stable sort, runs."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.store.native import library
+from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects, bins_per_chunk
 from raggedatlas.vectors.shapes import (
     SEQUENTIAL,
@@ -24,6 +26,9 @@ from raggedatlas.vectors.shapes import (
 )
 
 _MAX_CODES = 2**62
+
+BLOCK_ROWS = 2**20
+"""Vertices that are sorted or checked at once."""
 
 
 def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.int64]:
@@ -155,7 +160,7 @@ def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64])
         np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
     )
     spans, top = _grid_spans(first.tolist(), last.tolist())
-    codes = np.empty(len(positions), np.int64)
+    codes = scratch_array((len(positions),), np.int64)
     n, n_dims = positions.shape
     if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
         raise ValuesError("A position is not a finite number, so it belongs to no chunk.")
@@ -348,34 +353,135 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
     if grid.bin_shape is not None:
         ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
         n_bins = int(np.prod(ratio))
-        inside = chunk_coordinates(shapes.positions, grid.bin_shape) - chunks.keys(codes) * ratio
-        # Chunk and bin are rounded separately, so a vertex on a boundary may be outside the bins of its chunk.
-        inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
         if top * n_bins >= 2**62:
             raise SourceError(
                 f"Chunks of {n_bins} bins are too many for a store of this extent; use larger bins or chunks."
             )
-        codes, top = codes * n_bins + inner, top * n_bins
-    order = stable_order(codes, top)
-    sorted_codes = codes[order]
-    first = run_starts(sorted_codes // n_bins if n_bins > 1 else sorted_codes)
-    bounds = np.append(first, len(order))
-    counts = np.diff(bounds)
-    if n_bins > 1:
-        chunk = np.repeat(np.arange(len(first)), counts)
-        # With `minlength`, empty bins at the end count too: fragment numbers are bin numbers (V114).
-        counts = np.bincount(chunk * n_bins + sorted_codes % n_bins, minlength=len(first) * n_bins).astype(np.int64)
-    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], n_bins)
+        for rows in row_blocks(len(codes)):
+            inside = chunk_coordinates(shapes.positions[rows], grid.bin_shape) - chunks.keys(codes[rows]) * ratio
+            # Chunk and bin are rounded separately, so a vertex on a boundary may be outside the bins of its chunk.
+            inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
+            codes[rows] = codes[rows] * n_bins + inner
+        top *= n_bins
+    placed = sort_vertices(shapes, codes, top)
+    first = run_starts(placed.codes // n_bins)
+    counts = np.zeros((len(first), n_bins), np.int64)
+    # Empty bins count too: fragment numbers are bin numbers (V114).
+    chunk = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(placed.codes))))
+    counts[chunk, placed.codes % n_bins] = np.diff(placed.bounds)
+    bounds = counts_to_offsets(counts.sum(axis=1))
+    starts = (np.cumsum(counts, axis=1) - counts).reshape(-1)
     fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
-    fragments = Fragments(fragment_bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
-    level = Level(
-        chunks=chunks.keys(sorted_codes[first] // n_bins),
-        bounds=bounds,
-        positions=np.take(shapes.positions, order, axis=0),
-        fragments=fragments,
-        vertex_attributes=take_attributes(shapes.vertex_attributes, order),
+    fragments = Fragments(
+        fragment_bounds, np.ones(counts.size, bool), starts, counts.reshape(-1), np.zeros(0, np.int64)
     )
-    return ChunkedLevel(level, order, np.zeros((0, 2), np.int64))
+    level = Level(
+        chunks=chunks.keys(placed.codes[first] // n_bins),
+        bounds=bounds,
+        positions=placed.positions,
+        fragments=fragments,
+        vertex_attributes=placed.attributes,
+    )
+    return ChunkedLevel(level, placed.source, np.zeros((0, 2), np.int64))
+
+
+@dataclass(frozen=True)
+class SortedVertices:
+    """Vertices sorted by a code; those of one code keep their order.
+
+    Parameters
+    ----------
+    codes : (n,) int64
+        The codes that occur, ascending.
+    bounds : (n + 1,) int64
+        Vertices of each.
+    positions : (N, D) array
+        Sorted positions.
+    attributes : dict of str to Attribute
+        Sorted vertex attributes.
+    source : (N,) int64
+        Row of each in the shapes.
+    """
+
+    codes: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    positions: NDArray[Any]
+    attributes: dict[str, Attribute]
+    source: NDArray[np.int64]
+
+
+def sort_vertices(shapes: Shapes, codes: NDArray[np.int64], top: int) -> SortedVertices:
+    """Sort vertices by code; those with a negative code are left out.
+
+    Memory is bounded, whatever their number: they are distributed block by block into scratch arrays.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        Any shapes.
+    codes : (N,) int64
+        Code of each vertex.
+    top : int
+        Exclusive upper bound of the codes.
+    """
+    known, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for rows in row_blocks(len(codes)):
+        own, n = np.unique(codes[rows], return_counts=True)
+        known, at = np.unique(np.concatenate([known, own]), return_inverse=True)
+        counts = np.bincount(at, np.concatenate([counts, n])).astype(np.int64)
+    known, counts = known[known >= 0], counts[known >= 0]
+    bounds = counts_to_offsets(counts)
+    arrays = {"": shapes.positions}
+    for name, attribute in shapes.vertex_attributes.items():
+        arrays[f"values/{name}"] = attribute.values
+        if attribute.present is not None:
+            arrays[f"present/{name}"] = attribute.present
+    out = {name: scratch_array((bounds[-1], *values.shape[1:]), values.dtype) for name, values in arrays.items()}
+    source, cursor = scratch_array((bounds[-1],), np.int64), bounds[:-1].copy()
+    for rows in row_blocks(len(codes)):
+        own = codes[rows]
+        kept = np.flatnonzero(own >= 0)
+        order = kept[stable_order(own[kept], top)]
+        own = own[order]
+        first = run_starts(own)
+        place = np.searchsorted(known, own[first])
+        lengths = np.diff(np.append(first, len(own)))
+        targets = concat_ranges(cursor[place], lengths)
+        cursor[place] += lengths
+        source[targets] = order + rows.start
+        for name, values in arrays.items():
+            out[name][targets] = np.take(values[rows], order, axis=0)
+    attributes = {
+        name: replace(attribute, values=out[f"values/{name}"], present=out.get(f"present/{name}"))
+        for name, attribute in shapes.vertex_attributes.items()
+    }
+    return SortedVertices(known, bounds, out[""], attributes, source)
+
+
+def row_blocks(n_rows: int) -> Iterator[slice]:
+    """Yield slices that cover some rows, few enough for their temporary arrays to be small."""
+    for start in range(0, n_rows, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, n_rows))
+
+
+def object_blocks(offsets: NDArray[np.int64]) -> Iterator[slice]:
+    """Yield slices that cover all objects, each of one object or of so few vertices as `row_blocks` yields."""
+    n_objects, start = len(offsets) - 1, 0
+    while start < n_objects:
+        stop = int(np.searchsorted(offsets, offsets[start] + BLOCK_ROWS, side="right")) - 1
+        yield slice(start, stop := max(stop, start + 1))
+        start = stop
+
+
+def find_infinite(positions: NDArray[Any]) -> tuple[int | None, int]:
+    """Return the first row with a coordinate that is not finite (None: there is none), and how many there are."""
+    first, n = None, 0
+    for rows in row_blocks(len(positions) if positions.dtype.kind == "f" else 0):
+        bad = np.flatnonzero(~np.isfinite(positions[rows]).all(axis=1))
+        n += len(bad)
+        if first is None and len(bad):
+            first = rows.start + int(bad[0])
+    return first, n
 
 
 def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from raggedatlas.store.location import Location, store_errors, write_pieces
 from raggedatlas.store.read import forget_indexes
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.vectors.builder import check_choice
-from raggedatlas.vectors.chunking import KeyIndex, smallest_unsigned_dtype
+from raggedatlas.vectors.chunking import KeyIndex, find_infinite, smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects, root_json
 from raggedatlas.vectors.shapes import (
     POSITION_TYPES,
@@ -119,7 +120,12 @@ def _publish_remote(location: Location, files: Iterable[File]) -> None:
     try:
         with store_errors(f"write {location.uri}"):
             for key, pieces in files:
-                data = b"".join(pieces)
+                left = iter(pieces)
+                data = b"".join(_take_bytes(left, _PUT_BATCH_BYTES))
+                # A large file is sent in parts, as its pieces are made.
+                if (piece := next(left, None)) is not None:
+                    obstore.put(store, validate_key(key), map(bytes, chain([data, piece], left)))
+                    continue
                 if key == "zarr.json":
                     last = data
                     continue
@@ -132,6 +138,13 @@ def _publish_remote(location: Location, files: Iterable[File]) -> None:
     except BaseException:
         location.delete_prefix()
         raise
+
+
+def _take_bytes(pieces: Iterator[bytes | memoryview], n_bytes: int) -> Iterator[bytes | memoryview]:
+    """Yield pieces until there are about so many bytes."""
+    while n_bytes > 0 and (piece := next(pieces, None)) is not None:
+        n_bytes -= len(piece)
+        yield piece
 
 
 def validate_key(key: str) -> str:
@@ -185,7 +198,7 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
         raise SourceError(
             f"{where}: positions are {positions.dtype} of shape {positions.shape}; expected (N, {n_dims})."
         )
-    if positions.dtype.kind == "f" and not np.isfinite(positions).all():
+    if find_infinite(positions)[1]:
         raise ValuesError(f"{where}: a position is not finite.")
     _check_bounds(level.bounds, len(level.chunks), len(positions), f"{where}: vertices")
     # Keys are searched by bisection, in `KeyIndex` and in readers.

@@ -1,8 +1,9 @@
 """Writer of a store as Zarr v3 nodes: plain arrays, byte strings and sharded cells, and a level in layouts 0.7 (seed 002) and 0.9."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -37,8 +38,8 @@ from raggedatlas.vectors.storage.codecs import (
 )
 from raggedatlas.vectors.storage.cross_links import OffsetSegment, delta_name, encode_cross_links, select_links
 
-File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
-"""A key and the parts of its content."""
+File: TypeAlias = tuple[str, Iterable[bytes | memoryview]]
+"""A key and the parts of its content, which may be made while they are written."""
 
 BYTES_CODEC: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 BYTE_CODEC: dict[str, Any] = {"name": "bytes"}
@@ -285,17 +286,31 @@ def _shards(
     for coordinates, (a, b) in zip(owners.tolist(), pairwise(bounds), strict=True):
         mine = order[a:b]
         begin, end = spans[0][mine].tolist(), spans[1][mine].tolist()
-        pieces: list[bytes | memoryview] = []
-        for i, low, high in zip(mine.tolist(), begin, end, strict=True):
-            pieces += (heads[8 * i : 8 * i + 8], data[low:high])
-        sizes = 8 + spans[1][mine] - spans[0][mine]
-        # Each cell has two pieces, its header and its string, which are one chunk.
-        if compression is not None:
-            pieces = [compress(b"".join(pieces[k : k + 2]), compression, itemsize) for k in range(0, len(pieces), 2)]
-            sizes = np.array([len(piece) for piece in pieces], np.int64)
-        index = np.full((int(np.prod(shard)), 2), -1, np.int64)
-        index[slots[mine]] = np.stack([counts_to_offsets(sizes)[:-1], sizes], axis=1)
-        yield "/".join([path, "c", *map(str, coordinates)]), [*pieces, compose_index(index)]
+        strings = (
+            (heads[8 * i : 8 * i + 8], data[low:high]) for i, low, high in zip(mine.tolist(), begin, end, strict=True)
+        )
+        codec = None if compression is None else partial(compress, name=compression, itemsize=itemsize)
+        yield (
+            "/".join([path, "c", *map(str, coordinates)]),
+            _shard_pieces(strings, slots[mine], int(np.prod(shard)), codec),
+        )
+
+
+def _shard_pieces(
+    cells: Iterable[Sequence[memoryview]],
+    slots: NDArray[np.int64],
+    n_slots: int,
+    codec: Callable[[bytes], bytes | memoryview] | None,
+) -> Iterator[bytes | memoryview]:
+    """Yield the cells of one shard, each compressed when it is its turn, and the index."""
+    sizes = []
+    for pieces in cells:
+        stored = pieces if codec is None else [codec(b"".join(pieces))]
+        yield from stored
+        sizes.append(sum(map(len, stored)))
+    index = np.full((n_slots, 2), -1, np.int64)
+    index[slots] = np.stack([counts_to_offsets(np.array(sizes))[:-1], sizes], axis=1)
+    yield compose_index(index)
 
 
 @dataclass(frozen=True)

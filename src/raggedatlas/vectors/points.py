@@ -1,0 +1,242 @@
+"""Points of Parquet files and other Arrow tables, read in parts into arrays on disk."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.errors import AtlasError, NotFoundError, SourceError
+from raggedatlas.model.arguments import checked
+from raggedatlas.store.remote_path import RemotePath, as_path
+from raggedatlas.store.runtime import ScratchFile
+from raggedatlas.vectors.chunking import BLOCK_ROWS, row_blocks
+from raggedatlas.vectors.shapes import POSITION_TYPES, Attribute, Shapes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+USUAL_POSITIONS = (("x_location", "y_location", "z_location"), ("x", "y", "z"), ("global_x", "global_y", "global_z"))
+"""Names of the coordinates: of Xenium, SpatialData and MERSCOPE. The third may be missing."""
+
+
+@checked
+def read_points(
+    source: Any,  # noqa: ANN401  (path, or Arrow data)
+    *,
+    positions: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Shapes:
+    """Read points from Parquet, such as the transcripts of Xenium or the points of SpatialData, in memory that does not grow with them.
+
+    The arrays are in temporary files (in ``TMPDIR``), which disappear with them. `RaggedAtlas.add` calls this for a path that ends in
+    ``.parquet``, and sorts the points on disk too.
+
+    Parameters
+    ----------
+    source : path, URI, pyarrow.Table, pyarrow.RecordBatchReader, or iterable of pyarrow.RecordBatch
+        A Parquet file, or a folder of them.
+    positions : sequence of str
+        Columns with the coordinates, 2 or more numbers; by default the first of ``x_location, y_location, z_location``, ``x, y, z`` and
+        ``global_x, global_y, global_z`` that is there, with or without the third.
+    columns : sequence of str or None
+        Further columns to read; None: all.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of a URI.
+
+    Returns
+    -------
+    Shapes
+        A point cloud without objects. Coordinates are of one dtype that holds all. Of the vertex attributes text becomes categories,
+        sorted, missing text the code -1, booleans uint8, missing floats NaN; other numbers keep their dtype.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file or column, or no Parquet file in the folder.
+    SourceError
+        If a column holds something else than numbers and text, an integer or boolean is missing, or a part has other columns.
+
+    Examples
+    --------
+    >>> table = pa.table({"x": [0.5, 2.0], "y": [1.0, 1.5], "feature_name": ["CD3E", "ACTB"]})
+    >>> spots = read_points(table)
+    >>> spots.positions.tolist(), spots.vertex_attributes["feature_name"].metadata["categories"]
+    ([[0.5, 1.0], [2.0, 1.5]], ['ACTB', 'CD3E'])
+    """
+    batches = _batches(source, storage_options)
+    first = next(batches, None)
+    if first is None:
+        raise SourceError(f"{_described(source)} holds no points.")
+    schema: pa.Schema = first.schema
+    axes = _axes(schema, positions, _described(source))
+    names = [name for name in schema.names if name not in axes] if columns is None else list(columns)
+    for name in (*axes, *names):
+        if schema.get_field_index(name) < 0:
+            raise NotFoundError(
+                f"{_described(source)} has no column {name!r} (or several of that name); it has {schema.names}."
+            )
+    with ExitStack() as stack:
+        dtype = np.result_type(*(_number_type(schema.field(axis)) for axis in axes))
+        places = stack.enter_context(ScratchFile(dtype, (len(axes),)))
+        kept = {name: _Column(schema.field(name), stack) for name in names}
+        for batch in chain([first], batches):
+            if not batch.schema.equals(schema):
+                raise SourceError(
+                    f"{_described(source)} has parts of different columns: {schema.names} of {schema.types}, then "
+                    f"{batch.schema.names} of {batch.schema.types}; cast them to one schema first."
+                )
+            places.append(np.stack([_numbers(axis, batch.column(axis), dtype) for axis in axes], axis=1))
+            for name, column in kept.items():
+                column.append(batch.column(name))
+        return Shapes(
+            "point_cloud",
+            places.array(),
+            vertex_attributes={name: column.attribute() for name, column in kept.items()},
+        )
+
+
+class _Column:
+    """One column, appended part by part.
+
+    Parameters
+    ----------
+    field : pyarrow.Field
+        Name and type.
+    stack : ExitStack
+        Closes its file.
+    """
+
+    def __init__(self, field: pa.Field, stack: ExitStack) -> None:
+        self.name = field.name
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        self.is_text = any(test(kind) for test in _TEXT)
+        self.codes: dict[str, int] = {}
+        self.file = stack.enter_context(ScratchFile(np.int32 if self.is_text else _number_type(field)))
+
+    def append(self, values: pa.Array) -> None:
+        """Append values; text as codes in the order in which labels appear."""
+        if not self.is_text:
+            self.file.append(_numbers(self.name, values, self.file.dtype))
+            return
+        coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+        labels = coded.dictionary.cast(pa.string()).to_pylist()
+        codes = np.array([self.codes.setdefault(label, len(self.codes)) for label in labels] + [-1], np.int32)
+        self.file.append(codes[pc.fill_null(coded.indices.cast(pa.int64()), len(labels)).to_numpy()])
+
+    def attribute(self) -> Attribute:
+        """Return the values; codes count in sorted categories, which do not depend on the order of the points."""
+        values = self.file.array()
+        if not self.is_text:
+            return Attribute(values)
+        labels = sorted(self.codes)
+        place = np.empty(len(labels) + 1, np.int32)
+        place[[self.codes[label] for label in labels]] = np.arange(len(labels))
+        place[-1] = -1
+        for rows in row_blocks(len(values)):
+            values[rows] = place[values[rows]]
+        return Attribute(values, metadata={"encoding": "dictionary", "categories": labels, "ordered": False})
+
+
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+def _number_type(field: pa.Field) -> np.dtype[Any]:
+    """Return the dtype of a column of numbers; booleans are uint8.
+
+    Raises
+    ------
+    SourceError
+        If it holds something else.
+    """
+    if pa.types.is_boolean(field.type):
+        return np.dtype(np.uint8)
+    if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+        dtype: np.dtype[Any] = np.dtype(field.type.to_pandas_dtype())
+        if dtype.name in POSITION_TYPES:
+            return dtype
+    raise SourceError(
+        f"The column {field.name!r} holds {field.type}; points have numbers, booleans and text. Leave it out by naming the others with "
+        "read_points(..., columns=[...])."
+    )
+
+
+def _numbers(name: str, values: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if values.null_count and not pa.types.is_floating(values.type):
+        raise SourceError(
+            f"The column {name!r} of {values.type} has missing values; fill them first, or convert the column to floats."
+        )
+    return np.asarray(values.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
+
+
+def _axes(schema: pa.Schema, asked: Sequence[str], source: str) -> tuple[str, ...]:
+    """Return the columns with the coordinates."""
+    if asked:
+        if len(asked) < 2:
+            raise SourceError(f"positions={list(asked)}: points need two coordinates or more.")
+        return tuple(asked)
+    for axes in USUAL_POSITIONS:
+        there = tuple(axis for axis in axes if axis in schema.names)
+        if set(axes[:2]) <= set(there):
+            return there
+    raise NotFoundError(
+        f"{source} has no coordinates of a usual name ({', '.join(axes[0] for axes in USUAL_POSITIONS)}, ...); it has {schema.names}. Name "
+        "them with read_points(..., positions=[...])."
+    )
+
+
+def _batches(source: Any, storage_options: Mapping[str, str] | None) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+    """Yield parts of bounded size."""
+    if isinstance(source, str | os.PathLike):
+        return _parquet_batches(as_path(source, storage_options))
+    if isinstance(source, pa.Table):
+        parts: Iterable[Any] = source.to_batches(BLOCK_ROWS)
+    elif isinstance(source, pa.RecordBatchReader | Iterable):
+        parts = source
+    else:
+        raise SourceError(f"Points are read from a path or Arrow data, not from {type(source).__name__}.")
+    return _checked_batches(parts)
+
+
+def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        if not isinstance(part, pa.RecordBatch):
+            raise SourceError(f"A part of the points is a {type(part).__name__}; expected a pyarrow.RecordBatch.")
+        yield from (part.slice(start, BLOCK_ROWS) for start in range(0, part.num_rows, BLOCK_ROWS))
+
+
+def _parquet_batches(path: "Path | RemotePath") -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    files = [path]
+    if path.is_dir():
+        # By length first: `part.10.parquet` comes after `part.9.parquet`.
+        files = sorted(path.glob("*.parquet"), key=lambda file: (len(file.name), file.name))
+    if not files or not files[0].is_file():
+        raise NotFoundError(f"There is no Parquet file at {path}.")
+    for file in files:
+        with file.open("rb") as opened:
+            try:
+                table = pq.ParquetFile(opened)
+                # Dask and pandas store their row numbers as a column.
+                index = {
+                    name
+                    for name in (table.schema_arrow.pandas_metadata or {}).get("index_columns", ())
+                    if isinstance(name, str)
+                }
+                columns = [name for name in table.schema_arrow.names if name not in index]
+                yield from table.iter_batches(BLOCK_ROWS // 4, columns=columns)
+            except AtlasError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise SourceError(f"{file} is not a Parquet file that can be read: {error}") from error
+
+
+def _described(source: Any) -> str:  # noqa: ANN401
+    return str(source) if isinstance(source, str | os.PathLike) else f"The {type(source).__name__}"

@@ -11,7 +11,7 @@ from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, open_cata
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.model.assets import OnConflict
+from raggedatlas.model.choices import OnConflict
 from raggedatlas.model.reports import (
     AddReport,
     AnnotationReport,
@@ -563,7 +563,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         >>> atlas.checkout(atlas.snapshot()).query().where(label="B").count()
         2
         """
-        from raggedatlas.ingest.annotations import AnnotateOptions, annotate
+        from raggedatlas.ingest.annotations import annotate
+        from raggedatlas.ingest.options import AnnotateOptions
 
         options = AnnotateOptions(name, on, dataset, columns, obsm, cast or {}, on_conflict, unknown, dry_run)
         return annotate(self._opened, source, options)
@@ -638,7 +639,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         QueryError, SourceError
             If there is no such column or ontology, or `confirm` names a term that is none of the ontology, or two for one label.
         """
-        from raggedatlas.ingest.term_mapping import MapTermsOptions, map_terms
+        from raggedatlas.ingest.options import MapTermsOptions
+        from raggedatlas.ingest.term_mapping import map_terms
 
         return map_terms(self._opened, column, MapTermsOptions(ontology, confirm, on_conflict, dry_run))
 

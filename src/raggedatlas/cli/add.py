@@ -9,11 +9,12 @@ import typer
 from raggedatlas.cli.app import BUILD, command
 from raggedatlas.cli.options import (
     AtlasOptions,
-    GeometryLinkOptions,
     Strings,
     WorkerCount,
     argument,
+    arguments_of,
     flag,
+    like,
     option,
     parse_pairs,
     process_pool,
@@ -21,6 +22,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import print_json, print_result, print_table, print_text, progress
+from raggedatlas.ingest import options as library
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import IngestReport
@@ -36,11 +38,9 @@ class AddOptions:
             "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, points in Parquet, or a folder of a model's results"
         ),
     ]
-    name: str | None = option(None, "Name of the dataset, result or geometry; else the file's, or the space's")
-    on_duplicate: Literal["error", "skip", "replace"] = option(
-        None, "What to do with content that already exists", default="error"
-    )
-    dry_run: bool = flag("--dry-run", "Check and report; write nothing")
+    name: str | None = like(library.IngestOptions, "name")
+    on_duplicate: str = like(library.IngestOptions, "on_duplicate")
+    dry_run: bool = like(library.IngestOptions, "dry_run")
     obs: Strings = repeatable("COLUMN or OLD=NEW", "Add only these cell columns; with =, add all and rename these")
     cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
     layer: Strings = repeatable(
@@ -56,60 +56,24 @@ class AddOptions:
         "-e",
     )
     feature_id: Strings = repeatable("COLUMN or SPACE=COLUMN", "Column with the feature ids, or index")
-    organism: str = option(None, "Organism; auto infers it from Ensembl ids", default="auto")
-    nonfinite: Literal["refuse", "keep"] = option(None, "What to do with NaN and infinities", default="refuse")
-    duplicate_entries: Literal["sum", "refuse"] = option(
-        None, "What to do with duplicate entries of a sparse row", default="sum"
-    )
-    on_clash: Literal["error", "text", "rename"] = option(
-        None, "What to do with a column whose type conflicts with that of the existing cell column", default="error"
-    )
-    max_columns: int = option(None, "Refuse more cell columns than this without a choice", default=200, min=0)
-    column_order: Literal["detected", "file"] = option(
-        None, "Order of sparse columns: detected is smallest", default="detected"
-    )
-    curate: Literal["cellxgene", "cellxgene-strict"] | None = option(
-        None, "List what the file lacks of this schema's required facts; strict refuses the file"
-    )
-    as_: Literal["space", "vector"] = option(
-        None,
-        "Store a result as an array (space), or as indexed vectors in the cell table (vector)",
-        "--as",
-        default="space",
-    )
-    result_output: str | None = option("NAME", "Output of a result", "--output")
-    unknown: Literal["error", "skip"] = option(
-        None, "What to do with ids of a result or geometry that match no cell", default="error"
-    )
-    metric: Literal["l2", "cosine", "dot"] = option(
-        None, "Distance of the vector index: squared Euclidean (l2), cosine or dot", default="l2"
-    )
+    organism: str = like(library.IngestOptions, "organism")
+    nonfinite: str = like(library.IngestOptions, "nonfinite")
+    duplicate_entries: str = like(library.IngestOptions, "duplicate_entries")
+    on_clash: str = like(library.IngestOptions, "on_clash")
+    max_columns: int = like(library.IngestOptions, "max_columns", min=0)
+    column_order: str = like(library.IngestOptions, "column_order")
+    curate: str | None = like(library.IngestOptions, "curate")
+    as_: str = like(library.ResultOptions, "as_", "--as")
+    output: str | None = like(library.ResultOptions, "output", metavar="NAME")
+    unknown: str = like(library.ResultOptions, "unknown")
+    metric: str = like(library.ResultOptions, "metric")
 
-    def of_result(self) -> dict[str, Any]:
-        """Return the keyword arguments of `RaggedAtlas.add` for a model's result."""
-        if len(self.space) > 1 or "=" in "".join(self.space):
-            raise typer.BadParameter("a result has one feature space, e.g. --space embedding", param_hint="--space")
-        found: dict[str, Any] = {"on_duplicate": self.on_duplicate, "dry_run": self.dry_run, "as_": self.as_}
-        found |= {"unknown": self.unknown, "metric": self.metric}
-        named = {"space": next(iter(self.space), None), "output": self.result_output}
-        return found | {key: value for key, value in named.items() if value is not None}
-
-    def choices(self) -> dict[str, Any]:
-        """Return the keyword arguments of `RaggedAtlas.add`."""
+    def read_texts(self) -> dict[str, Any]:
+        """Return the keyword arguments of `RaggedAtlas.add` for files of cells that are read from texts."""
         found: dict[str, Any] = {
-            "on_duplicate": self.on_duplicate,
-            "dry_run": self.dry_run,
-            "organism": self.organism,
-            "nonfinite": self.nonfinite,
-            "duplicate_entries": self.duplicate_entries,
-            "max_columns": self.max_columns,
-            "on_clash": self.on_clash,
-            "column_order": self.column_order,
             "cast": parse_pairs(self.cast, "--cast"),
             "spaces": parse_pairs(self.space, "--space"),
         }
-        if self.curate:
-            found["curate"] = self.curate
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = _all_or_none(self.obs, "--obs")
@@ -125,6 +89,44 @@ class AddOptions:
                 )
             found["feature_id"] = ids if isinstance(ids, dict) else ids[0]
         return found
+
+    def one_space(self, noun: str, example: str) -> dict[str, str]:
+        """Return the keyword argument of `RaggedAtlas.add` with the space of a result or geometry, if one is given."""
+        if len(self.space) > 1 or "=" in "".join(self.space):
+            raise typer.BadParameter(f"a {noun} has one feature space, e.g. --space {example}", param_hint="--space")
+        return {"space": self.space[0]} if self.space else {}
+
+
+@dataclass(frozen=True)
+class GeometryLinkOptions:
+    """Options that link a geometry store with cells."""
+
+    link: str | None = option(
+        "COLUMN or COLUMN=ATTRIBUTE",
+        "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
+    )
+    dataset: str | None = like(library.GeometryOptions, "dataset", metavar="DATASET")
+    new_cells: bool = like(library.GeometryOptions, "new_cells")
+    lacking: str = like(library.GeometryOptions, "lacking")
+    counts: bool = like(library.GeometryOptions, "counts")
+    genes: str = like(library.GeometryOptions, "genes", metavar="ATTRIBUTE")
+    cells: str = like(library.GeometryOptions, "cells", metavar="ATTRIBUTE")
+    unassigned: str | None = option("VALUE", "Transcripts: value that means no cell")
+
+    def read_texts(self) -> dict[str, Any]:
+        """Return the keyword arguments of `RaggedAtlas.add` that are read from texts."""
+        found: dict[str, Any] = {}
+        if self.link is not None:
+            column, sign, attribute = self.link.partition("=")
+            found["link"] = {column: attribute} if sign else column
+        if self.unassigned is not None:
+            found["unassigned"] = _parse_label(self.unassigned)
+        return found
+
+
+def _parse_label(text: str) -> int | str:
+    """Parse an integer; return any other text unchanged."""
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:
@@ -168,18 +170,17 @@ def add(
     if workers > 1 and (is_shapes or (not several and is_results(first))):
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
     if is_shapes:
-        choices = link_options.choices(options.space, options.unknown, options.organism)
-        choices |= {"on_duplicate": options.on_duplicate, "dry_run": options.dry_run}
+        choices = arguments_of(library.GeometryOptions, options, link_options) | link_options.read_texts()
+        choices |= options.one_space("geometry", "morphology")
+    elif not several and is_results(first):
+        choices = arguments_of(library.ResultOptions, options) | options.one_space("result", "embedding")
     else:
-        choices = options.of_result() if not several and is_results(first) else options.choices()
+        choices = arguments_of(library.IngestOptions, options) | options.read_texts()
     added: AddReport | list[IngestReport]
     with progress("add") as callback, process_pool(workers) as executor:
         choices |= {"progress": callback, "executor": executor}
-        atlas = atlas_options.open()
-        if several:
-            added = atlas.add(options.files, options.name, **choices)
-        else:
-            added = atlas.add(first, options.name, **choices)
+        sources: Any = options.files if several else first
+        added = atlas_options.open().add(sources, **choices)
     if not isinstance(added, list | IngestReport):
         print_result(added.to_dict(), repr(added), as_json=atlas_options.as_json)
         return
@@ -214,23 +215,25 @@ def _show_reports(reports: "Sequence[IngestReport]") -> None:
 class AnnotateOptions:
     """Options of ``annotate``."""
 
-    name: str | None = option("NAME", "Name of the annotation; by default that of the file")
-    on: Literal["uid", "cell_name"] = option(
-        None, "How rows name cells; cell names need a column dataset, or --dataset", default="uid"
+    name: str | None = like(
+        library.AnnotateOptions, "name", metavar="NAME", text="Name of the annotation; by default that of the file"
     )
-    dataset: str | None = option("DATASET", "Dataset of all rows, with --on cell_name")
+    on: str = like(
+        library.AnnotateOptions, "on", text="How rows name cells; cell names need a column dataset, or --dataset"
+    )
+    dataset: str | None = like(
+        library.AnnotateOptions, "dataset", metavar="DATASET", text="Dataset of all rows, with --on cell_name"
+    )
     column: Strings = repeatable(
         "COLUMN or OLD=NEW", "Write only these columns, under a new name with =", "--column", "-c"
     )
     obsm: Strings = repeatable("KEY", "Add a member of obsm, such as X_umap, as a result")
     cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
-    on_conflict: Literal["error", "replace", "keep"] = option(
-        None, "What to do if a cell already has another value", default="error"
+    on_conflict: str = like(
+        library.AnnotateOptions, "on_conflict", text="What to do if a cell already has another value"
     )
-    unknown: Literal["error", "skip"] = option(
-        None, "What to do with rows that name no cell of the atlas", default="error"
-    )
-    dry_run: bool = flag("--dry-run", "Check and report; write nothing")
+    unknown: str = like(library.AnnotateOptions, "unknown", text="What to do with rows that name no cell of the atlas")
+    dry_run: bool = like(library.AnnotateOptions, "dry_run")
 
 
 @command(BUILD, "annotate pbmc.atlas clusters.csv --column leiden --cast leiden=str")
@@ -244,9 +247,8 @@ def annotate(
     # `COLUMN` alone keeps its name. Without any word the mapping is empty, and None below means all columns.
     columns = {old: new or old for old, _, new in (word.partition("=") for word in choices.column)}
     report = atlas_options.open().annotate(
-        file, choices.name, on=choices.on, dataset=choices.dataset, columns=columns or None, obsm=choices.obsm,
-        cast=parse_pairs(choices.cast, "--cast"), on_conflict=choices.on_conflict, unknown=choices.unknown,
-        dry_run=choices.dry_run,
+        file, columns=columns or None, obsm=choices.obsm, cast=parse_pairs(choices.cast, "--cast"),
+        **arguments_of(library.AnnotateOptions, choices),
     )  # fmt: skip
     return report.to_dict(), repr(report)
 
@@ -255,14 +257,14 @@ def annotate(
 class MapTermsOptions:
     """Options of ``map-terms``."""
 
-    ontology: str | None = option("NAME", "Ontology, e.g. CL; by default that of the column")
+    ontology: str | None = like(
+        library.MapTermsOptions, "ontology", metavar="NAME", text="Ontology, e.g. CL; by default that of the column"
+    )
     write: str | None = option(
         "FILE", "Write the labels with their terms and candidates to a .csv or .tsv file, to edit it"
     )
     confirm: str | None = option("FILE", "Take the terms of labels from such a file")
-    on_conflict: Literal["error", "replace", "keep"] = option(
-        None, "What to do if a cell already has another id", default="keep"
-    )
+    on_conflict: str = like(library.MapTermsOptions, "on_conflict", text="What to do if a cell already has another id")
     apply: bool = flag("--apply", "Write the ids of the labels that are certain or confirmed")
 
 
@@ -272,7 +274,7 @@ def map_terms(
 ) -> tuple[Any, str]:
     """Propose a term of an ontology for each label of a column; write ids only with --apply."""
     report = atlas_options.open().map_terms(
-        column, choices.ontology, confirm=choices.confirm, on_conflict=choices.on_conflict, dry_run=not choices.apply
+        column, confirm=choices.confirm, dry_run=not choices.apply, **arguments_of(library.MapTermsOptions, choices)
     )
     if choices.write is not None:
         report.write(choices.write)

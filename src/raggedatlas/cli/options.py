@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,56 @@ def repeatable(metavar: str | None, text: str, *names: str) -> Any:  # noqa: ANN
     return field(default_factory=list, metadata={"option": repeatable_option(metavar, text, *names)})
 
 
+def like(kind: Any, name: str, *names: str, metavar: str | None = None, text: str = "", **limits: float) -> Any:  # noqa: ANN401
+    """Return a field of an option group that is an option of a Python call, with its type and its default.
+
+    Parameters
+    ----------
+    kind : type
+        Dataclass with the options of the call.
+    name : str
+        The option, also the name of the field, which `arguments_of` passes on.
+    text : str
+        Help; by default the first sentence of the description of the option, as `described` finds it.
+
+    Examples
+    --------
+    >>> from raggedatlas.ingest.options import IngestOptions
+    >>> made = like(IngestOptions, "max_columns", min=0)
+    >>> made.default, made.metadata["type"], made.metadata["option"].help
+    (200, <class 'int'>, 'Refuse more cell columns than this without a choice.')
+    """
+    part = kind.__dataclass_fields__[name]
+    if part.default is False:
+        names = names or (f"--{name.replace('_', '-')}",)
+    made = value_option(metavar, text or described(name), *names, default=part.default is not None, **limits)
+    return field(default=part.default, metadata={"option": made, "type": part.type})
+
+
+def described(name: str) -> str:
+    """Return the first sentence of the description of an option of `add`, without its full stop."""
+    # Here, as most commands do without.
+    from raggedatlas.ingest.options import AddChoices, AddOptions
+
+    docs = "\n".join(inspect.getdoc(kind) or "" for kind in (AddOptions, AddChoices))
+    # Absent with `python -OO`.
+    _, _, entry = docs.partition(f"\n{name} : ")
+    sentence = re.split(r"\.(?:\s|$)", " ".join(entry.partition("\n")[2].split()))[0]
+    return re.sub(r'`+"?|"?`+', "", sentence)
+
+
+def arguments_of(kind: Any, *groups: Any) -> dict[str, Any]:  # noqa: ANN401 - dataclasses
+    """Return the values of fields made by `like` that are options of a call, except None, which leaves the default to the call."""
+    return {
+        part.name: value
+        for group in groups
+        for part in dataclasses.fields(group)
+        if "type" in part.metadata
+        and part.name in kind.__dataclass_fields__
+        and (value := getattr(group, part.name)) is not None
+    }
+
+
 def _make_unknown_values_errors(asked: bool) -> bool:
     if asked:
         # Within the `catch_warnings` of `Commands.invoke`, which restores the filters.
@@ -111,47 +162,6 @@ Strict = Annotated[
         help="Treat values in conditions that no cell has as errors, and refuse to write a .cxg that loses or changes anything.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class GeometryLinkOptions:
-    """Options that link a geometry store with cells."""
-
-    link: str | None = option(
-        "COLUMN or COLUMN=ATTRIBUTE",
-        "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
-    )
-    dataset: str | None = option("DATASET", "Geometry: dataset of the cells; without --link, name of the new dataset")
-    new_cells: bool = flag("--new-cells", "Geometry: objects without a cell become new cells")
-    lacking: Literal["error", "allow"] = option(
-        None, "Geometry: what to do if cells of the dataset have no shape", default="error"
-    )
-    counts: bool = flag("--counts", "Transcripts: also add their counts as expression")
-    genes: str = option("ATTRIBUTE", "Transcripts: attribute with the gene", default="gene")
-    cells: str = option("ATTRIBUTE", "Transcripts: attribute with the cell; by default the object", default="")
-    unassigned: str | None = option("VALUE", "Transcripts: value that means no cell")
-
-    def choices(self, spaces: list[str], unknown: str, organism: str) -> dict[str, Any]:
-        """Return the keyword arguments of `RaggedAtlas.add` for geometry."""
-        if len(spaces) > 1 or "=" in "".join(spaces):
-            raise typer.BadParameter("geometry has one feature space, e.g. --space morphology", param_hint="--space")
-        found: dict[str, Any] = {
-            "new_cells": self.new_cells, "lacking": self.lacking, "counts": self.counts, "genes": self.genes, "cells": self.cells,
-            "unknown": unknown, "organism": organism,
-        }  # fmt: skip
-        column, sign, attribute = (self.link or "").partition("=")
-        named: dict[str, Any] = {
-            "space": next(iter(spaces), None),
-            "dataset": self.dataset,
-            "unassigned": _parse_label(self.unassigned),
-        }
-        named["link"] = None if self.link is None else ({column: attribute} if sign else column)
-        return found | {key: value for key, value in named.items() if value is not None}
-
-
-def _parse_label(text: str | None) -> int | str | None:
-    """Parse an integer; return any other text unchanged."""
-    return text if text is None or not text.lstrip("-").isdecimal() else int(text)
 
 
 @dataclass(frozen=True)
@@ -252,7 +262,9 @@ def _field_parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
     elif part.default_factory is not dataclasses.MISSING:
         default = part.default_factory()
     # Fields made by `option` and its like; others have the option in their annotation.
-    annotation = Annotated[part.type, part.metadata["option"]] if part.metadata else part.type
+    annotation = part.type
+    if part.metadata:
+        annotation = Annotated[part.metadata.get("type", part.type), part.metadata["option"]]
     return inspect.Parameter(part.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -13,8 +13,8 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError, StoreError
 from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.formats.registry import list_sources
-from raggedatlas.ingest.commit import add_sources, attach
-from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, open_progress, read_options
+from raggedatlas.ingest.commit import add_sources, attach, open_progress
+from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, read_options
 from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport

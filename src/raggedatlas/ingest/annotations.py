@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,12 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, 
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values, merge_colors
 from raggedatlas.ingest.commit import attach
-from raggedatlas.ingest.options import OnDuplicate, ResultOptions
+from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions
 from raggedatlas.ingest.results import ResultAttachment
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     AnnotatedColumn,
     AnnotationRecord,
-    OnConflict,
     annotation_columns,
     annotation_of,
     result_columns,
@@ -294,24 +293,6 @@ def text_of_column(table: pa.Table, name: str, what: str) -> pa.Array:
             f"Row {row:,} has no {what} in the column {name!r}, so its cell is not known; remove such rows."
         )
     return values
-
-
-On = Literal["uid", "cell_name"]
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotateOptions:
-    """What a caller may choose about an annotation; `RaggedAtlas.annotate` says what each means."""
-
-    name: str | None = None
-    on: On = "uid"
-    dataset: str | None = None
-    columns: Sequence[str] | Mapping[str, str] | None = None
-    obsm: Sequence[str] = ()
-    cast: Mapping[str, str] = field(default_factory=dict)
-    on_conflict: OnConflict = "error"
-    unknown: Literal["error", "skip"] = "error"
-    dry_run: bool = False
 
 
 @dataclass(frozen=True, eq=False)

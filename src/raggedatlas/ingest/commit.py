@@ -32,7 +32,7 @@ from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_fe
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matrix_facts, specs_json
-from raggedatlas.ingest.options import AddOptions, IngestOptions, open_progress
+from raggedatlas.ingest.options import AddOptions, IngestOptions
 from raggedatlas.ingest.plan import ColumnOrders, GroupPlan, IngestPlan, plan_cells
 from raggedatlas.ingest.staging import (
     Opener,
@@ -50,7 +50,7 @@ from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.runtime import BackgroundWriter
+from raggedatlas.store.runtime import BackgroundWriter, warnings_as
 from raggedatlas.store.sql import equals
 
 COMMIT_CELLS = 500_000
@@ -59,6 +59,30 @@ COMMIT_CELLS = 500_000
 
 COMMIT_DATASETS = 100
 """Maximum number of datasets in one commit, whose feature names are all kept in memory."""
+
+
+@contextlib.contextmanager
+def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Progress]:
+    """Yield a progress callback: the one given, none for False, or else a bar that is drawn only on a terminal."""
+    if callable(progress) or progress is False:
+        yield progress or no_progress
+        return
+    # A notebook without ipywidgets gets the bar of a terminal; tqdm warns of that.
+    with warnings_as("ignore", message="IProgress not found"):
+        from tqdm.auto import tqdm
+    # `disable=None` draws the bar on a terminal only.
+    with tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False) as meter:
+
+        def show(step: str, done: int, total: int) -> None:
+            if step in ("block", "sources"):
+                meter.unit = "source" if step == "sources" else "cell"
+                meter.total = total
+                # `done` is absolute; the difference is negative when the next source begins, which tqdm accepts.
+                meter.update(done - meter.n)
+            else:
+                meter.set_postfix_str(step)
+
+        yield show
 
 
 Report = TypeVar("Report", bound=AddReport)

@@ -1,13 +1,14 @@
-"""Options of `add`; the report contains every default."""
+"""Options of `add` and `annotate`, importable without any library: the command line takes choices and defaults from here.
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+The report of an `add` contains every default.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.arguments import Metric, Progress, no_progress
-from raggedatlas.store.runtime import warnings_as
+from raggedatlas.model.choices import Metric, OnConflict
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -27,8 +28,8 @@ class AddChoices(TypedDict, total=False):
     cast : mapping of str to str
         Column -> ``"str"``, ``"int"``, ``"float"`` or ``"bool"``.
     on_clash : {"error", "text", "rename"}
-        What to do with a column whose type clashes with the cell column of that name: refuse it, keep both as text (numbers that are in
-        the atlas become text too), or put it into a column of its own, such as ``age_text`` next to ``age``.
+        What to do with a column whose type conflicts with that of the existing cell column. Refuse it, keep both as text (numbers that
+        are in the atlas become text too), or put it into a column of its own, such as ``age_text`` next to ``age``.
     layers : "auto", sequence of str, or mapping of str to str
         Which matrices to take (``"X"``, ``"raw/X"``, ``"layers/spliced"``, within MuData ``"mod/rna/X"``); a mapping also names
         the layer.
@@ -37,20 +38,18 @@ class AddChoices(TypedDict, total=False):
     feature_id : str or mapping of str to str
         ``"auto"``, ``"index"``, or the var column that holds the ids; a mapping says it per space.
     organism : str
-        ``"auto"`` reads it off Ensembl ids.
+        Organism; ``"auto"`` infers it from Ensembl ids.
     nonfinite : {"refuse", "keep"}
         What to do with NaN and infinities in a matrix of values.
     duplicate_entries : {"sum", "refuse"}
-        What to do where a sparse row names a column twice.
+        What to do with duplicate entries of a sparse row.
     max_columns : int
-        More obs columns than this ask for a choice.
+        Refuse more cell columns than this without a choice.
     column_order : {"detected", "file"}
-        How a sparse group keeps its columns: those first that many cells detect, which is smallest, or as the file has
-        them. Detected order follows a dataset with the same features where there is one. What `dataset` gives back is in
-        the file's order either way.
+        Order of sparse columns: ``"detected"`` is smallest. It puts those first that many cells detect, and follows a dataset with
+        the same features where there is one. What `dataset` gives back is in the file's order either way.
     curate : {"cellxgene", "cellxgene-strict"}
-        A schema whose required facts that the file lacks are listed in the notes of the report; with ``"cellxgene-strict"``
-        a file that lacks any is refused, and nothing is written.
+        List what the file lacks of this schema's required facts; strict refuses the file. The notes of the report have the list.
     embeddings : sequence of str, or mapping of str to str
         Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
         ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
@@ -61,28 +60,31 @@ class AddChoices(TypedDict, total=False):
         Of a model's result: the feature space that it becomes, ``"embedding"`` by default. Of geometry: its feature space; by default the
         usual one of its type.
     as_ : {"space", "vector"}
-        Of a result: an array that cells point into, or vectors in the cell table, with an index where cells are many.
+        Store a result as an array (``"space"``), or as indexed vectors in the cell table (``"vector"``). Cells point into the array;
+        few cells need no index.
     output : str
-        Of a result: which output, where there are several.
+        Output of a result. It is needed where there are several.
     unknown : {"error", "skip"}
-        Of a result or geometry: what to do with ids that are no cells of the atlas.
+        What to do with ids of a result or geometry that match no cell.
     metric : {"l2", "cosine", "dot"}
-        Of a result as vectors: by which distance their index answers; ``l2`` is squared.
+        Distance of the vector index: squared Euclidean (``"l2"``), cosine or dot.
     link : str, mapping of str to str, or None
         Of geometry: the cell column, ``"cell_name"`` or ``"uid"`` whose values are the object attribute of the same name, or else the object
         ids; ``{column: attribute}`` names both. Without it every object becomes a new cell.
     dataset : str
-        Of geometry: whose cells are meant; without a link, what the new dataset is called.
+        Geometry: dataset of the cells; without a link, name of the new dataset.
     new_cells : bool
-        Of geometry: whether objects without a cell become new cells.
+        Geometry: objects without a cell become new cells.
     lacking : {"error", "allow"}
-        Of geometry: what to do where cells of a dataset have no shape.
-    cells, genes : str
-        Of transcripts: the vertex attributes that tell the cell and the gene.
+        Geometry: what to do if cells of the dataset have no shape.
+    cells : str
+        Transcripts: attribute with the cell; by default the object.
+    genes : str
+        Transcripts: attribute with the gene.
     unassigned : value
         Of transcripts: the value that means no cell, in addition to negative and missing values.
     counts : bool
-        Of transcripts: whether they also become a matrix of counts of new cells.
+        Transcripts: also add their counts as expression. The counts are a matrix of new cells.
     layout : {"0.9", "0.7"}
         Of geometry in memory: how it is stored.
     """
@@ -127,11 +129,11 @@ class AddOptions:
     Parameters
     ----------
     name : str or None
-        Name of the dataset, result or geometry; None takes that of the source (of geometry: of its feature space).
+        Name of the dataset, result or geometry; else the file's, or the space's.
     on_duplicate : {"error", "skip", "replace"}
-        What to do with content that is already in the atlas.
+        What to do with content that already exists.
     dry_run : bool
-        Check and report, but write nothing.
+        Check and report; write nothing.
     """
 
     name: str | None = None
@@ -181,30 +183,6 @@ class IngestOptions(AddOptions):
         return self.feature_id if isinstance(self.feature_id, str) else self.feature_id.get(space, "auto")
 
 
-@contextlib.contextmanager
-def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Progress]:
-    """Yield a progress callback: the one given, none for False, or else a bar that is drawn only on a terminal."""
-    if callable(progress) or progress is False:
-        yield progress or no_progress
-        return
-    # A notebook without ipywidgets gets the bar of a terminal; tqdm warns of that.
-    with warnings_as("ignore", message="IProgress not found"):
-        from tqdm.auto import tqdm
-    # `disable=None` draws the bar on a terminal only.
-    with tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False) as meter:
-
-        def show(step: str, done: int, total: int) -> None:
-            if step in ("block", "sources"):
-                meter.unit = "source" if step == "sources" else "cell"
-                meter.total = total
-                # `done` is absolute; the difference is negative when the next source begins, which tqdm accepts.
-                meter.update(done - meter.n)
-            else:
-                meter.set_postfix_str(step)
-
-        yield show
-
-
 @dataclass(frozen=True, slots=True)
 class ResultOptions(AddOptions):
     """Options of adding a model's result; `AddChoices` describes each."""
@@ -252,3 +230,31 @@ class GeometryOptions(AddOptions):
                 "the transcripts with counts=True first and link the other shapes with link='cell_name'; transcripts_to_counts(...) gives "
                 "the matrix alone."
             )
+
+
+On = Literal["uid", "cell_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateOptions:
+    """What a caller may choose about an annotation; `RaggedAtlas.annotate` says what each means."""
+
+    name: str | None = None
+    on: On = "uid"
+    dataset: str | None = None
+    columns: Sequence[str] | Mapping[str, str] | None = None
+    obsm: Sequence[str] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
+    on_conflict: OnConflict = "error"
+    unknown: Literal["error", "skip"] = "error"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MapTermsOptions:
+    """What a caller may choose about a mapping; `RaggedAtlas.map_terms` says what each means."""
+
+    ontology: str | None = None
+    confirm: Any = None
+    on_conflict: OnConflict = "keep"
+    dry_run: bool = False

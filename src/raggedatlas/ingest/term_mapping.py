@@ -13,8 +13,8 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import visible_cells
 from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import QueryError, SourceError
-from raggedatlas.ingest.annotations import AnnotateOptions, AnnotationSource, annotate, with_facts
-from raggedatlas.model.assets import OnConflict
+from raggedatlas.ingest.annotations import AnnotationSource, annotate, with_facts
+from raggedatlas.ingest.options import AnnotateOptions, MapTermsOptions
 from raggedatlas.model.reports import AnnotationReport
 from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
 from raggedatlas.results.folder import atomic_write
@@ -147,16 +147,6 @@ class TermMapping:
         )
         done = "" if self.annotation is None else f"<pre>{escape(repr(self.annotation))}</pre>"
         return f"<b>{escape(self.column)}</b> by {escape(self.ontology)}<table><tr>{head}</tr>{rows}</table>{done}"
-
-
-@dataclass(frozen=True, slots=True)
-class MapTermsOptions:
-    """What a caller may choose about a mapping; `RaggedAtlas.map_terms` says what each means."""
-
-    ontology: str | None = None
-    confirm: Any = None
-    on_conflict: OnConflict = "keep"
-    dry_run: bool = False
 
 
 def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMapping:

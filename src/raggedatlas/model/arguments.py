@@ -26,11 +26,6 @@ C = TypeVar("C", bound=Callable[..., Any])
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, how much of it is done, and how much there is."""
 
-Metric = Literal["l2", "cosine", "dot"]
-"""Distance of vectors: squared Euclidean, or one minus the cosine or the dot product."""
-
-METRICS: tuple[Metric, ...] = get_args(Metric)
-
 _ARRAY: Any = get_origin(NDArray[Any])
 """What stands for arrays in annotations: a class, or an alias from NumPy 2.5 on."""
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
+from raggedatlas.model.choices import OnConflict
 from raggedatlas.model.records import DatasetRecord, entries_schema, read_json, utc_now
 
 RESULT_KEY = b"raggedatlas.result"
@@ -314,8 +315,6 @@ GEOMETRY_SCHEMA = entries_schema(
 
 ANNOTATION_KEY = b"raggedatlas.annotation"
 """Arrow field metadata key of a cell column that an annotation brought: its `AnnotationRecord` as JSON."""
-
-OnConflict = Literal["error", "replace", "keep"]
 
 
 class AnnotatedColumn(BaseModel):

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import ArgumentError, QueryError
-from raggedatlas.model.arguments import METRICS, brief
+from raggedatlas.model.arguments import brief
 from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.choices import METRICS
 from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
 from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.read_plan import QuerySpec, Search, check_count

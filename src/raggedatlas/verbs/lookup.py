@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
-from raggedatlas.model.arguments import METRICS, Progress, checked, no_progress
+from raggedatlas.model.arguments import Progress, checked, no_progress
+from raggedatlas.model.choices import METRICS
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table, record_checksums

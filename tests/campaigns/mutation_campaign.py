@@ -55,12 +55,19 @@ _GENE_TABLES = {
 }
 """Exports of Ensembl BioMart, made up."""
 
+_TERMS = {
+    "id": ["MY:1", "MY:2", "MY:3", "MY:4"],
+    "label": ["lymphocyte", "B", "T", "NK"],
+    "is_a": ["", "MY:1", "MY:1", "MY:1"],
+}
+"""An ontology of cell types, made up."""
+
 
 def make_atlas(folder: Path) -> Path:
     """Make an atlas with every kind of file.
 
     It has sparse and dense groups, a column-sorted copy, extras, results of both kinds, a geometry store, a link made by hand,
-    gene tables of both kinds.
+    gene tables of both kinds, an ontology, an annotation, and deleted cells.
 
     Parameters
     ----------
@@ -100,6 +107,9 @@ def make_atlas(folder: Path) -> Path:
     atlas.add(ResultDataset({}, folder / "z"), name="latent", as_="space", progress=False)
     atlas.add(ResultDataset({}, folder / "z"), name="vectors", as_="vector", progress=False)
     atlas.add(spots(), name="shapes", dataset="d3", progress=False)
+    atlas.load_terms(_TERMS)
+    atlas.map_terms("cell_type", "MY")
+    atlas.delete_cells(uids=list(uids[3:7]))
     atlas.snapshot("all")
     return path
 
@@ -336,6 +346,7 @@ _CHANGES: dict[str, Callable[[Path, random.Random], str]] = {
             "_feature_facts",
             "_genes",
             "_orthologs",
+            "_terms",
         )
     },
 }
@@ -347,6 +358,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
 
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.loader.loader import Loader
+    from raggedatlas.store.filters import under
     from raggedatlas.testing.atlases import GENES
 
     def atlas() -> RaggedAtlas:
@@ -376,6 +388,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
         "before": lambda: atlas().checkout("before").query().to_anndata(),
         "features": lambda: query().features([*GENES[11:13]]).to_anndata(),
         "where": lambda: query().where("cell_type = 'B'").to_pandas(),
+        "under": lambda: query().where(cell_type_ontology_term_id=under("MY:1")).count(),
         "aggregate": lambda: query().features([*GENES[:3]]).aggregate(["cell_type"]),
         "embedding": lambda: query().spaces("latent").to_anndata(),
         "linked": lambda: query().features([GENES[28]]).to_anndata(),

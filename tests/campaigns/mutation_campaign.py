@@ -203,7 +203,9 @@ def _rename_versions(catalog: Any, table: str) -> None:
 
     last = list_versions(catalog)[-1]
     versions = {**last.table_versions, table: catalog.tables.version(table)}
-    changed = last.model_copy(update={"table_versions": versions, "manifest": write_manifest(catalog, versions)})
+    changed = last.model_copy(
+        update={"table_versions": versions, "manifest": write_manifest(catalog, versions)}
+    ).sealed()
     change_versions(catalog, lambda old: [*old[:-1], changed])
 
 

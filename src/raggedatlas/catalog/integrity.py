@@ -2,9 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArraySpec, is_described, read_group_attributes
-from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.runtime import map_requests
@@ -29,9 +26,6 @@ from raggedatlas.store.tables import Tables
 _COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
 _NEXT = "The next snapshot() records the hashes of what it reaches."
 _ATTEMPTS = 5
-
-FILES = 64
-"""Table files whose hashes one task compares."""
 
 
 class FileEntry(NamedTuple):
@@ -138,14 +132,10 @@ def seal_versions(catalog: Catalog) -> None:
             return
 
 
-def check_files(
-    catalog: Catalog,
-    records: Sequence[AtlasVersionRecord],
-    *,
-    head: bool,
-    executor: Executor | Workers | None = None,
-) -> list[Problem]:
-    """Compare every table file that snapshots reference with its recorded length and hash.
+def recorded_files(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head: bool
+) -> tuple[dict[str, FileEntry], list[Problem]]:
+    """Return what is recorded of the table files that snapshots reach, and what is wrong with the records.
 
     Parameters
     ----------
@@ -154,18 +144,21 @@ def check_files(
     records : sequence of AtlasVersionRecord
         The snapshots.
     head : bool
-        Whether to check the list of snapshots, too.
-    executor : Executor, Workers or None
-        Whose workers read the files.
+        Whether to include the list of snapshots and their tags.
 
     Returns
     -------
-    list of Problem
-        Rules ``table-file``, ``manifest``, and the note ``unverified-files``.
+    files : dict of str to FileEntry
+        Path below ``lance_db`` -> length and hash.
+    problems : list of Problem
+        Rules ``root``, ``manifest``, and the note ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
     for record in records:
         place = f"snapshot {record.version}"
+        if record.root and record.root != record.root_hash:
+            text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
+            problems.append(Problem("root", "must", place, text, _COPY))
         if not record.manifest:
             text = "its table files have no recorded hashes, because it was taken before they were recorded"
             problems.append(Problem("unverified-files", "practice", place, text, _NEXT))
@@ -184,14 +177,7 @@ def check_files(
                 problems.append(Problem("unverified-files", "practice", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
             problems.append(Problem("manifest", "must", VERSIONS, str(error), _COPY))
-    location, paths = catalog.tables.location, sorted(files)
-    tasks = (
-        partial(_compare, location, {path: files[path] for path in paths[at : at + FILES]})
-        for at in range(0, len(paths), FILES)
-    )
-    return problems + [
-        problem for found in in_order(run_tasks(tasks, executor, place=catalog.location)) for problem in found
-    ]
+    return files, problems
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
@@ -255,7 +241,9 @@ def _hash_files(location: Location, paths: Sequence[str], *, missing_ok: bool = 
     return {path: found for path, found in zip(paths, each, strict=True) if found is not None}
 
 
-def _compare(location: Location, files: Files) -> list[Problem]:
+def compare_files(location: Location, files: Files) -> list[Problem]:
+    """Compare files with their recorded lengths and hashes (rule ``table-file``)."""
+
     def differs(path: str) -> str:
         try:
             found = FileEntry(*digest_file(location, path))
@@ -338,20 +326,20 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     return problems
 
 
-def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Read every byte of a record's arrays.
 
     Parameters
     ----------
-    catalog : Catalog
-        Pinned.
+    arrays : Location
+        The Zarr store.
     record : DatasetRecord
         One group.
 
     Returns
     -------
     list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
     """
     try:
         # A record that does not parse is reported by `check_specs`.
@@ -359,45 +347,43 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         checksums = record.array_checksums
     except AtlasError:
         return []
-    problems = _check_groups(catalog.arrays, record, specs)
+    problems = check_groups(arrays, record.zarr_group, specs, record.feature_space)
     sound = set()
     for path, spec in specs.items():
-        found = _check_array(catalog.arrays, record.zarr_group, path, spec, checksums.get(path))
+        found = _check_array(arrays, record.zarr_group, path, spec, checksums.get(path))
         problems += found
         if not found:
             sound.add(path)
     # Values are judged only in arrays that read without a problem, so one damage gives one problem.
-    bounds = _check_bounds(catalog.arrays, record.zarr_group, {path: specs[path] for path in sound})
+    bounds = _check_bounds(arrays, record.zarr_group, {path: specs[path] for path in sound})
     problems += bounds.values()
     sound -= bounds.keys()
     for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
-        if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
+        if path in sound and (beyond := _count_beyond(arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
             problems.append(Problem("feature-bounds", "must", record.zarr_group, text, _BACK))
     if COLUMNS in sound:
-        columns = read_slice(ArrayReader(catalog.arrays, specs[COLUMNS]), 0, record.n_features)
+        columns = read_slice(ArrayReader(arrays, specs[COLUMNS]), 0, record.n_features)
         if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
             text = f"{COLUMNS} does not give every column of the file a place of its own"
             problems.append(Problem("column-order", "must", record.zarr_group, text, _BACK))
-    if "csr/indptr" in sound and record.pointer:
-        problems += _check_pointers(catalog, record, specs["csr/indptr"])
     return problems
 
 
-def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[Problem]:
-    """Check the metadata of the groups that hold some arrays, the dataset's own and the group's included."""
-    parts = [f"{record.zarr_group}/{path}".split("/")[:-1] for path in paths]
+def check_groups(arrays: Location, group: str, paths: Iterable[str], space: str = "") -> list[Problem]:
+    """Check the metadata of a group, of the groups above it, and of those between it and some paths below it (rule ``group-metadata``)."""
+    parts = [f"{group}/{path}".split("/")[:-1] for path in paths]
     groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
     problems = []
-    for group in sorted(groups):
+    for above in sorted(groups):
         try:
-            if not is_atlas_group(read_group_attributes(arrays, group), record.feature_space):
-                text = f"{group}/zarr.json has attributes that were not written there"
-                problems.append(Problem("group-metadata", "must", record.zarr_group, text, _BACK))
+            if not is_atlas_group(read_group_attributes(arrays, above), space):
+                text = f"{above}/zarr.json has attributes that were not written there"
+                problems.append(Problem("group-metadata", "must", group, text, _BACK))
         except NotFoundError:
             continue  # zarr-python takes a folder without metadata for a group
         except AtlasError as error:
-            problems.append(Problem("group-metadata", "must", record.zarr_group, str(error), _BACK))
+            problems.append(Problem("group-metadata", "must", group, str(error), _BACK))
     return problems
 
 
@@ -442,7 +428,11 @@ def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
     return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))
 
 
-def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
+def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+    """Compare the pointers of the cells with the bounds of the rows of a group whose arrays are sound (rule ``pointer-bounds``)."""
+    if not record.pointer or "csr/indptr" not in described_paths(record):
+        return []
+    spec = read_specs(record)["csr/indptr"]
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()

@@ -388,6 +388,10 @@ REFUSED = {
     "a zip file": (lambda address: ra.open_source(f"{address}/x.zarr.zip"), "local disk only"),
     "a folder that cannot be listed": (lambda address: ra.open_source(f"{address}/small.cxg"), "Check the address"),
     "an unknown scheme": (lambda _: ra.open_source("ftp://host/x.h5ad"), "scheme"),
+    "no account of Azure": (lambda _: ra.open_source("az://b/x.h5ad"), "azure_storage_account_name"),
+    "an atlas without an account of Azure": (lambda _: ra.RaggedAtlas.create("az://b/x"), "azure_storage_account_name"),
+    "no service account of Google": (
+        lambda _: ra.open_source("gs://b/x.h5ad", storage_options={"google_service_account": "/none.json"}), "google_service_account"),
     "an unknown option": (lambda _: ra.open_source("s3://b/x.h5ad", storage_options={"key": "x"}), "Unknown storage option"),
 }  # fmt: skip
 

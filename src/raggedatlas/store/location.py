@@ -240,7 +240,14 @@ class Location:
 
     def lance_options(self) -> dict[str, str]:
         """Return the storage options in Lance's spelling."""
-        return {name: value for name, value in self.storage_options.items() if name not in CACHE_OPTIONS}
+        options = {name: value for name, value in self.storage_options.items() if name not in CACHE_OPTIONS}
+        if (
+            options.get("azure_storage_use_emulator", "").lower() in _TRUE
+            and "AZURE_STORAGE_ACCOUNT_NAME" not in os.environ
+        ):
+            # The account that every emulator has; obstore knows it, Lance does not.
+            options.setdefault("azure_storage_account_name", "devstoreaccount1")
+        return options
 
     @cached_property
     def disk_cache(self) -> DiskCache | None:

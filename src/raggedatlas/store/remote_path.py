@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -83,6 +82,7 @@ class RemotePath:
             self.uri = self._shown = Location(uri, self.storage_options).uri
         self._top: RemotePath = self
         self._below = ""
+        self._read: dict[str, Any] = {}
 
     def __str__(self) -> str:
         """Return the address without its query."""
@@ -110,7 +110,7 @@ class RemotePath:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was read; processes read for themselves."""
-        return {name: value for name, value in vars(self).items() if name not in ("_contents", "_listed")}
+        return {**vars(self), "_read": {}}
 
     def __truediv__(self, name: "str | RemotePath") -> "RemotePath":
         """Return the path of a member."""
@@ -268,16 +268,25 @@ class RemotePath:
                 lambda: cast("Any", HTTPStore).from_url(self.uri, client_options=client, retry_config=RETRIES),
             )
 
-    @cached_property
+    # What was read is kept without a lock, unlike in `cached_property` of Python 3.11, where all paths wait for each other's requests.
+    # Two threads that read at once read the same; the first that is done is kept, so that both share its blocks.
+    @property
     def _contents(self) -> "_Blocks":
-        return _Blocks.of(self)
+        blocks: _Blocks = self._read.get("contents") or self._read.setdefault("contents", _Blocks.of(self))
+        return blocks
 
     def _is_listed(self) -> bool:
-        return "_listed" in vars(self)
+        return "listed" in self._read
 
-    @cached_property
+    @property
     def _listed(self) -> dict[str, int]:
         """Size of each object below the top folder by key; of the top path alone, since its members share it."""
+        if not self._is_listed():
+            self._read["listed"] = self._list()
+        listed: dict[str, int] = self._read["listed"]
+        return listed
+
+    def _list(self) -> dict[str, int]:
         import obstore
 
         if self.is_web:
@@ -499,7 +508,7 @@ def _explained(path: RemotePath, error: BaseException) -> BaseException:
             f"{path}: the server does not serve parts of a file (HTTP ranges), which are needed to read it without copying it; "
             "download it first."
         )
-    if "416" in text:
+    if "status code: 416" in text:
         return StoreError(f"{path} is empty or shorter than it was; fetch or write it again.")
     return error
 

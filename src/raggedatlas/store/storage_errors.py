@@ -46,7 +46,26 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket do
 _LOGIN = re.compile(r"redential|169\.254\.|metadata\.google|[Tt]oken|No access key|anonymous")
 _FULL = re.compile(r"Full|Quota|InsufficientStorage|EntityTooLarge")
 
-_GIVE_LOGIN = "Give them as storage options or in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and so on)"
+_GIVE_LOGIN = "Give them as storage options or in the environment (AWS_ACCESS_KEY_ID, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY and so on)"
+_NO_ACCOUNT = (
+    "no storage account of Azure is named",
+    "Give it as the storage option azure_storage_account_name, or as AZURE_STORAGE_ACCOUNT_NAME in the environment",
+)
+_UNMADE = (
+    (
+        "resolve region",
+        "the region of the bucket cannot be found",
+        "Check the name of the bucket and the network, or give the storage option aws_region",
+    ),
+    (
+        "service account file",
+        "the file of the service account of Google is missing or is not its JSON",
+        "Check the path in the storage option google_service_account, or in GOOGLE_SERVICE_ACCOUNT",
+    ),
+    ("no storage account configured", *_NO_ACCOUNT),
+    ("Account must be specified", *_NO_ACCOUNT),
+)
+"""What the text of an error contains where a store could not even be asked, the reason, and the way out."""
 _WAYS_OUT = {
     errno.EACCES: "Check who owns the folder and its permissions",
     errno.EPERM: "Check who owns the folder and its permissions",
@@ -135,9 +154,9 @@ def failure(error: BaseException) -> str:
     if number is None and os_error:
         number = int(os_error[1])
     status = _STATUS.search(text)
-    if "resolve region" in text:
-        reason = "the region of the bucket cannot be found"
-        out = "Check the name of the bucket and the network, or give the storage option aws_region"
+    unmade = next((words for pattern, *words in _UNMADE if pattern in text), None)
+    if unmade:
+        reason, out = unmade
     elif status or "HTTP error" in text or "Received redirect" in text or _LOGIN.search(text):
         reason, out = _remote(text, int(status[1]) if status else 0)
     elif number is not None:

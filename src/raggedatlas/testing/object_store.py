@@ -1,25 +1,30 @@
-"""An HTTP proxy with faults on demand, to stand between an object store and what is tested."""
+"""Servers on loopback for tests: a proxy with faults on demand to stand before an object store, web files, and Google's object store."""
 
 import contextlib
+import os
 import re
 import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import formatdate
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import uuid4
+from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-_CONDITIONS = {"if-none-match", "if-match"}
+_CONDITIONS = {"if-none-match", "if-match", "x-goog-if-generation-match"}
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
-_ERROR = "<Error><Code>{code}</Code><Message>Refused by the proxy.</Message></Error>"
+_ERROR = "<Error><Code>{code}</Code><Message>Refused.</Message></Error>"
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class FaultyProxy(_Loopback):
     fail_every : int
         Answer every n-th request with 503 without passing it on; 0 never.
     ignore_conditions : bool
-        Pass requests on without ``If-None-Match`` and ``If-Match``: a store without conditional puts.
+        Pass requests on without the conditions of S3 and Google: a store without conditional puts.
     latency : float
         Seconds to wait before each answer.
     requests : list of Request
@@ -243,7 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
             if key.lower() not in _PER_HOP:
                 self.send_header(key, value)
         # The answer to HEAD has the length of a body that is not sent.
-        length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+        lengths = [value for key, value in headers.items() if key.lower() == "content-length"]
+        length = (*lengths, "0")[0] if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length)
         self.end_headers()
         if self.command != "HEAD":
@@ -359,50 +365,226 @@ class WebServer(_Loopback):
         self._bind(Handler)
 
 
-class _FileHandler(BaseHTTPRequestHandler):
-    """Serves the files of one connection."""
+class _Serving(BaseHTTPRequestHandler):
+    """Answers one connection's requests."""
 
-    owner: WebServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    # Buffered, so that headers and body leave together.
+    wbufsize = -1
+    sent: int | None = None
 
     def do_HEAD(self) -> None:
-        """Send the size of a file."""
+        """Send what `do_GET` does without the body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Send a file or a part of it."""
-        asked = self.headers.get("Range", "")
-        self.owner.requests.append(f"{self.command} {self.path} {asked}")
-        time.sleep(self.owner.latency)
-        file = self.owner.folder / unquote(urlsplit(self.path).path).lstrip("/")
-        if not file.is_file():
-            self._send(404, b"", {})
-            return
-        size = file.stat().st_size
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
-        if match is None or not self.owner.ranges:
-            self._send(200, file.read_bytes(), {})
-            return
-        start, stop = int(match[1]), min(int(match[2]) + 1, size)
-        if start >= size:
-            self._send(416, b"", {"Content-Range": f"bytes */{size}"})
-            return
-        with file.open("rb") as opened:
-            opened.seek(start)
-            self._send(206, opened.read(stop - start), {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+        """Send what is asked for."""
+        raise NotImplementedError
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def send_part(self, file: BinaryIO, headers: dict[str, str], asked: str) -> None:
+        """Send the part of a file that a ``Range`` names; everything where it names none."""
+        match = re.fullmatch(r"bytes=(\d*)-(\d*)", asked)
+        if match is None:
+            self.send(200, file.read(), headers)
+            return
+        size = file.seek(0, os.SEEK_END)
+        # Without the first number the second one says how many of the last bytes are wanted.
+        start = int(match[1]) if match[1] else max(0, size - int(match[2]))
+        stop = min(int(match[2]) + 1, size) if match[1] and match[2] else size
+        if start >= size:
+            self.send(416, b"", {"Content-Range": f"bytes */{size}"})
+            return
+        file.seek(start)
+        self.send(206, file.read(stop - start), {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        """Send an answer, the first `sent` bytes of its body."""
         self.send_response_only(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.owner.sent is not None and len(body) > self.owner.sent:
-            body = body[: self.owner.sent]
+        if self.sent is not None and len(body) > self.sent:
+            body = body[: self.sent]
             self.close_connection = True
         # A client that finds a response wrong closes the connection.
         with contextlib.suppress(OSError):
             self.wfile.write(b"" if self.command == "HEAD" else body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing here; the server keeps the log."""
+        """Log nothing here; the servers keep logs."""
+
+
+class _FileHandler(_Serving):
+    """Serves the files of one connection."""
+
+    owner: WebServer
+
+    def do_GET(self) -> None:
+        """Send a file or a part of it."""
+        asked = self.headers.get("Range", "")
+        self.owner.requests.append(f"{self.command} {self.path} {asked}")
+        time.sleep(self.owner.latency)
+        self.sent = self.owner.sent
+        file = self.owner.folder / unquote(urlsplit(self.path).path).lstrip("/")
+        if not file.is_file():
+            self.send(404, b"", {})
+            return
+        with file.open("rb") as opened:
+            self.send_part(opened, {}, asked if self.owner.ranges else "")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An object of `GoogleStorage`."""
+
+    data: bytes
+    generation: int
+    when: float = field(default_factory=time.time)
+
+    def headers(self) -> dict[str, str]:
+        """Return what answers say of the object."""
+        number = str(self.generation)
+        return {"ETag": f'"{number}"', "x-goog-generation": number, "Last-Modified": formatdate(self.when, usegmt=True)}
+
+
+@dataclass
+class GoogleStorage(_Loopback):
+    """The part of Google Cloud Storage's XML API that object_store uses, in memory, to be used as a context manager.
+
+    Objects and ranges of them, lists, copies, uploads in parts, and writes under a condition on the generation. Who asks is not checked.
+
+    Parameters
+    ----------
+    buckets : dict of str to dict
+        Name of a bucket -> its objects by key.
+
+    Examples
+    --------
+    >>> with GoogleStorage() as server:
+    ...     server.buckets["cells"] = {}
+    """
+
+    buckets: dict[str, dict[str, _Stored]] = field(default_factory=dict)
+    _uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    _generation: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        """Bind a free port."""
+        storage = self
+
+        class Handler(_GoogleHandler):
+            owner = storage
+
+        self._bind(Handler)
+
+    def put(self, bucket: str, key: str, data: bytes, generation: int | None = None) -> _Stored | None:
+        """Store an object and return it; None where its generation is another than the one given (0 stands for no object)."""
+        with self._lock:
+            old = self.buckets[bucket].get(key)
+            if generation is not None and generation != (old.generation if old else 0):
+                return None
+            self._generation += 1
+            self.buckets[bucket][key] = stored = _Stored(data, self._generation)
+            return stored
+
+
+class _GoogleHandler(_Serving):
+    """Answers one connection's requests to a `GoogleStorage`."""
+
+    owner: GoogleStorage
+
+    def do_GET(self) -> None:
+        """Send an object, a part of it, or a list."""
+        bucket, key, query, _ = self._request()
+        if not key and bucket in self.owner.buckets:
+            self._list(self.owner.buckets[bucket], query)
+        elif stored := self._find(bucket, key):
+            self.send_part(BytesIO(stored.data), stored.headers(), self.headers.get("Range", ""))
+
+    def do_PUT(self) -> None:
+        """Store an object, a copy, or a part of an upload."""
+        bucket, key, query, body = self._request()
+        if "uploadId" in query:
+            self.owner._uploads[query["uploadId"]][int(query["partNumber"])] = body
+            self.send(200, b"", {"ETag": f'"{query["partNumber"]}"'})
+            return
+        if "x-goog-copy-source" in self.headers:
+            source = self._find(*unquote(self.headers["x-goog-copy-source"]).split("/", 1))
+            if source is None:
+                return
+            body = source.data
+        if bucket not in self.owner.buckets:
+            self._refuse(404, "NoSuchBucket")
+            return
+        condition = self.headers.get("x-goog-if-generation-match")
+        stored = self.owner.put(bucket, key, body, None if condition is None else int(condition))
+        if stored is None:
+            self._refuse(412, "PreconditionFailed")
+        else:
+            self.send(200, b"", stored.headers())
+
+    def do_POST(self) -> None:
+        """Begin an upload in parts, or complete one."""
+        bucket, key, query, _ = self._request()
+        if bucket not in self.owner.buckets:
+            self._refuse(404, "NoSuchBucket")
+        elif "uploads" in query:
+            name = uuid4().hex
+            self.owner._uploads[name] = {}
+            self._send_xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
+        else:
+            parts = self.owner._uploads.pop(query["uploadId"])
+            stored = cast("_Stored", self.owner.put(bucket, key, b"".join(parts[n] for n in sorted(parts))))
+            self._send_xml("CompleteMultipartUploadResult", f"<ETag>{stored.generation}</ETag>", stored.headers())
+
+    def do_DELETE(self) -> None:
+        """Remove an object, or give up an upload."""
+        bucket, key, query, _ = self._request()
+        if "uploadId" in query:
+            self.owner._uploads.pop(query["uploadId"], None)
+        elif self._find(bucket, key):
+            self.owner.buckets[bucket].pop(key, None)
+        else:
+            return
+        self.send(204, b"", {})
+
+    def _request(self) -> tuple[str, str, dict[str, str], bytes]:
+        """Return bucket, key, query and body of the request."""
+        parts = urlsplit(self.path)
+        bucket, _, key = parts.path.lstrip("/").partition("/")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return unquote(bucket), unquote(key), dict(parse_qsl(parts.query, keep_blank_values=True)), body
+
+    def _find(self, bucket: str, key: str) -> _Stored | None:
+        """Return an object; None where there is none, which has been answered then."""
+        stored = self.owner.buckets.get(bucket, {}).get(key)
+        if stored is None:
+            self._refuse(404, "NoSuchKey" if bucket in self.owner.buckets else "NoSuchBucket")
+        return stored
+
+    def _list(self, objects: dict[str, _Stored], query: dict[str, str]) -> None:
+        """Send a page of the objects with a prefix; what comes before a delimiter stands for all that begin with it."""
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        keys = [key for key in sorted(objects) if key.startswith(prefix) and key > after]
+        page = keys[: int(query.get("max-keys", 1000))]
+        found: dict[str, None] = {}
+        for key in page:
+            folder, divided, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            if divided:
+                found[f"<CommonPrefixes><Prefix>{escape(prefix + folder)}/</Prefix></CommonPrefixes>"] = None
+                continue
+            when = datetime.fromtimestamp(objects[key].when, UTC).isoformat().replace("+00:00", "Z")
+            told = f"<Key>{escape(key)}</Key><LastModified>{when}</LastModified><Size>{len(objects[key].data)}</Size>"
+            found[f"<Contents>{told}<ETag>{objects[key].generation}</ETag></Contents>"] = None
+        more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(page) < len(keys) else ""
+        self._send_xml("ListBucketResult", "".join(found) + more)
+
+    def _send_xml(self, name: str, inside: str, headers: dict[str, str] | None = None) -> None:
+        told = {"Content-Type": "application/xml", **(headers or {})}
+        self.send(200, f"<{name}>{inside}</{name}>".encode(), told)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send(status, _ERROR.format(code=code).encode(), {"Content-Type": "application/xml"})

@@ -1,0 +1,217 @@
+"""Files and atlases in the stores of Google and Azure, as test_s3.py has them for S3.
+
+Google's store is played by `GoogleStorage`. Azure's needs its emulator, the command ``azurite-blob`` of the npm package ``azurite``: on the
+path, or named by ``RAGGEDATLAS_AZURITE``; ``scripts/test-stores`` installs it.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pytest
+from anndata.tests.helpers import assert_equal
+
+import raggedatlas as ra
+from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.store.remote_path import BLOCK, RemotePath
+from raggedatlas.testing.atlases import small_anndata
+from raggedatlas.testing.object_store import FaultyProxy, GoogleStorage
+
+DATA = Path(__file__).parent.parent / "data"
+AZURITE = os.environ.get("RAGGEDATLAS_AZURITE") or shutil.which("azurite-blob")
+ACCOUNT, KEY = (
+    "devstoreaccount1",
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+)
+"""Those of every emulator."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """A bucket or container, and how to reach it: well, and with faults."""
+
+    uri: str
+    proxy: FaultyProxy
+    options: dict[str, str]
+    wrong: dict[str, str]
+    dead: dict[str, str]
+
+
+@contextmanager
+def google(folder: Path) -> Iterator[Home]:
+    """Run Google's store; the file of its service account names the proxy."""
+
+    def login(name: str, address: str) -> dict[str, str]:
+        account = {
+            "gcs_base_url": address,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        (folder / name).write_text(json.dumps(account))
+        return {"google_service_account": str(folder / name), "allow_http": "true"}
+
+    with GoogleStorage() as server, FaultyProxy(server.address) as proxy:
+        server.buckets["cells"] = {}
+        wrong = {**login("wrong.json", proxy.address), "google_service_account": str(folder / "none.json")}
+        yield Home(
+            "gs://cells", proxy, login("right.json", proxy.address), wrong, login("dead.json", "http://127.0.0.1:9")
+        )
+
+
+@contextmanager
+def azure(folder: Path) -> Iterator[Home]:
+    """Run the emulator of Azure's store, and make a container."""
+    if AZURITE is None:
+        pytest.skip("the emulator of Azure's store is not installed: run scripts/test-stores")
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    words = [AZURITE, "--blobPort", str(port), "--location", str(folder), "--silent", "--skipApiVersionCheck"]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _make_container(address, "cells")
+        options = {"azure_storage_use_emulator": "true", "allow_http": "true"}
+        wrong = {**options, "azure_storage_account_key": base64.b64encode(b"wrong").decode()}
+        dead = {**options, "timeout": "1s"}
+        with FaultyProxy(address) as proxy, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AZURITE_BLOB_STORAGE_URL", proxy.address)
+            yield Home("az://cells", proxy, options, wrong, dead)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _make_container(address: str, name: str) -> None:
+    """Ask the emulator for a container, as soon as it answers."""
+    told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    lines = ["PUT", *[""] * 11, *(f"{key}:{value}" for key, value in told.items())]
+    signed = "\n".join([*lines, f"/{ACCOUNT}/{ACCOUNT}/{name}", "restype:container"])
+    digest = hmac.new(base64.b64decode(KEY), signed.encode(), hashlib.sha256).digest()
+    told["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    url = f"{address}/{ACCOUNT}/{name}?restype=container"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=told)).close()
+        except ConnectionError:
+            time.sleep(0.05)
+        except urllib.error.URLError as error:
+            if isinstance(error, urllib.error.HTTPError):
+                raise
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the emulator of Azure's store did not start")
+
+
+@pytest.fixture(scope="module", params=["gs", "az"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    make = {"gs": google, "az": azure}[request.param]
+    with make(tmp_path_factory.mktemp(request.param)) as home:
+        yield home
+
+
+@pytest.fixture
+def home(running: Home) -> Iterator[Home]:
+    """Give the store; no fault outlives the test."""
+    running.proxy.forget()
+    yield running
+    running.proxy.forget()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["a.h5ad", "a.zarr", "long.h5ad"])
+def test_a_file_is_written_and_read(name: str, home: Home, tmp_path: Path) -> None:
+    """What was written is read equal, by ranges and not as a whole; a second write is refused, and an atlas takes the file."""
+    if name.startswith("long"):
+        values = np.random.default_rng(0).normal(size=(3_000, 1_000)).astype(np.float32)
+        adata, sink = ad.AnnData(values), {"compression": None}
+    else:
+        adata, sink = ra.read(DATA / "pbmc68k_reduced.h5ad"), {}
+    target = f"{home.uri}/files/{name}"
+    assert ra.copy(adata, ra.open_sink(target, storage_options=home.options, **sink)) == target
+    home.proxy.forget()
+    assert_equal(ra.read(target, storage_options=home.options), ra.read(ra.copy(adata, tmp_path / name)))
+    if name.endswith(".h5ad"):
+        assert {(r.method, r.status) for r in home.proxy.requests} == {("GET", 206)}
+        assert len(home.proxy.requests) <= max(2, RemotePath(target, home.options).size // BLOCK)
+    with pytest.raises(DuplicateError, match="overwrite=True"):
+        ra.copy(adata, target, storage_options=home.options)
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(target, storage_options=home.options, progress=False)
+    assert atlas.list_datasets()[["name", "source"]].iloc[0].tolist() == [Path(name).stem, target]
+
+
+@pytest.mark.long
+def test_an_atlas_lives_there(home: Home, tmp_path: Path) -> None:
+    """An atlas is made, added to, pinned, asked and cleared as in a folder, and a query of it is written beside it."""
+    results: list[Any] = []
+    for uri, options in ((f"{home.uri}/my.atlas", home.options), (str(tmp_path / "my.atlas"), None)):
+        atlas = ra.RaggedAtlas.create(uri, storage_options=options)
+        for seed in (1, 2):
+            atlas.add(small_anndata(seed), f"d{seed}", organism="human")
+        atlas.snapshot("both")
+        atlas.drop_dataset("d2")
+        view = ra.RaggedAtlas.checkout_latest(uri, storage_options=options)
+        results.append(view.query().where("n_genes > 3").to_anndata())
+        written = view.query().where(dataset="d1").write(f"{uri.removesuffix('my.atlas')}d1.h5ad")
+        results.append(ra.read(written, storage_options=options))
+        assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
+        assert (len(atlas.list_datasets()), len(view.list_datasets())) == (1, 2)
+    for remote, local in zip(results[:2], results[2:], strict=True):
+        np.testing.assert_array_equal(remote.X.toarray(), local.X.toarray())
+        assert remote.obs["cell_name"].tolist() == local.obs["cell_name"].tolist()
+
+
+FAULTS = {
+    "no credentials": ("", "x.h5ad", "service account of Google is missing|refuses access"),
+    "refused": ("", "x.h5ad", "refuses access"),
+    "dead endpoint": ("", "x.h5ad", "no answer from 127.0.0.1:9"),
+    "missing bucket": ("nobody", "x.h5ad", "no such bucket"),
+    "missing object": ("", "none.h5ad", "There is no file"),
+    "missing folder": ("", "none.zarr", "There is no file or folder"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_store_that_fails_is_named_in_one_line(
+    fault: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fault is one line with the address and the reason, and the atlas is as it was."""
+    bucket, name, words = FAULTS[fault]
+    uri = f"{home.uri}{bucket}/{name}"
+    options = {"no credentials": home.wrong, "dead endpoint": home.dead}.get(fault, home.options)
+    if fault == "refused":
+        home.proxy.refuse("GET", 403, "AccessDenied")
+    if fault == "dead endpoint":
+        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:9")
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    with pytest.raises((StoreError, NotFoundError), match=words) as caught:
+        atlas.add(uri, storage_options=options, progress=False)
+    assert uri in str(caught.value) or fault == "no credentials"
+    assert "\n" not in str(caught.value)
+    assert len(atlas.list_datasets()) == 0
+
+
+@pytest.mark.parametrize("running", ["gs"], indirect=True)
+def test_a_store_without_conditions_is_refused(home: Home) -> None:
+    """An atlas is made in no store that ignores create-if-absent. (On Azure the condition is signed, and the proxy cannot take it away.)"""
+    home.proxy.ignore_conditions = True
+    with pytest.raises(StoreError, match="accepted two create-if-absent writes"):
+        ra.RaggedAtlas.create(f"{home.uri}/careless.atlas", storage_options=home.options)

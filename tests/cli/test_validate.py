@@ -41,16 +41,18 @@ def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_fix_writes_a_copy_and_says_what_is_left(bad: Path, tmp_path: Path) -> None:
-    """What was mended and what could not be is told; exit code 1 while a must is broken in the copy; never in place."""
+    """What was fixed and what could not be is told; exit code 1 while a must is broken in the copy; never in place."""
     before = bad.read_bytes()
     said = ask("validate", bad, "--fix", tmp_path / "copy.h5ad")
     assert said.exit_code == 1
     first, second, last = said.stdout.splitlines()
-    assert first == "mended: A26 uns/list: declared as array 0.2.0"
+    assert first == "fixed: A26 uns/list: declared as array 0.2.0"
     assert second.startswith("left: A58 must: X:")
-    assert last == f"Wrote {tmp_path / 'copy.h5ad'}: 1 mended; left: 1 must."
+    assert last == f"Wrote {tmp_path / 'copy.h5ad'}: 1 fixed; left: 1 must."
     light = ask("validate", bad, "--level", "metadata", "--fix", tmp_path / "light.h5ad", "--json")
-    assert (light.exit_code, json.loads(light.stdout)["left"]) == (0, [])
+    document = json.loads(light.stdout)
+    assert (light.exit_code, document["left"]) == (0, [])
+    assert document["fixed"] == document["mended"] != []
     assert bad.read_bytes() == before
     again = ask("validate", bad, "--fix", bad)
     assert again.exit_code == 1

@@ -37,7 +37,9 @@ def test_what_is_good_is_copied_as_it_is(form: Form, tmp_path: Path) -> None:
     """A file without fault is copied byte for byte."""
     good = write_good(tmp_path / "x", form)
     done = repair(good, tmp_path / "y")
-    assert (done.path, done.mended, done.left) == (str(tmp_path / "y"), (), ())
+    assert (done.path, done.fixed, done.left) == (str(tmp_path / "y"), (), ())
+    with pytest.warns(DeprecationWarning, match="fixed"):
+        assert done.mended == done.fixed
     files = [good] if good.is_file() else [at for at in good.rglob("*") if at.is_file()]
     assert files
     for at in files:
@@ -98,10 +100,10 @@ def test_mended_values_are_the_values(form: Form, tmp_path: Path) -> None:
         with warnings.catch_warnings(action="ignore"):
             zarr.consolidate_metadata(path)
     damage(path, break_much)
-    done = repair(path, tmp_path / "mended")
+    done = repair(path, tmp_path / "fixed")
     assert done.left == ()
-    assert {line.split()[0] for line in done.mended} >= {"A01", "A26", "A60", "A73", "A90", "A102", "A123"}
-    back, given = read_as(form, tmp_path / "mended"), read_as(form, good)
+    assert {line.split()[0] for line in done.fixed} >= {"A01", "A26", "A60", "A73", "A90", "A102", "A123"}
+    back, given = read_as(form, tmp_path / "fixed"), read_as(form, good)
     assert back.obs.drop(columns="kind").equals(given.obs.drop(columns="kind"))
     assert back.obs["kind"].tolist() == given.obs["kind"].tolist()
     assert (back.X != given.X).nnz == 0
@@ -201,7 +203,7 @@ def test_a_sort_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
         file["X/data"].id.write_direct_chunk((3,), b"damaged")
     monkeypatch.setattr(fixes, "ENTRIES", 1)
     done = repair(tmp_path / "x", tmp_path / "y")
-    assert done.mended == ()
+    assert done.fixed == ()
     assert {problem.rule for problem in done.left} == {"A00", "A59"}
     with h5py.File(tmp_path / "y") as file:
         assert sorted(file["X"]) == ["data", "indices", "indptr"]
@@ -249,7 +251,7 @@ def test_categories_that_cannot_be_written_keep_their_codes(second: bytes, tmp_p
         assert sorted(file["obs/kind"]) == ["categories", "codes"]
         assert np.array_equal(file["obs/kind/codes"], given["obs/kind/codes"])
         assert file["obs/kind/categories"][...].tolist() == categories.tolist()
-    assert not any(line.startswith("A107") for line in done.mended)
+    assert not any(line.startswith("A107") for line in done.fixed)
 
 
 def musts(path: Path) -> set[str]:

@@ -173,17 +173,17 @@ def test_damages_are_told_and_mended_in_every_kind_of_file(form: Form, batch: li
         assert told(found, lists["full"]), found
         by_metadata = RULES[found.rule].depth == "metadata" and found.label not in BY_VALUES
         assert told(found, lists["metadata"]) == by_metadata or RULES[found.rule].depth == "full", found
-    done = repair(path, tmp_path / "mended")
+    done = repair(path, tmp_path / "fixed")
     assert content(path) == before
-    assert list(done.left) == validate(tmp_path / "mended", "full")
+    assert list(done.left) == validate(tmp_path / "fixed", "full")
     for found in batch:
         mended = RULES[found.rule].fixed and found.label not in UNMENDED
         assert told(found, list(done.left)) != mended, (found, done)
-        assert any(line.startswith(f"{found.rule} ") for line in done.mended) or not mended, (found, done)
+        assert any(line.startswith(f"{found.rule} ") for line in done.fixed) or not mended, (found, done)
     if not any(problem.level == "must" for problem in done.left):
         read = ad.read_h5ad if form == "hdf5" else ad.read_zarr
         with warnings.catch_warnings(action="ignore"):
-            read(tmp_path / "mended")
+            read(tmp_path / "fixed")
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,15 +53,21 @@ class Repair:
     ----------
     path : str
         Path of the copy.
-    mended : tuple of str
+    fixed : tuple of str
         Applied fixes, one line each, starting with the rule and the element.
     left : tuple of Problem
         Problems that remain in the copy.
     """
 
     path: str
-    mended: tuple[str, ...]
+    fixed: tuple[str, ...]
     left: tuple[Problem, ...]
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """Deprecated name of `fixed`."""
+        warnings.warn("mended is now called fixed.", DeprecationWarning, stacklevel=2)
+        return self.fixed
 
 
 def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repair:
@@ -94,7 +101,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
 
     Examples
     --------
-    >>> repair("broken.h5ad", "fixed.h5ad").mended  # doctest: +SKIP
+    >>> repair("broken.h5ad", "fixed.h5ad").fixed  # doctest: +SKIP
     ('A02 uns/k: declared as array 0.2.0',)
     """
     if is_remote(path) or is_remote(target):
@@ -105,14 +112,14 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     if is_zip(path):
         raise SourceError(f"{path} is a zip file, which cannot be changed in place; repair the folder that it holds.")
     left = validate(path, level)
-    mended: list[str] = []
+    fixed: list[str] = []
     try:
         with writable(target):
             _copy(path, hidden)
             # Without anything to fix, the copy is not opened and stays identical to the file.
             if any(problem.rule in FIXES for problem in left):
                 with _open_for_writing(hidden) as root:
-                    mended, left = _fix(root, left, full=level == "full")
+                    fixed, left = _fix(root, left, full=level == "full")
             if hidden.is_file():
                 with hidden.open("r+b") as file:
                     os.fsync(file.fileno())
@@ -121,7 +128,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     except BaseException:
         shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
         raise
-    return Repair(str(target), tuple(mended), tuple(left))
+    return Repair(str(target), tuple(fixed), tuple(left))
 
 
 def _refuse_existing(target: Path) -> None:

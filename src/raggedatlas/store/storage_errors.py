@@ -266,18 +266,15 @@ def lance_errors(place: str) -> Iterator[None]:
 @contextlib.contextmanager
 def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
     """Convert errors of a filter to `QueryError`, which lists the existing columns."""
-    try:
-        yield
-    except AtlasError:
-        raise
-    except BaseException as error:
-        if is_panic(error):
-            raise panicked(table.uri, error) from error
-        if not isinstance(error, LANCE_ERRORS):
+    with lance_errors(table.uri):
+        try:
+            yield
+        except AtlasError:
             raise
-        if where is None or is_io(error):
-            raise StoreError(f"{table.uri}: {failure(error)}") from error
-        reason = plain_reason(error).removeprefix("Invalid user input: ")
-        with lance_errors(table.uri):  # the schema of a damaged table may not read either
+        except LANCE_ERRORS as error:
+            if where is None or is_io(error):
+                raise StoreError(f"{table.uri}: {failure(error)}") from error
+            reason = plain_reason(error).removeprefix("Invalid user input: ")
+            # The schema of a damaged table may not be readable either.
             names = table.schema.names
-        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error
+            raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error

@@ -55,19 +55,12 @@ _GENE_TABLES = {
 }
 """Exports of Ensembl BioMart, made up."""
 
-_TERMS = {
-    "id": ["MY:1", "MY:2", "MY:3", "MY:4"],
-    "label": ["lymphocyte", "B", "T", "NK"],
-    "is_a": ["", "MY:1", "MY:1", "MY:1"],
-}
-"""An ontology of cell types, made up."""
-
 
 def make_atlas(folder: Path) -> Path:
     """Make an atlas with every kind of file.
 
     It has sparse and dense groups, a column-sorted copy, extras, results of both kinds, a geometry store, a link made by hand,
-    gene tables of both kinds, an ontology, an annotation, and deleted cells.
+    gene tables of both kinds.
 
     Parameters
     ----------
@@ -107,9 +100,6 @@ def make_atlas(folder: Path) -> Path:
     atlas.add(ResultDataset({}, folder / "z"), name="latent", as_="space", progress=False)
     atlas.add(ResultDataset({}, folder / "z"), name="vectors", as_="vector", progress=False)
     atlas.add(spots(), name="shapes", dataset="d3", progress=False)
-    atlas.load_terms(_TERMS)
-    atlas.map_terms("cell_type", "MY")
-    atlas.delete_cells(uids=list(uids[3:7]))
     atlas.snapshot("all")
     return path
 
@@ -203,9 +193,7 @@ def _rename_versions(catalog: Any, table: str) -> None:
 
     last = list_versions(catalog)[-1]
     versions = {**last.table_versions, table: catalog.tables.version(table)}
-    changed = last.model_copy(
-        update={"table_versions": versions, "manifest": write_manifest(catalog, versions)}
-    ).sealed()
+    changed = last.model_copy(update={"table_versions": versions, "manifest": write_manifest(catalog, versions)})
     change_versions(catalog, lambda old: [*old[:-1], changed])
 
 
@@ -253,7 +241,7 @@ def _change_cell(table: str, path: Path, chance: random.Random) -> str:
 
 def _change_array(path: Path, chance: random.Random) -> str:
     from raggedatlas.catalog.assets import array_readers, read_records
-    from raggedatlas.store.arrays import ArrayWriter
+    from raggedatlas.store.arrays import ArrayWriter, describe_group, read_group
     from raggedatlas.store.read import read_all
 
     catalog = _catalog(path)
@@ -271,10 +259,13 @@ def _change_array(path: Path, chance: random.Random) -> str:
             )
         else:
             flat[at] = flat[chance.randrange(flat.size)]
-    shutil.rmtree(path / "zarr_store" / spec.path)
+    shutil.rmtree(path / "zarr_store" / spec.path, ignore_errors=True)
     writer = ArrayWriter(catalog.arrays, spec.path, values.dtype, spec.row_shape, profile=catalog.codec())
     writer.append(values)
-    described, checksum = json.loads(writer.close().to_json()), writer.checksum
+    written = writer.close(listed=True)
+    described, checksum = json.loads(written.to_json()), writer.checksum
+    specs = {key: reader.spec for key, reader in readers.items()} | {name: written}
+    describe_group(catalog.arrays, record.zarr_group, read_group(catalog.arrays, record.zarr_group).attributes, specs)
 
     def note(rows: list[dict[str, Any]]) -> str:
         for row in rows:
@@ -287,22 +278,27 @@ def _change_array(path: Path, chance: random.Random) -> str:
 
 
 def _change_frame(path: Path, chance: random.Random) -> str:
-    file = chance.choice(sorted((path / "zarr_store").glob("*/frames/*.arrow")))
+    from raggedatlas.catalog.assets import read_records
+
+    catalog = _catalog(path)
+    record, bundle = chance.choice([(r, r.file_facts.bundle) for r in read_records(catalog) if r.file_facts.bundle])
+    name, span = chance.choice(sorted(bundle.frames.items()))
+    file = path / "zarr_store" / span.file
     data = bytearray(file.read_bytes())
     for _ in range(chance.choice([1, 2, 8])):
-        data[chance.randrange(len(data))] = chance.randrange(256)
+        data[span.offset + chance.randrange(span.n_bytes)] = chance.randrange(256)
     file.write_bytes(data)
-    uid, name = file.parents[1].name, file.name.removesuffix(".arrow")
 
     def note(rows: list[dict[str, Any]]) -> str:
         for row in rows:
-            facts = json.loads(row["facts"])
-            if row["uid"] == uid and name in facts.get("frames", {}):
-                facts["frames"][name] = hashlib.sha256(data).hexdigest()
+            if row["zarr_group"] == record.zarr_group:
+                facts = json.loads(row["facts"])
+                facts["frames"][name] = hashlib.sha256(data[span.offset : span.offset + span.n_bytes]).hexdigest()
+                facts["bundle"]["sha256"] = hashlib.sha256(data).hexdigest()
                 row["facts"] = json.dumps(facts)
         return name
 
-    return _change_rows(_catalog(path), "datasets", note)
+    return _change_rows(catalog, "datasets", note)
 
 
 def _change_table_metadata(path: Path, chance: random.Random) -> str:
@@ -348,7 +344,6 @@ _CHANGES: dict[str, Callable[[Path, random.Random], str]] = {
             "_feature_facts",
             "_genes",
             "_orthologs",
-            "_terms",
         )
     },
 }
@@ -360,7 +355,6 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
 
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.loader.loader import Loader
-    from raggedatlas.store.filters import under
     from raggedatlas.testing.atlases import GENES
 
     def atlas() -> RaggedAtlas:
@@ -390,7 +384,6 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
         "before": lambda: atlas().checkout("before").query().to_anndata(),
         "features": lambda: query().features([*GENES[11:13]]).to_anndata(),
         "where": lambda: query().where("cell_type = 'B'").to_pandas(),
-        "under": lambda: query().where(cell_type_ontology_term_id=under("MY:1")).count(),
         "aggregate": lambda: query().features([*GENES[:3]]).aggregate(["cell_type"]),
         "embedding": lambda: query().spaces("latent").to_anndata(),
         "linked": lambda: query().features([GENES[28]]).to_anndata(),

@@ -16,7 +16,7 @@ from raggedatlas.catalog import assets, checks, maintenance, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
-from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.arrays import create_group, read_group, write_group_attributes
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
@@ -231,7 +231,7 @@ def test_a_lease_lives_as_long_as_its_process(atlas: Catalog) -> None:
     assets.release_lease(atlas, uid)
     assets.release_lease(atlas, uid)
     assert not assets.lease_alive(atlas, uid)
-    assert read_group_attributes(atlas.arrays, uid) == {"raggedatlas": {}}
+    assert read_group(atlas.arrays, uid).attributes == {"raggedatlas": {}}
     atlas.arrays.write_bytes(f"{uid}/zarr.json", b"{")
     assert assets.read_lease(atlas, uid) is None
     assets.release_lease(atlas, "ffffffffffffffff")

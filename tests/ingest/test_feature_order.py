@@ -14,17 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog.assets import read_specs
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
 from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
-from raggedatlas.ingest.group_writer import reorder_columns
+from raggedatlas.ingest.group_writer import reorder_columns, specs_json
 from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.testing.anndata_strategies import assert_same
 
@@ -165,12 +166,12 @@ def test_a_damaged_order_is_found(atlas: RaggedAtlas) -> None:
     """An array `columns` that gives two columns one place is a problem of its own."""
     atlas.add(made(GENES), "d", progress=False)
     record = atlas.dataset("d").records[0]
-    path = f"{record.zarr_group}/columns"
-    atlas._catalog.arrays.child(*path.split("/")).delete_prefix()
-    writer = ArrayWriter(atlas._catalog.arrays, path, np.uint32, profile=atlas._catalog.codec())
+    arrays = atlas._catalog.arrays
+    writer = ArrayWriter(arrays, f"{record.zarr_group}/columns", np.uint32, profile=atlas._catalog.codec())
     writer.append(np.array([0, 0, 1, 2, 3], np.uint32))
-    writer.close()
-    row = record.model_dump()
+    specs = read_specs(record) | {"columns": writer.close(listed=True)}
+    describe_group(arrays, record.zarr_group, read_group(arrays, record.zarr_group).attributes, specs)
+    row = record.model_dump() | {"arrays": specs_json(specs)}
     row["checksums"] = json.dumps(json.loads(record.checksums) | {"columns": writer.checksum})
     rows = pa.Table.from_pylist([row], schema=DATASETS_SCHEMA)
     atlas._catalog.tables.merge(DATASETS, ["zarr_group"], rows, update=True)

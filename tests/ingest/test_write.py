@@ -240,7 +240,7 @@ def test_an_unreadable_file_is_refused(atlas, unchanged, tmp_path) -> None:  # n
         atlas.add(file, progress=False)
 
 
-@pytest.mark.parametrize("after", [0, 1, 4, 8, 11])
+@pytest.mark.parametrize("after", range(5))
 def test_a_full_disk_leaves_the_atlas_as_it_was(atlas, unchanged, monkeypatch, after) -> None:  # noqa: ANN001
     """When no more bytes can be written to the Zarr store, the error says where, and the group is removed."""
     atlas.add(plain(), "d", progress=False)

@@ -15,8 +15,9 @@ from raggedatlas.errors import CorruptError, LimitError, NameRefusedError, NotFo
 from raggedatlas.store.arrays import (
     ArraySpec,
     ArrayWriter,
+    GroupMetadata,
     create_group,
-    read_group_attributes,
+    read_group,
     write_group_attributes,
 )
 from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_exact
@@ -205,15 +206,15 @@ def test_groups_are_walked(local: Location) -> None:
     create_group(local, "d1/gene_expression", {"space": "gene_expression"})
     create_group(local, "d1/gene_expression/csr")
     create_group(local, "d1/gene_expression")
-    assert read_group_attributes(local, "d1/gene_expression") == {"space": "gene_expression"}
-    assert read_group_attributes(local, "d1") == read_group_attributes(local, "") == {}
+    assert read_group(local, "d1/gene_expression").attributes == {"space": "gene_expression"}
+    assert read_group(local, "d1") == read_group(local, "") == GroupMetadata({}, None)
     write_group_attributes(local, "d1", {"n": 1})
     assert dict(zarr.open_group(local.zarr_store(), mode="r")["d1"].attrs) == {"n": 1}
     with pytest.raises(NotFoundError):
-        read_group_attributes(local, "d2")
+        read_group(local, "d2")
     ArrayWriter(local, "d1/x", "uint8").close()
     with pytest.raises(CorruptError, match="not a group"):
-        read_group_attributes(local, "d1/x")
+        read_group(local, "d1/x")
 
 
 def test_golden_bytes_of_a_tiny_array(local: Location) -> None:
@@ -296,4 +297,4 @@ def test_metadata_that_do_not_parse_are_corrupt(local: Location, text: str) -> N
     with pytest.raises(CorruptError, match=r"x/zarr\.json"):
         ArraySpec.open(local, "x")
     with pytest.raises(CorruptError, match=r"x/zarr\.json|not a group"):
-        read_group_attributes(local, "x")
+        read_group(local, "x")

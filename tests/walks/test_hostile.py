@@ -161,7 +161,7 @@ def test_symlinks_in_the_store_are_refused(atlas: ra.RaggedAtlas, tmp_path: Path
         view.query().to_anndata()
     with contextlib.suppress(ra.AtlasError):
         atlas.purge("one")
-    assert (moved / folder.name / "csr" / "indices" / "zarr.json").exists()
+    assert (moved / folder.name / "csr" / "indices" / "c" / "0").exists()
 
 
 def test_a_bomb_in_the_atlas_is_refused(atlas: ra.RaggedAtlas) -> None:

@@ -14,12 +14,15 @@ import scipy.sparse as sp
 
 import raggedatlas as ra
 from campaigns.mutation_campaign import digest, run_campaign
-from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.assets import read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
+from raggedatlas.catalog.cells import check_frames
 from raggedatlas.catalog.checks import validate
-from raggedatlas.errors import CorruptError, StoreError
+from raggedatlas.catalog.integrity import check_bytes
+from raggedatlas.errors import CorruptError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.testing.atlases import GENES, small_anndata
@@ -63,24 +66,20 @@ def change_record(path: Path, change: Callable[[DatasetRecord], dict[str, Any]])
 def rewrite_array(
     path: Path, name: str, change: Callable[[np.ndarray[Any, Any]], object], *, noted: bool = True
 ) -> None:
-    """Write an array of the dataset anew with other values and valid checksums; the record agrees if `noted`."""
+    """Write an array of the dataset anew with other values and valid checksums, those of the values in the record if `noted`."""
     catalog = open_catalog(Location(str(path)))
     (record,) = read_records(catalog)
     spec = ArraySpec.from_json(json.dumps(record.array_specs[name]))
     values = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     change(values)
-    shutil.rmtree(path / "zarr_store" / spec.path)
+    shutil.rmtree(path / "zarr_store" / spec.path, ignore_errors=True)
     writer = ArrayWriter(catalog.arrays, spec.path, values.dtype, spec.row_shape, profile=catalog.codec())
     writer.append(values)
-    described = json.loads(writer.close().to_json())
-    if noted:
-        change_record(
-            path,
-            lambda r: {
-                "arrays": json.dumps(r.array_specs | {name: described}),
-                "checksums": json.dumps(r.array_checksums | {name: writer.checksum}),
-            },
-        )
+    specs = read_specs(record) | {name: writer.close(listed=True)}
+    group = read_group(catalog.arrays, record.zarr_group)
+    describe_group(catalog.arrays, record.zarr_group, group.attributes, specs)
+    checksums = record.array_checksums | ({name: writer.checksum} if noted else {})
+    change_record(path, lambda _: {"arrays": specs_json(specs), "checksums": json.dumps(checksums)})
 
 
 def at(row: int, value: int) -> Callable[[np.ndarray[Any, Any]], None]:
@@ -211,32 +210,106 @@ def test_arrays_that_are_read_at_once_are_compared_with_their_recorded_checksum(
 
 
 def test_every_flipped_bit_of_a_kept_frame_is_found_when_it_is_read(copied: Path) -> None:
-    """No reader sees a frame whose file is not the one that was written."""
-    for file in sorted((copied / "zarr_store").glob("*/frames/*.arrow")):
+    """No reader sees a frame whose bytes are not those that were written."""
+    (record,) = read_records(open_catalog(Location(str(copied))))
+    assert record.file_facts.bundle is not None
+    for name, span in record.file_facts.bundle.frames.items():
+        file = copied / "zarr_store" / span.file
         data = file.read_bytes()
-        for bit in np.random.default_rng(0).integers(0, 8 * len(data), 40).tolist():
-            other = bytearray(data)
-            other[bit // 8] ^= 1 << bit % 8
-            file.write_bytes(other)
+        for bit in np.random.default_rng(0).integers(8 * span.offset, 8 * (span.offset + span.n_bytes), 40).tolist():
+            flip(file, data, bit)
             dataset = ra.RaggedAtlas.open(str(copied)).dataset("d")
             with pytest.raises(CorruptError, match="SHA-256"):
-                _ = dataset.obs if file.stem == "obs" else dataset.var()
+                _ = dataset.obs if name == "obs" else dataset.var()
         file.write_bytes(data)
+
+
+def test_every_flipped_bit_of_a_bundle_is_found(copied: Path) -> None:
+    """Deep validation covers what no reader looks at, such as the directory and the padding."""
+    catalog = open_catalog(Location(str(copied)))
+    (record,) = read_records(catalog)
+    assert check_frames(catalog, [record]) == []
+    (file,) = (copied / "zarr_store").glob("*/bundle.zip")
+    data = file.read_bytes()
+    for bit in np.random.default_rng(1).integers(0, 8 * len(data), 200).tolist():
+        flip(file, data, bit)
+        assert "bundle" in {problem.rule for problem in check_frames(catalog, [record])}
+    for cut in (data[:-1], data + b"\0", b""):
+        file.write_bytes(cut)
+        assert "bundle" in {problem.rule for problem in check_frames(catalog, [record])}
+    file.unlink()
+    assert {"missing-array", "frame", "bundle"} <= {problem.rule for problem in validate(catalog, "deep")}
+    with pytest.raises((CorruptError, NotFoundError)):
+        ra.RaggedAtlas.open(str(copied)).dataset("d").to_anndata()
+
+
+def test_every_changed_name_or_number_in_the_metadata_of_a_group_is_found(copied: Path) -> None:
+    """A group lists its arrays, and nothing of the list can change unnoticed."""
+    catalog = open_catalog(Location(str(copied)))
+    (file,) = (copied / "zarr_store").glob("*/gene_expression/zarr.json")
+    data = file.read_bytes()
+    (record,) = read_records(catalog)
+    # White space is the only thing that may differ.
+    solid = [i for i, byte in enumerate(data) if not chr(byte).isspace()]
+    for at_byte in np.random.default_rng(2).choice(solid, 60).tolist():
+        flip(file, data, 8 * at_byte)
+        problems = check_bytes(catalog, record)
+        assert {problem.rule for problem in problems} & {"group-metadata", "array-metadata", "array-damaged"}, at_byte
+
+
+def flip(file: Path, data: bytes, bit: int) -> None:
+    """Write some bytes with one bit flipped."""
+    other = bytearray(data)
+    other[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(other)
+
+
+SPANS = {
+    "beyond the end": {"offset": 2**40},
+    "too long": {"n_bytes": 2**40},
+    "negative": {"offset": -1},
+    "no number": {"offset": "0"},
+    "elsewhere": {"file": "../../secret"},
+    "another file": {"file": "missing/bundle.zip"},
+    "no part": {"offset": 0, "n_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("kind", list(SPANS))
+def test_a_part_that_is_not_in_its_file_is_refused(copied: Path, kind: str) -> None:
+    """Wherever a record says that small arrays and frames are, nothing outside the file is read."""
+
+    def moved(record: DatasetRecord) -> dict[str, Any]:
+        facts, arrays = json.loads(record.facts), record.array_specs
+        facts["bundle"]["frames"]["obs"] |= SPANS[kind]
+        arrays["csr/indptr"]["within"] |= SPANS[kind]
+        return {"facts": json.dumps(facts), "arrays": json.dumps(arrays)}
+
+    catalog = change_record(copied, moved)
+    with pytest.raises((CorruptError, NotFoundError, NameRefusedError)):
+        ra.RaggedAtlas.open(str(copied)).dataset("d").to_anndata()
+    assert {problem.rule for problem in validate(catalog, "rows")} & {"missing-array", "array-spec"}
 
 
 def test_frames_of_atlases_without_hashes_are_read_and_checked_as_arrow(sound: Path, copied: Path) -> None:
     """An atlas from before the hashes were recorded reads equal; a frame that is no valid Arrow file is refused."""
+    (record,) = read_records(open_catalog(Location(str(copied))))
+    assert record.file_facts.bundle is not None
+    span = record.file_facts.bundle.frames["obs"]
+    data = (copied / "zarr_store" / span.file).read_bytes()[span.offset : span.offset + span.n_bytes]
+    file = copied / "zarr_store" / record.uid / "frames" / "obs.arrow"
+    file.parent.mkdir()
+    file.write_bytes(data)
 
     def unhashed(record: DatasetRecord) -> dict[str, Any]:
         facts = json.loads(record.facts)
-        del facts["frames"]
+        del facts["frames"], facts["bundle"]
         return {"facts": json.dumps(facts)}
 
     change_record(copied, unhashed)
     dataset = ra.RaggedAtlas.open(str(copied)).dataset("d")
     assert dataset.obs.equals(ra.RaggedAtlas.open(str(sound)).dataset("d").obs)
-    file = next((copied / "zarr_store").glob("*/frames/obs.arrow"))
-    file.write_bytes(file.read_bytes()[:-20])
+    file.write_bytes(data[:-20])
     with pytest.raises(CorruptError, match=r"obs\.arrow is damaged"):
         _ = ra.RaggedAtlas.open(str(copied)).dataset("d").obs
 
@@ -302,8 +375,7 @@ LINKS = {
     "an array": "zarr_store/*/gene_expression/csr/indices",
     "a folder of chunks": "zarr_store/*/gene_expression/csr/indices/c",
     "a shard": "zarr_store/*/gene_expression/csr/indices/c/0",
-    "the frames": "zarr_store/*/frames",
-    "a frame": "zarr_store/*/frames/obs.arrow",
+    "a bundle": "zarr_store/*/bundle.zip",
     "all arrays": "zarr_store",
     "all tables": "lance_db",
 }

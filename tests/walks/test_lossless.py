@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog.assets import read_specs
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_source
@@ -61,10 +62,11 @@ def test_damage_to_what_is_kept_is_found(data_dir: Path, tmp_path: Path) -> None
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(data_dir / "pbmc68k_reduced.h5ad", progress=False)
     for part, key in (("elements", "uns/neighbors"), ("0/data", "obsm/X_pca")):
-        (group,) = (tmp_path / "atlas" / "zarr_store").glob(f"*/gene_expression/extras/{part}")
-        shard = max((path for path in group.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+        spec = read_specs(atlas.dataset("pbmc68k_reduced").records[0])[f"extras/{part}"]
+        assert spec.within is not None
+        shard, at = tmp_path / "atlas" / "zarr_store" / spec.within.file, spec.within.offset + 100
         good = shard.read_bytes()
-        shard.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+        shard.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         assert any("extras" in str(problem) for problem in atlas.validate("deep"))
         with pytest.raises(CorruptError):
             atlas.dataset("pbmc68k_reduced").element(key)

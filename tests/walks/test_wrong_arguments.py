@@ -173,7 +173,6 @@ CALLS: dict[str, Call] = {
         {"label": "ok"},
     ),
     "validate": lambda p: (p.atlas.validate, {}),
-    "verify": lambda p: (p.atlas.verify, {"version": "first"}),
     "query": lambda p: (
         lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),
         {"identity": "default", "on_merge": "counts"},

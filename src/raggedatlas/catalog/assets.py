@@ -30,7 +30,7 @@ from raggedatlas.model.records import (
     without_deleted,
 )
 from raggedatlas.model.spaces import PointerKind, pointer_columns
-from raggedatlas.store.arrays import ArraySpec, create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.arrays import ArraySpec, create_group, read_group, write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import equals, in_list, is_not_null
@@ -86,7 +86,7 @@ def is_atlas_group(attributes: Mapping[str, Any], space: str) -> bool:
 def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
     """Return the lease of a dataset's group: empty after its add has finished, None if there never was one."""
     try:
-        attributes = read_group_attributes(catalog.arrays, dataset_uid)
+        attributes = read_group(catalog.arrays, dataset_uid).attributes
     # A lease that cannot be read counts as none: `process_alive` then goes by the age of the files.
     except (NotFoundError, CorruptError):
         return None

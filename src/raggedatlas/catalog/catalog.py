@@ -42,7 +42,12 @@ OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
 
 T = TypeVar("T")
 
-FORMAT = "1"
+FORMAT = "2"
+"""Format of atlases with datasets that have a bundle (see ``raggedatlas.store.bundle``)."""
+
+OLDER_FORMATS = ("1",)
+"""Formats that are read too, and become the current one when a dataset is added."""
+
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
 
 PURGE_KEY = "raggedatlas.purging"
@@ -377,11 +382,17 @@ def open_catalog(location: Location) -> Catalog:
         raise NotFoundError(
             f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again."
         )
-    if version != FORMAT:
+    if version not in (FORMAT, *OLDER_FORMATS):
         raise AtlasError(
             f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {FORMAT!r}. Update raggedatlas."
         )
     return catalog
+
+
+def raise_format(catalog: Catalog) -> None:
+    """Note that an atlas holds datasets in the current form, which earlier versions of this package refuse by this note."""
+    if catalog.tables.metadata(DATASETS).get(_FORMAT_KEY) in OLDER_FORMATS:
+        catalog.tables.update_metadata(DATASETS, {_FORMAT_KEY: FORMAT})
 
 
 def _refuse_file(location: Location) -> None:

@@ -16,9 +16,12 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, SchemaError
 from raggedatlas.model.assets import AnnotationRecord, annotation_columns
 from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.validation import Problem
+from raggedatlas.store.bundle import FILE as BUNDLE
+from raggedatlas.store.bundle import Bundle
+from raggedatlas.store.location import digest_file
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns, walk
 
@@ -281,7 +284,12 @@ def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table
     return pa.Table.from_arrays(arrays, schema=schema.remove_metadata())
 
 
-def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) -> str:
+def frame_file(dataset_uid: str, name: str) -> str:
+    """Return the path of a frame below the Zarr store; one in a bundle has it there, below the dataset."""
+    return f"{dataset_uid}/frames/{name}.arrow"
+
+
+def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table, bundle: Bundle | None = None) -> str:
     """Store a frame of a dataset, with the metadata that restores it exactly.
 
     Parameters
@@ -294,6 +302,8 @@ def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) 
         ``"obs"``, or ``"var.<pointer>"``.
     table : pyarrow.Table
         As `model.frames.frame_to_arrow` makes it.
+    bundle : Bundle or None
+        Takes the frame if it is small; otherwise it becomes a file of its own.
 
     Returns
     -------
@@ -305,7 +315,9 @@ def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) 
         # Bounded batches, because `StoredFrame.chunks` decodes one batch of a column at a time.
         writer.write_table(table, max_chunksize=TEXT_ROWS)
     data = memoryview(sink.getvalue())
-    catalog.arrays.child(dataset_uid).write_bytes(f"frames/{name}.arrow", data)
+    file = frame_file(dataset_uid, name)
+    if bundle is None or bundle.add({file: data}) is None:
+        catalog.arrays.write_bytes(file, data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -338,12 +350,12 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str, digest: str |
 
 
 def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Problem]:
-    """Read every frame that has a recorded hash to the end.
+    """Read every frame that has a recorded hash to the end, and the file that holds the small files of a dataset.
 
     Returns
     -------
     list of Problem
-        Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
+        Rules ``frame`` and ``bundle``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
     """
     problems = []
     for uid, group in group_by_dataset(records).items():
@@ -356,13 +368,28 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
                 )
         except CorruptError:
             continue  # rule array-spec
+        way_out = "Restore the file from a copy, or drop the dataset and add it again."
         for name in names:
             try:
                 read_frame(catalog, group[0], name)
             except AtlasError as error:
-                text = "Restore the file from a copy, or drop the dataset and add it again."
-                problems.append(Problem("frame", "must", uid, str(error), text))
+                problems.append(Problem("frame", "must", uid, str(error), way_out))
+        bundle = group[0].file_facts.bundle
+        if bundle is not None and (text := _bundle_differs(catalog, uid, bundle)):
+            problems.append(Problem("bundle", "must", uid, text, way_out))
     return problems
+
+
+def _bundle_differs(catalog: Catalog, uid: str, bundle: BundleFacts) -> str:
+    """Return in what a bundle is not the file that was written; empty where it is."""
+    file = f"{uid}/{BUNDLE}"
+    try:
+        n_bytes, sha256 = digest_file(catalog.arrays, file)
+    except AtlasError as error:
+        return str(error)
+    if n_bytes != bundle.n_bytes:
+        return f"{file} has {n_bytes:,} bytes, {bundle.n_bytes:,} were written"
+    return "" if sha256 == bundle.sha256 else f"the SHA-256 of {file} is not the one that was recorded"
 
 
 @dataclass(frozen=True)
@@ -406,19 +433,27 @@ def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> StoredFram
 
 
 def _bytes(catalog: Catalog, record: DatasetRecord, name: str, digest: str | None = None) -> pa.Buffer:
-    place, key = catalog.arrays.child(record.uid, "frames"), f"{name}.arrow"
+    facts = record.file_facts
+    span = None if facts.bundle is None else facts.bundle.frames.get(name)
+    file = frame_file(record.uid, name) if span is None else span.file
     try:
-        if place.is_local:
-            with pa.memory_map(str(place.child(key).checked_path())) as file:
+        if catalog.arrays.is_local:
+            with pa.memory_map(str(catalog.arrays.child(*file.split("/")).checked_path())) as opened:
+                if span is not None:
+                    if opened.size() < span.offset + span.n_bytes:
+                        raise _damaged(catalog, record, name, "it was cut short")
+                    opened.seek(span.offset)
                 # Not a copy: the buffer keeps the mapping after the file is closed.
-                data = file.read_buffer()
+                data = opened.read_buffer(None if span is None else span.n_bytes)
+        elif span is None:
+            data = pa.py_buffer(catalog.arrays.read_bytes(file))
         else:
-            data = pa.py_buffer(place.read_bytes(key))
+            data = pa.py_buffer(catalog.arrays.read_range(file, span.offset, span.n_bytes))
     except (NotFoundError, FileNotFoundError) as error:
         raise NotFoundError(
-            f"Dataset {record.uid} keeps no frame {name!r} in {place.uri}; run validate('rows')."
+            f"Dataset {record.uid} keeps no frame {name!r} in {catalog.arrays.uri}/{file}; run validate('rows')."
         ) from error
-    known = digest or record.file_facts.frames.get(name)
+    known = digest or facts.frames.get(name)
     if known is not None and hashlib.sha256(data).hexdigest() != known:
         raise _damaged(catalog, record, name, "its SHA-256 is not the one that was recorded")
     return data
@@ -434,8 +469,11 @@ def _arrow_errors(catalog: Catalog, record: DatasetRecord, name: str) -> Iterato
 
 
 def _damaged(catalog: Catalog, record: DatasetRecord, name: str, reason: str) -> CorruptError:
+    bundle = record.file_facts.bundle
+    in_bundle = bundle is not None and name in bundle.frames
+    file = f"{record.uid}/{BUNDLE}" if in_bundle else frame_file(record.uid, name)
     return CorruptError(
-        f"The frame {catalog.arrays.uri}/{record.uid}/frames/{name}.arrow is damaged: {reason}. Run validate('deep'), which reads it "
+        f"The frame {name!r} in {catalog.arrays.uri}/{file} is damaged: {reason}. Run validate('deep'), which reads it "
         "again: only if it is found there too, restore the file from a copy, or drop the dataset and add it again."
     )
 

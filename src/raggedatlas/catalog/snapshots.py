@@ -580,7 +580,7 @@ def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
         # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
         catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
-        tried.append(draft.model_copy(update={"version": number}).sealed())
+        tried.append(draft.model_copy(update={"version": number}))
         # The new row has the highest number, so rows that only reserved one can go.
         return [*(record for record in old if record.table_versions), tried[-1]]
 

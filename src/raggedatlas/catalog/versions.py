@@ -38,8 +38,6 @@ LATEST = "latest"
 """Alias of the newest snapshot, in place of its number or label."""
 
 _ATTEMPTS = 60
-_TRIES = 10
-"""How often consistent versions are looked for while datasets vanish."""
 
 
 def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
@@ -181,16 +179,6 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
     versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}
     return AtlasVersionRecord(version=0, table_versions=versions, spaces=spaces)
-
-
-def tip_versions(catalog: Catalog) -> AtlasVersionRecord:
-    """Return consistent table versions of the tip, without writing."""
-    draft = consistent_versions(catalog, assign=False)
-    for _ in range(_TRIES):
-        if versions_exist(catalog, draft):
-            break
-        draft = consistent_versions(catalog, assign=False)
-    return draft
 
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, methods_to_commands
+from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, command, methods_to_commands
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
     Space,
-    WorkerCount,
     argument,
     parse_pairs,
     parse_version,
-    process_pool,
     repeatable_option,
     value_option,
 )
@@ -286,43 +284,6 @@ def sync(
         report = atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
     done = f"{'Would copy' if dry_run else 'Copied'} {report.n_bytes:,} bytes to {target}: {'; '.join(report.notes)}"
     return report.to_dict(), done
-
-
-@command(MAINTENANCE, "verify pbmc.atlas --incremental")
-def verify(
-    atlas_options: AtlasOptions,
-    snapshot: Annotated[
-        str | None,
-        value_option("SNAPSHOT", "Only this snapshot, by number or label; by default everything", "--snapshot", "--at"),
-    ] = None,
-    incremental: Annotated[
-        bool,
-        typer.Option(
-            "--incremental",
-            help="Skip files that an earlier call with this option found sound and that have not changed since.",
-        ),
-    ] = False,
-    workers: WorkerCount = 1,
-) -> None:
-    """Compare every stored byte with what was recorded when it was written; exit code 1 if any differs."""
-    version = None if snapshot is None else parse_version(snapshot)
-    atlas = atlas_options.open()
-    from raggedatlas.model.validation import Problems
-
-    with process_pool(workers) as executor:
-        found = atlas.verify(version, incremental=incremental, executor=executor)
-    if atlas_options.as_json:
-        print_json({**found.to_dict(), "sound": found.sound})
-    else:
-        for number, root in found.snapshots.items():
-            print_text(f"Snapshot {number}: root hash {root or 'not recorded'}")
-        for problem in found.problems:
-            print_text(methods_to_commands(str(problem)))
-        skipped = f", {found.n_skipped:,} skipped, read since {minute(found.skipped_since)}" if found.n_skipped else ""
-        read = f"{found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}"
-        print_text(f"{Problems(found.problems).summary()}: {read}.")
-    if not found.sound:
-        raise typer.Exit(EXIT_FAILURE)
 
 
 def _removed(report: "MaintenanceReport") -> tuple[Any, str]:

@@ -26,8 +26,8 @@ from raggedatlas.catalog.assets import (
     take_lease,
     this_process,
 )
-from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import add_cell_columns, cell_rows
+from raggedatlas.catalog.catalog import CELLS, Catalog, raise_format
+from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
 from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
@@ -46,7 +46,7 @@ from raggedatlas.ingest.staging import (
 from raggedatlas.model.arguments import Progress, no_progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
-from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
+from raggedatlas.model.records import BundleFacts, DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
@@ -432,6 +432,7 @@ def _commit(
         replaces = frozenset(uid for one in kept for uid in one.replaces)
         return Commit(tuple(record for one in kept for record in _records(one)), replaces)
 
+    raise_format(catalog)
     commit_records(catalog, choose)
     progress("records", 1, 1)
     _discard(
@@ -529,17 +530,13 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
 
 def _records(staged: StagedDataset) -> list[DatasetRecord]:
     """Return the records of the groups; the first one also lists the other elements and frames."""
-    first, *others = staged.groups
-    return [
-        _record(staged, first, staged.extras, staged.frames),
-        *(_record(staged, w, WrittenElements(), {}) for w in others),
-    ]
+    return [_record(staged, written, is_first=n == 0) for n, written in enumerate(staged.groups)]
 
 
-def _record(
-    staged: StagedDataset, written: WrittenGroup, extras: WrittenElements, frames: Mapping[str, str]
-) -> DatasetRecord:
-    plan = staged.plan
+def _record(staged: StagedDataset, written: WrittenGroup, *, is_first: bool) -> DatasetRecord:
+    plan, bundle = staged.plan, staged.bundle
+    extras, frames = (staged.extras, dict(staged.frames)) if is_first else (WrittenElements(), {})
+    places = {name: frame_file(plan.uid, name) for name in frames}
     left_out = {
         report.name: plan.schema.left_out.get(report.name, report.note)
         for report in plan.element_reports
@@ -572,7 +569,14 @@ def _record(
             colors={column: dict(colors) for column, colors in staged.colors.items()},
             column_order=written.group.column_order,
             feature_set=written.group.feature_set,
-            frames=dict(frames),
+            frames=frames,
+            bundle=None
+            if not (is_first and bundle.spans)
+            else BundleFacts(
+                n_bytes=bundle.n_bytes,
+                sha256=bundle.sha256,
+                frames={name: bundle.spans[path] for name, path in places.items() if path in bundle.spans},
+            ),
         ).to_json(),
     )
 

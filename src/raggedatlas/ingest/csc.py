@@ -19,7 +19,7 @@ from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArrayWriter, create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group, describe_group, read_group
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
@@ -140,7 +140,10 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     # Shards may be left of a copy that was not finished; as no record names these arrays, nobody reads them.
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
-    create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
+    # Groups of atlases from before groups listed their arrays.
+    listed = read_group(catalog.arrays, record.zarr_group).listed is not None
+    if not listed:
+        create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
 
     def writer(path: str, dtype: np.dtype[Any]) -> ArrayWriter:
         return ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", dtype, profile=catalog.codec())
@@ -159,7 +162,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
-    specs = {path: json.loads(writer.close().to_json()) for path, writer in (made | writers).items()}
+    specs = {path: json.loads(writer.close(listed=listed).to_json()) for path, writer in (made | writers).items()}
     return _Copy(missing, specs, {path: writer.checksum for path, writer in (made | writers).items()})
 
 
@@ -177,11 +180,23 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
             # Into the record as it is now: another call may have added a copy of another layer.
             row["arrays"] = json.dumps({**now.array_specs, **copy.specs}, sort_keys=True)
             row["checksums"] = json.dumps({**now.array_checksums, **copy.checksums}, sort_keys=True)
+            _list(catalog, record.zarr_group, {**now.array_specs, **copy.specs})
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
         catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
     catalog.refuse_unfinished_purge("add_csc()")
     catalog.tables.retry(DATASETS, once)
+
+
+def _list(catalog: Catalog, group: str, specs: Mapping[str, Any]) -> None:
+    """List the arrays of a group in its metadata, unless each has metadata of its own.
+
+    Before the record, and again whenever another commit came first: so the one that comes last lists the arrays of all.
+    """
+    metadata = read_group(catalog.arrays, group)
+    if metadata.listed is not None:
+        arrays = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in specs.items()}
+        describe_group(catalog.arrays, group, metadata.attributes, arrays)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group
+from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import is_exact
+from raggedatlas.store.location import Location
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
 
@@ -209,9 +211,11 @@ class _LayerWriter:
 
 def write_group(
     catalog: Catalog, source: Source, path: str, group: GroupPlan, options: IngestOptions, progress: Progress, *,
-    taken: set[str], content: ContentHash | None,
+    taken: set[str], content: ContentHash | None, bundle: Bundle,
 ) -> PendingWrite:  # fmt: skip
     """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
+
+    `seal` completes the group.
 
     Parameters
     ----------
@@ -231,6 +235,8 @@ def write_group(
         Layer names that other groups of this space have taken.
     content : ContentHash or None
         Updated with the first matrix.
+    bundle : Bundle
+        Takes small arrays besides those of the matrices.
 
     Raises
     ------
@@ -239,17 +245,17 @@ def write_group(
     """
     reading = _Reading(source, WrittenGroup(group, path), options, taken, content)
     try:
-        return _write(catalog, reading, progress)
+        return _write(catalog, reading, bundle, progress)
     except _DtypeChangedError as error:
         # The threads of the first pass have ended, so nothing appears below the path after this.
         if not options.dry_run:
             catalog.arrays.child(*path.split("/")).delete_prefix()
         # No hash: the first pass has read all blocks, so `content` is complete.
         again = replace(reading, written=WrittenGroup(group, path), content=None, formats=error.right)
-        return _write(catalog, again, progress)
+        return _write(catalog, again, bundle, progress)
 
 
-def _write(catalog: Catalog, reading: "_Reading", progress: Progress) -> PendingWrite:
+def _write(catalog: Catalog, reading: "_Reading", bundle: Bundle, progress: Progress) -> PendingWrite:
     written, layers = reading.written, reading.layers
     with contextlib.ExitStack() as steps:
         # Contexts end in reverse order: `later` feeds `append`, which feeds `send`.
@@ -270,7 +276,7 @@ def _write(catalog: Catalog, reading: "_Reading", progress: Progress) -> Pending
         # In this order: `append` gets its last job from `later`.
         later.join()
         append.join()
-        _close(written, layers, arrays)
+        _close(written, layers, arrays, bundle)
 
     return PendingWrite(written, left, close)
 
@@ -389,9 +395,6 @@ class _Arrays:
         self.catalog, self.group, self.send = catalog, group, send
         sparse = group.space.kind is PointerKind.SPARSE
         self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"
-        facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
-        create_group(catalog.arrays, path, {"raggedatlas": facts})
-        create_group(catalog.arrays, self.layers_path)
         self.pool = shared_pool()
         self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
 
@@ -543,15 +546,16 @@ def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
     return f"cell {cell!r} (row {row}), feature {feature}(column {column}, both counted from 0)"
 
 
-def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None) -> None:
+def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None, bundle: Bundle) -> None:
     writers = {}
     if arrays is not None and arrays.indices is not None and written.indptr is not None:
         writers["csr/indices"] = arrays.indices
-        writers["csr/indptr"] = arrays.writer(f"{written.path}/csr/indptr", np.int64)
-        writers["csr/indptr"].append(written.indptr)
+        kept = {"csr/indptr": arrays.writer(f"{written.path}/csr/indptr", np.int64)}
+        kept["csr/indptr"].append(written.indptr)
         if written.group.columns is not None:
-            writers[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
-            writers[COLUMNS].append(written.group.columns.astype(np.uint32))
+            kept[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
+            kept[COLUMNS].append(written.group.columns.astype(np.uint32))
+        _close_arrays(written, kept, bundle)
     for layer in layers:
         if layer.writer is None and arrays is not None:
             # A layer without rows still has an array.
@@ -559,7 +563,8 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             layer.writer = arrays.writer(f"{arrays.layers_path}/{layer.name}", layer.dtype, row)
         if layer.writer is not None:
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
-    _close_arrays(written, writers)
+    # Never into the bundle: other Zarr readers find the matrices in the group.
+    _close_arrays(written, writers, None)
 
 
 PRESENT = "present/"
@@ -600,7 +605,7 @@ def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
 
 
 def write_other_elements(
-    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes
+    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes, bundle: Bundle
 ) -> WrittenElements:
     """Write what is kept below a group, matrices in blocks of rows.
 
@@ -616,17 +621,18 @@ def write_other_elements(
         What `plan_other_elements` decided.
     packed : bytes
         What `serialize_other_elements` made.
+    bundle : Bundle
+        Takes what is small.
     """
     written = WrittenElements()
     if not packed and not extras.arrays:
         return written
-    create_group(catalog.arrays, f"{group}/{EXTRAS}")
     profile = catalog.codec()
     if packed:
-        _close_arrays(written, {ELEMENTS: _filled(catalog, f"{group}/{ELEMENTS}", np.frombuffer(packed, np.uint8))})
+        elements = _filled(catalog, f"{group}/{ELEMENTS}", np.frombuffer(packed, np.uint8))
+        _close_arrays(written, {ELEMENTS: elements}, bundle)
     for i, info in enumerate(extras.arrays):
         path = f"{EXTRAS}/{i}"
-        create_group(catalog.arrays, f"{group}/{path}")
         dtype = np.dtype(np.uint8) if info.dtype.kind == "b" else info.dtype
         rows = info.shape[1:] if info.form == "dense" else ()
         writers = {f"{path}/data": ArrayWriter(catalog.arrays, f"{group}/{path}/data", dtype, rows, profile=profile)}
@@ -644,7 +650,7 @@ def write_other_elements(
         if info.form != "dense":
             indptr = np.concatenate(bounds)
             writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr)
-        _close_arrays(written, writers)
+        _close_arrays(written, writers, bundle)
         written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
     return written
 
@@ -660,8 +666,31 @@ def _filled(catalog: Catalog, path: str, values: NDArray[Any]) -> ArrayWriter:
     return writer
 
 
-def _close_arrays(written: WrittenGroup | WrittenElements, writers: Mapping[str, ArrayWriter]) -> None:
-    """Close arrays by their path below the group, and record their descriptions and checksums."""
+def _close_arrays(
+    written: WrittenGroup | WrittenElements, writers: Mapping[str, ArrayWriter], bundle: Bundle | None
+) -> None:
+    """Close arrays by their path below the group, and record their descriptions and checksums; those that are small go into the bundle."""
     for path, writer in writers.items():
-        written.specs[path] = writer.close()
+        written.specs[path] = writer.close(listed=True, bundle=bundle)
         written.checksums[path] = writer.checksum
+
+
+def seal(arrays: Location, groups: Sequence[WrittenGroup], extras: WrittenElements, bundle: Bundle) -> None:
+    """Write the metadata of groups whose arrays are written, and the bundle of their dataset.
+
+    Parameters
+    ----------
+    arrays : Location
+        The Zarr store.
+    groups : sequence of WrittenGroup
+        The groups; the first holds the other elements.
+    extras : WrittenElements
+        The other elements.
+    bundle : Bundle
+        The small files.
+    """
+    for n, written in enumerate(groups):
+        space, specs = written.group.space, written.specs | (extras.specs if n == 0 else {})
+        facts = {"feature_space": space.name, "kind": space.kind.value}
+        describe_group(arrays, written.path, {"raggedatlas": facts}, specs)
+    bundle.write(arrays)

@@ -24,6 +24,7 @@ from raggedatlas.ingest.group_writer import (
     PendingWrite,
     WrittenElements,
     WrittenGroup,
+    seal,
     serialize_other_elements,
     to_dense,
     write_group,
@@ -48,6 +49,7 @@ from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
+from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
 from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import BackgroundWriter
@@ -64,8 +66,8 @@ class StagedDataset:
         The plan.
     pending : tuple of PendingWrite
         Groups that are written; `finish` completes them.
-    place : Location
-        Location of the arrays.
+    arrays : Location
+        The Zarr store.
     content_hash : str
         Of the source.
     report : IngestReport
@@ -78,11 +80,14 @@ class StagedDataset:
         Column -> category -> colour.
     frames : mapping of str to str
         Stored frame -> SHA-256 of its file.
+    bundle : Bundle
+        Its small files.
     """
 
     plan: IngestPlan
+    bundle: Bundle
     pending: tuple[PendingWrite, ...]
-    place: Location
+    arrays: Location
     content_hash: str
     report: IngestReport
     replaces: tuple[str, ...] = ()
@@ -112,6 +117,7 @@ class StagedDataset:
         try:
             for part in self.pending:
                 part.finish()
+            seal(self.arrays, self.groups, self.extras, self.bundle)
         except BaseException:
             self.abandon()
             raise
@@ -120,7 +126,7 @@ class StagedDataset:
         """Stop writing, and remove everything written."""
         for part in self.pending:
             part.abandon()
-        self.place.delete_prefix()
+        self.arrays.child(self.plan.uid).delete_prefix()
 
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
@@ -363,10 +369,10 @@ def stage(
         colors = merge_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
             tried: list[PendingWrite] = []
-            content_hash = _write_groups(catalog, source, plan, options, progress, tried)
+            content_hash = _write_groups(catalog, source, plan, options, progress, tried, Bundle(plan.uid))
             tried[-1].finish()
             return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
-        place = catalog.arrays.child(plan.uid)
+        bundle = Bundle(plan.uid)
         pending: list[PendingWrite] = []
         frames: dict[str, str] = {}
         try:
@@ -374,23 +380,25 @@ def stage(
             # Inside `try`: during a purge it raises after it has created the group.
             take_lease(catalog, plan.uid, owner)
             with meanwhile, BackgroundWriter() as aside:
-                aside(partial(_write_frames, catalog, plan, frames))
-                content_hash = _write_groups(catalog, source, plan, options, progress, pending)
+                aside(partial(_write_frames, catalog, plan, frames, bundle))
+                content_hash = _write_groups(catalog, source, plan, options, progress, pending, bundle)
             progress("arrays", 1, 1)
-            extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
+            extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed, bundle)
             progress("frames", 1, 1)
         except BaseException:
             # Threads first: they would write files again after the prefix is deleted.
             for part in pending:
                 part.abandon()
-            place.delete_prefix()
+            catalog.arrays.child(plan.uid).delete_prefix()
             raise
         report = _report(
             plan, [part.written for part in pending], content_hash, "replaced" if replaces else "added", []
         )
         # By stored column name.
         colored = {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
-        return StagedDataset(plan, tuple(pending), place, content_hash, report, replaces, extras, colored, frames)
+        return StagedDataset(
+            plan, bundle, tuple(pending), catalog.arrays, content_hash, report, replaces, extras, colored, frames
+        )
     finally:
         source.close()
 
@@ -598,6 +606,7 @@ def _check_duplicates(
 
 def _write_groups(
     catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress, begun: list[PendingWrite],
+    bundle: Bundle,
 ) -> str:  # fmt: skip
     """Write the groups in order, the last of which is not finished on return; return the content hash."""
     content = _content_hash(plan)
@@ -610,7 +619,7 @@ def _write_groups(
             begun[-1].finish()
         part = write_group(
             catalog, source, plan.group_path(group), group, options, progress,
-            taken=taken[group.space.name], content=content if i == 0 else None,
+            taken=taken[group.space.name], content=content if i == 0 else None, bundle=bundle,
         )  # fmt: skip
         part.written.n_new_features = _count_new(catalog, group)
         begun.append(part)
@@ -628,11 +637,11 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
     return len(group.features.uids) - int(there or 0)
 
 
-def _write_frames(catalog: Catalog, plan: IngestPlan, written: dict[str, str]) -> None:
+def _write_frames(catalog: Catalog, plan: IngestPlan, written: dict[str, str], bundle: Bundle) -> None:
     """Write the frames, and record the hash of each file."""
     frames = {f"var.{group.pointer}": group.features.frame for group in plan.groups if group.features is not None}
     for name, table in {"obs": plan.cells, **frames}.items():
-        written[name] = write_frame(catalog, plan.uid, name, table)
+        written[name] = write_frame(catalog, plan.uid, name, table, bundle)
 
 
 def _report(

@@ -1,11 +1,11 @@
 """Records of an atlas (datasets, feature layouts, snapshots) and their conversion to and from Arrow rows, the one place that parses them."""
 
 import datetime as dt
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_origin
 
 import numpy as np
 import pyarrow as pa
@@ -226,6 +226,54 @@ class ExtraFacts(MatrixFacts):
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Span:
+    """Where a small file is inside one that holds several.
+
+    Parameters
+    ----------
+    file : str
+        Path of the larger file below the Zarr store.
+    offset, n_bytes : int
+        First byte and length.
+
+    Raises
+    ------
+    ValueError
+        If these are no such numbers or text.
+    """
+
+    file: str
+    offset: int
+    n_bytes: int
+
+    def __post_init__(self) -> None:
+        """Check what may come from a damaged record."""
+        numbers = (self.offset, self.n_bytes)
+        if type(self.file) is not str or any(type(n) is not int or not 0 <= n < 2**62 for n in numbers):
+            raise ValueError(f"{self} is no part of a file")
+
+
+class BundleFacts(BaseModel):
+    """The file that holds the small files of a dataset; see ``raggedatlas.store.bundle``.
+
+    Attributes
+    ----------
+    n_bytes : int
+        Its length.
+    sha256 : str
+        Its SHA-256.
+    frames : dict of str to Span
+        Kept frame -> where it is in there; those of arrays are in their descriptions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    n_bytes: int = Field(ge=0)
+    sha256: str
+    frames: dict[str, Span] = Field(default_factory=dict)
+
+
 class DatasetFacts(BaseModel):
     """What is known of a dataset's file; the column `facts` holds it as JSON.
 
@@ -249,6 +297,8 @@ class DatasetFacts(BaseModel):
         Hash of the features, independent of their order; None in datasets added before it was recorded.
     frames : dict of str to str
         Kept frame -> SHA-256 of its file; empty in datasets that were added before it was noted.
+    bundle : BundleFacts or None
+        The file of the dataset's small files; None where each is a file of its own.
 
     Examples
     --------
@@ -267,6 +317,7 @@ class DatasetFacts(BaseModel):
     column_order: str = ""
     feature_set: str | None = None
     frames: dict[str, str] = Field(default_factory=dict)
+    bundle: BundleFacts | None = None
 
     def to_json(self) -> str:
         """Return the JSON of the column."""
@@ -465,8 +516,6 @@ class AtlasVersionRecord(BaseModel):
     manifest : str
         SHA-256 of the manifest, which lists every table file that the snapshot reaches with its length and hash; empty in
         snapshots that were taken before there were manifests.
-    root : str
-        `root_hash` when the snapshot was recorded; empty in snapshots that were taken before there were root hashes.
 
     Examples
     --------
@@ -485,29 +534,11 @@ class AtlasVersionRecord(BaseModel):
     n_datasets: int = 0
     ignored: list[str] = Field(default_factory=list)
     manifest: str = ""
-    root: str = ""
 
     @property
     def tag(self) -> str:
         """The Lance tag that keeps this snapshot's table versions."""
         return f"atlas-v{self.version}"
-
-    @property
-    def root_hash(self) -> str:
-        """SHA-256 over all that is recorded of the snapshot, `root` excepted; empty without a manifest.
-
-        It covers the manifest's hash, by that the table files, and by these the checksums of everything else: snapshots of equal root
-        hashes are equal.
-        """
-        if not self.manifest:
-            return ""
-        # Without what is empty, so that a field that is added later does not change the hash of a snapshot that lacks it.
-        known = {name: value for name, value in self.model_dump(exclude={"root"}).items() if value}
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-
-    def sealed(self) -> Self:
-        """Return the record with its root hash."""
-        return self.model_copy(update={"root": self.root_hash})
 
 
 class PurgeMark(BaseModel):
@@ -678,7 +709,6 @@ VERSIONS_SCHEMA = pa.schema(
         ("n_datasets", pa.int64()),
         ("ignored", pa.list_(pa.string())),
         ("manifest", pa.string()),
-        ("root", pa.string()),
     ]
 )
 """Arrow schema of the table `atlas_versions`."""

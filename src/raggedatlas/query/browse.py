@@ -10,7 +10,7 @@ from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord, without_deleted
-from raggedatlas.model.reports import Difference, Verification
+from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problems
 from raggedatlas.query.dataset import Dataset
@@ -205,9 +205,7 @@ class ReadOnlyAtlas:
 
         return FeatureIdentity(self._catalog)
 
-    def validate(
-        self, level: Level = "quick", *, incremental: bool = False, executor: Executor | Workers | None = None
-    ) -> Problems:
+    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> Problems:
         """Check the atlas for errors.
 
         Parameters
@@ -215,8 +213,6 @@ class ReadOnlyAtlas:
         level : {"quick", "rows", "deep"}
             ``quick`` compares the tables, ``rows`` also the pointers of every cell, ``deep`` also reads every stored byte and
             compares its checksums.
-        incremental : bool
-            With ``deep``, skip bytes that an earlier call with this argument found sound; see `verify`.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
 
@@ -227,43 +223,7 @@ class ReadOnlyAtlas:
         """
         from raggedatlas.catalog.checks import validate
 
-        return validate(self._catalog, level, executor, incremental=incremental)
-
-    def verify(
-        self,
-        version: int | str | None = None,
-        *,
-        incremental: bool = False,
-        executor: Executor | Workers | None = None,
-    ) -> Verification:
-        """Compare every stored byte with what was recorded when it was written.
-
-        This is the part of ``validate("deep")`` that reads files: root hashes of snapshots, table files, arrays, frames, geometry.
-
-        Parameters
-        ----------
-        version : int, str or None
-            Number or label of a snapshot. None means all of an atlas, its snapshots included, or the snapshot of a view.
-        incremental : bool
-            Skip files that an earlier call with this argument, or ``validate("deep", incremental=True)``, found sound, and that have the
-            same size, times and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
-            ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
-        executor : concurrent.futures.Executor, Workers or None
-            Whose workers read.
-
-        Returns
-        -------
-        Verification
-            Root hashes, counts, and the problems, each with the path of what is damaged.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such snapshot.
-        """
-        from raggedatlas.catalog.verification import verify
-
-        return verify(self._catalog, version, incremental=incremental, executor=executor)
+        return validate(self._catalog, level, executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""

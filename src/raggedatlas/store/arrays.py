@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
+from raggedatlas.model.records import Span
+from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import (
     DTYPES,
     NO_BREAKS,
@@ -112,6 +114,8 @@ class ArraySpec:
         JSON list of the codecs of one chunk (of the array where `shard_shape` is None).
     fill_value : str
         JSON of the value of elements that are not stored.
+    within : Span or None
+        Where the array's only shard is, if it is part of a larger file.
 
     Raises
     ------
@@ -128,6 +132,7 @@ class ArraySpec:
     shard_shape: tuple[int, ...] | None
     codecs: str
     fill_value: str = "0"
+    within: Span | None = None
 
     def __post_init__(self) -> None:
         """Check the declared sizes before any memory is taken."""
@@ -137,6 +142,8 @@ class ArraySpec:
                 f"{self.path} has the dtype {self.dtype!r}; arrays read in ranges have {', '.join(DTYPES)}."
             )
         check_chunk_bytes(self.path, product(self.chunk_shape) * np.dtype(self.dtype).itemsize)
+        if self.within is not None and (self.shard_shape is None or self.shape[0] > self.shard_shape[0]):
+            raise CorruptError(f"{self.path} is described as part of {self.within.file}, but has more than one shard.")
 
     @property
     def n_rows(self) -> int:
@@ -172,7 +179,10 @@ class ArraySpec:
 
     def to_json(self) -> str:
         """Return the spec as compact JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        fields = asdict(self)
+        if self.within is None:
+            del fields["within"]
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "ArraySpec":
@@ -189,6 +199,8 @@ class ArraySpec:
             data = json.loads(text)
             for key in ("shape", "chunk_shape", "shard_shape"):
                 data[key] = tuple(data[key]) if data[key] is not None else None
+            if data.get("within") is not None:
+                data["within"] = Span(**data["within"])
             spec = cls(**data)
             refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
             # Called for their errors: a damaged record fails here, with its text, and not in a later read.
@@ -265,15 +277,15 @@ def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
     )
 
 
-def array_metadata(spec: ArraySpec) -> bytes:
-    """Return the ``zarr.json`` of a sharded array that we wrote."""
+def array_metadata(spec: ArraySpec) -> dict[str, Any]:
+    """Return the metadata of a sharded array that we wrote."""
     sharding = {
         "chunk_shape": list(spec.chunk_shape),
         "codecs": json.loads(spec.codecs),
         "index_codecs": _INDEX_CODECS,
         "index_location": "end",
     }
-    metadata = {
+    return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(spec.shape),
@@ -288,14 +300,13 @@ def array_metadata(spec: ArraySpec) -> bytes:
         "attributes": {},
         "storage_transformers": [],
     }
-    return json.dumps(metadata, indent=2).encode()
 
 
 def is_described(location: Location, spec: ArraySpec) -> bool:
     """Return whether the ``zarr.json`` of a sharded array is exactly what a writer writes; True for other arrays."""
     if spec.shard_shape is None:
         return True
-    return bool(json.loads(location.read_bytes(f"{spec.path}/zarr.json")) == json.loads(array_metadata(spec)))
+    return bool(json.loads(location.read_bytes(f"{spec.path}/zarr.json")) == array_metadata(spec))
 
 
 def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
@@ -476,8 +487,16 @@ class ArrayWriter:
         self._rest = self._rest.astype(new)
         self._crc = extend_checksum(self._crc, self._rest)
 
-    def close(self) -> ArraySpec:
-        """Write the last shard, the groups above and the metadata; return the spec of the array."""
+    def close(self, *, listed: bool = False, bundle: Bundle | None = None) -> ArraySpec:
+        """Write the last shard and the metadata; return the spec of the array.
+
+        Parameters
+        ----------
+        listed : bool
+            The metadata of the group describe the array (see `describe_group`), so it gets none of its own.
+        bundle : Bundle or None
+            Where an array of one small shard is put instead, with metadata of its own.
+        """
         self._refuse_closed()
         self._open = False
         if len(self._rest):
@@ -487,14 +506,21 @@ class ArrayWriter:
             padded = np.zeros((self.chunk_rows, *self.row_shape), self.dtype)
             padded[: len(self._rest)] = self._rest
             self._runs += self._encode(padded, self._breaks)
+            self._rest = self._rest[:0]
         if not self.n_shards:
             self.shard_rows = max(1, count_chunks(self._runs)) * self.chunk_rows
+        spec = self._spec(self.chunk_rows, self.shard_rows)
+        metadata = json.dumps(array_metadata(spec), indent=2).encode()
+        if bundle is not None and self._runs and not self.n_shards:
+            key = f"{self.path}/{shard_key(self.row_shape, 0)}"
+            added = bundle.add({key: self._compose(self._runs), f"{self.path}/zarr.json": metadata})
+            if added is not None:
+                return replace(spec, within=added[key])
         if self._runs:
             self._flush()
-        spec = self._spec(self.chunk_rows, self.shard_rows)
-        create_group(self.location, self.path.rpartition("/")[0])
-        self._write(lambda: self.target.write_bytes("zarr.json", array_metadata(spec)))
-        self._rest = self._rest[:0]
+        if not listed:
+            create_group(self.location, self.path.rpartition("/")[0])
+            self._write(lambda: self.target.write_bytes("zarr.json", metadata))
         return spec
 
     def _set_dtype(self, dtype: np.dtype[Any]) -> None:
@@ -547,8 +573,12 @@ class ArrayWriter:
 
     def _put_shard(self, shard: int, runs: list[EncodedChunks]) -> None:
         """Write one shard in one piece."""
-        n_slots, key = self.shard_rows // self.chunk_rows, shard_key(self.row_shape, shard)
-        self._write(lambda: self.target.write_bytes(key, compose_shard(runs, n_slots)))
+        key = shard_key(self.row_shape, shard)
+        self._write(lambda: self.target.write_bytes(key, self._compose(runs)))
+
+    def _compose(self, runs: list[EncodedChunks]) -> list[Piece]:
+        """Return the parts of one shard."""
+        return compose_shard(runs, self.shard_rows // self.chunk_rows)
 
     def _write(self, job: Callable[[], object]) -> None:
         """Write something now, or after what was sent before it."""
@@ -683,8 +713,59 @@ def write_group_attributes(location: Location, path: str, attributes: Mapping[st
     location.write_bytes(f"{path}/zarr.json" if path else "zarr.json", _group_metadata(attributes))
 
 
-def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
-    """Read the attributes of one group.
+def describe_group(
+    location: Location, path: str, attributes: Mapping[str, Any], specs: Mapping[str, ArraySpec]
+) -> None:
+    """Write the metadata of one group and of all arrays and groups below it, which need none of their own, as one file.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store.
+    path : str
+        Path of the group.
+    attributes : mapping
+        Attributes of the group.
+    specs : mapping of str to ArraySpec
+        Path below the group -> array.
+    """
+    listing = {"kind": "inline", "must_understand": False, "metadata": listed_nodes(specs)}
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": dict(attributes),
+        "consolidated_metadata": listing,
+    }
+    location.write_bytes(f"{path}/zarr.json", json.dumps(metadata, indent=2).encode())
+
+
+def listed_nodes(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
+    """Return the metadata of arrays and of the groups that hold them: path -> metadata; arrays within other files are not listed."""
+    listed = {path: array_metadata(spec) for path, spec in specs.items() if spec.within is None}
+    parts = [path.split("/")[:-1] for path in listed]
+    groups = {"/".join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
+    node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return dict(sorted({**listed, **dict.fromkeys(groups, node)}.items()))
+
+
+@dataclass(frozen=True)
+class GroupMetadata:
+    """The metadata of one group.
+
+    Parameters
+    ----------
+    attributes : dict
+        Its attributes.
+    listed : dict or None
+        Path below the group -> metadata of an array or group; None where each has a file of its own.
+    """
+
+    attributes: dict[str, Any]
+    listed: dict[str, Any] | None
+
+
+def read_group(location: Location, path: str) -> GroupMetadata:
+    """Read the metadata of one group.
 
     Raises
     ------
@@ -703,7 +784,11 @@ def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
             raise CorruptError(
                 f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: format {metadata['zarr_format']}, keys {unknown}."
             )
-        return dict(metadata.get("attributes") or {})
+        listing = metadata.get("consolidated_metadata")
+        if listing is not None and (listing["kind"] != "inline" or listing["must_understand"] is not False):
+            raise CorruptError(f"{location.uri}/{path}/zarr.json has consolidated metadata of an unknown kind.")
+        listed = None if listing is None else dict(listing["metadata"])
+        return GroupMetadata(dict(metadata.get("attributes") or {}), listed)
     except CorruptError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from raggedatlas.errors import MissingFileError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.errors import CorruptError, MissingFileError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
 from raggedatlas.store.runtime import LRUCache, process_cache
@@ -348,6 +348,40 @@ class Location:
                 return bytes(obstore.get(self.store(), _checked_key(self, key)).bytes())
         except FileNotFoundError:
             raise NotFoundError(f"There is no {key!r} in {self.uri}.") from None
+
+    def read_range(self, key: str, offset: int, n_bytes: int) -> bytes:
+        """Return some bytes of one object.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such object.
+        CorruptError
+            If it is shorter.
+        """
+        data = b""
+        try:
+            with store_errors(f"read {self.uri}/{key}"):
+                if self.is_local:
+                    with self._file(key).open("rb") as opened:
+                        opened.seek(offset)
+                        data = opened.read(n_bytes)
+                elif n_bytes:
+                    import obstore
+
+                    data = bytes(obstore.get_range(self.store(), _checked_key(self, key), start=offset, length=n_bytes))
+        except FileNotFoundError:
+            raise NotFoundError(f"There is no {key!r} in {self.uri}.") from None
+        except StoreError as error:
+            # "Range not satisfiable": the object ends before the first byte.
+            if "answered 416" not in str(error):
+                raise
+        if len(data) != n_bytes:
+            raise CorruptError(
+                f"{self.uri}/{key} has no {n_bytes:,} bytes from byte {offset:,} on: it was cut short. Restore it from a copy, or drop "
+                "its dataset and add it again."
+            )
+        return data
 
     def write_bytes(self, key: str, data: Buffers, *, only_if_absent: bool = False) -> bool:
         """Write one object atomically: readers see the old or the new bytes, never a mixture.

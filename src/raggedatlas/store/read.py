@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.errors import CorruptError, LimitError, SchemaError
+from raggedatlas.errors import CorruptError, LimitError, NotFoundError, SchemaError
+from raggedatlas.model.records import Span
 from raggedatlas.store.arrays import ArraySpec, compose_index, index_bytes, parse_index, product, shard_key
 from raggedatlas.store.codecs import (
     ChunkDecoder,
@@ -46,7 +47,7 @@ class Shard:
     stamp: tuple[int, ...] = ()
 
 
-def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) -> Shard:
+def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, span: Span | None = None) -> Shard:
     """Map a local shard and read its index; kept among the 256 used last while the file does not change.
 
     Parameters
@@ -57,6 +58,8 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
         How many chunks it has room for.
     within : Path or None
         A folder below which neither the file nor a folder above it may be a symlink.
+    span : Span or None
+        The part of the file that is the shard; None for all of it.
 
     Raises
     ------
@@ -72,7 +75,8 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
     # Writers replace files by a rename, so the inode differs even where time and size are the same.
     stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
     mappings: LRUCache[Shard] = process_cache("mappings")
-    cached = mappings.get(str(file))
+    cache_key = str(file) if span is None else (str(file), span)
+    cached = mappings.get(cache_key)
     if cached is not None and cached.stamp == stamp:
         return cached
     if within is not None:
@@ -83,12 +87,39 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
     with store_errors(f"map {file}"), Path(file).open("rb") as handle:
         # Of the file that is open, as the name may lead to a new one since `os.stat`.
         size = os.fstat(handle.fileno()).st_size
-        if size < index_bytes(n_chunks):
-            raise _cut_short(str(file), size, n_chunks)
-        data = np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), dtype=np.uint8)
+        start, end = (0, size) if span is None else (span.offset, span.offset + span.n_bytes)
+        size = min(size, end) - start
+        if size < max(index_bytes(n_chunks), end - start):
+            raise _cut_short(str(file), max(0, size), n_chunks)
+        data = np.frombuffer(mmap.mmap(handle.fileno(), end, access=mmap.ACCESS_READ), dtype=np.uint8)[start:]
     shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
-    mappings.put(str(file), shard)
+    mappings.put(cache_key, shard)
     return shard
+
+
+def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
+    """Fetch a shard that is part of a remote file, in one request; kept among the 32 used last.
+
+    Raises
+    ------
+    CorruptError
+        If the file is missing or too short, or the shard's index is wrong.
+    """
+
+    def fetch() -> Shard:
+        try:
+            data = np.frombuffer(location.read_range(span.file, span.offset, span.n_bytes), np.uint8)
+        except NotFoundError:
+            raise CorruptError(
+                f"{location.uri}/{span.file} is missing; restore it from a copy or drop its dataset."
+            ) from None
+        if data.size < index_bytes(n_chunks):
+            raise _cut_short(f"{location.uri}/{span.file}", data.size, n_chunks)
+        index = parse_index(data[data.size - index_bytes(n_chunks) :], data.size, f"{location.uri}/{span.file}")
+        return Shard(index, data.size, data)
+
+    parts: LRUCache[Shard] = process_cache("parts")
+    return parts.get_or_make((location.uri, span, *location.storage_options.items()), fetch)
 
 
 def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
@@ -265,6 +296,14 @@ class ArrayReader:
         return self.target.checked_path() if self.location.is_local else None
 
     @cached_property
+    def bundle(self) -> Path | None:
+        """The local file that the array's shard is part of, after the symlink check."""
+        within = self.spec.within
+        if within is None or not self.location.is_local:
+            return None
+        return self.location.child(*within.file.split("/")).checked_path()
+
+    @cached_property
     def decoder(self) -> ChunkDecoder | None:
         """How one chunk is decoded; None where zarr-python must do it."""
         return self.spec.decoder()
@@ -277,7 +316,11 @@ class ArrayReader:
         CorruptError
             If it is missing or its index is wrong.
         """
-        key = shard_key(self.spec.row_shape, number)
+        key, within = shard_key(self.spec.row_shape, number), self.spec.within
+        if self.bundle is not None:
+            return map_shard(self.bundle, self.spec.chunks_per_shard, within=self.bundle.parent, span=within)
+        if within is not None:
+            return fetch_part(self.location, within, self.spec.chunks_per_shard)
         if self.folder is not None:
             return map_shard(self.folder / key, self.spec.chunks_per_shard, within=self.folder)
         return fetch_index(self.target, key, self.spec.chunks_per_shard)

@@ -310,17 +310,18 @@ class LRUCache(Generic[V]):
                 self._making.pop(key, None)
 
 
-CacheKind = Literal["mappings", "indexes", "stores", "folders", "allowances"]
+CacheKind = Literal["mappings", "indexes", "parts", "stores", "folders", "allowances"]
 
 CACHE_SIZES: dict[CacheKind, int] = {
     "mappings": 256,
     "indexes": 4096,
+    "parts": 32,
     "stores": 4096,
     "folders": 4096,
     "allowances": 256,
 }
-"""Entries that each cache of the process keeps: mapped local shards (each is an open file), indexes of remote shards, object stores,
-local folders without symlinks, and bytes that may be written to a disk cache before its folder is measured."""
+"""Entries that each cache of the process keeps: mapped local shards (each is an open file), indexes of remote shards, shards that are
+part of a remote file (4 MiB at most), object stores, local folders without symlinks, and bytes that may be written to a disk cache before its folder is measured."""
 
 
 @cache

@@ -1,0 +1,110 @@
+"""The small files of a dataset in one: a ZIP archive whose members are not compressed, so that each is read by its range."""
+
+import hashlib
+import io
+import struct
+import threading
+import zipfile
+from collections.abc import Mapping
+
+from raggedatlas.model.records import Span
+from raggedatlas.store.codecs import Buffers
+from raggedatlas.store.location import Location, joined
+
+FILE = "bundle.zip"
+"""Name of the file in the folder of a dataset."""
+
+MEMBER_BYTES = 4 * 2**20
+"""Size beyond which a file is not put into a bundle: a request less matters little then, and memory does."""
+
+BUNDLE_BYTES = 64 * 2**20
+"""Size beyond which nothing is put into a bundle, which is in memory until it is written."""
+
+_ALIGNMENT = 64
+_PADDING = 0xD935
+"""Id of the extra field by which Android's zipalign pads; its data are the alignment and zeros."""
+
+_HEADER_BYTES = 30
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class Bundle:
+    """Collects small files in memory, and writes them as one; any thread may add files until then.
+
+    Parameters
+    ----------
+    folder : str
+        Path of the folder below the Zarr store.
+
+    Examples
+    --------
+    >>> bundle = Bundle("d1")
+    >>> bundle.add({"d1/frames/obs.arrow": b"ARROW1"})
+    {'d1/frames/obs.arrow': Span(file='d1/bundle.zip', offset=128, n_bytes=6)}
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.sha256, self.n_bytes = "", 0
+        self.spans: dict[str, Span] = {}
+        self._members: list[tuple[zipfile.ZipInfo, bytes]] = []
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["Bundle"], tuple[str], dict[str, object]]:
+        """Pickle a bundle that was written; its bytes are not needed any more."""
+        return Bundle, (self.folder,), {"sha256": self.sha256, "n_bytes": self.n_bytes, "spans": self.spans}
+
+    def add(self, files: Mapping[str, Buffers]) -> dict[str, Span] | None:
+        """Add files together.
+
+        Parameters
+        ----------
+        files : mapping of str to bytes-like, or list of these
+            Path below the Zarr store, within the folder -> content.
+
+        Returns
+        -------
+        dict or None
+            Where each will be; None, and nothing is added, if they are too large.
+        """
+        contents = {path: joined(data) for path, data in files.items()}
+        size = sum(len(data) for data in contents.values())
+        with self._lock:
+            if size > MEMBER_BYTES or self._end + size > BUNDLE_BYTES:
+                return None
+            added = {path: self._append(path, data) for path, data in contents.items()}
+            self.spans |= added
+        return added
+
+    def write(self, location: Location) -> None:
+        """Write the file, unless it was written already or there is nothing to write, and record its length and SHA-256.
+
+        Parameters
+        ----------
+        location : Location
+            The Zarr store.
+        """
+        with self._lock:
+            if self.sha256 or not self.spans:
+                return
+            buffer = io.BytesIO()
+            with zipfile.ZipFile(buffer, "w") as archive:
+                for info, content in self._members:
+                    archive.writestr(info, content)
+            data = buffer.getvalue()
+            location.write_bytes(f"{self.folder}/{FILE}", data)
+            self.sha256, self.n_bytes = hashlib.sha256(data).hexdigest(), len(data)
+            self._members.clear()
+
+    def _append(self, path: str, data: bytes) -> Span:
+        info = zipfile.ZipInfo(path.removeprefix(f"{self.folder}/"), _DATE)
+        # By default it tells the platform; equal content gives equal bytes on all.
+        info.create_system = 3
+        # Arrow and NumPy map values where they are in the file, and expect them at multiples of their size.
+        padding = -(self._end + _HEADER_BYTES + len(info.filename) + 6) % _ALIGNMENT
+        info.extra = struct.pack("<HHH", _PADDING, 2 + padding, _ALIGNMENT) + bytes(padding)
+        self._members.append((info, data))
+        offset = self._end + _HEADER_BYTES + len(info.filename) + len(info.extra)
+        self._end = offset + len(data)
+        return Span(f"{self.folder}/{FILE}", offset, len(data))

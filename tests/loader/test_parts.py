@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import NotFoundError, QueryError
+from raggedatlas.loader.cells import obs_column
 from raggedatlas.loader.loader import dense_layers, slice_rows
-from raggedatlas.loader.plan import obs_column
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.runtime import BufferPool
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch, require_torch
+from raggedatlas.loader.cells import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
-from raggedatlas.loader.plan import BatchPlan, LoaderChoices, ObsColumn, OutputFormat
+from raggedatlas.loader.plan import BatchPlan, LoaderChoices, OutputFormat
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.query.selection import hash_uids

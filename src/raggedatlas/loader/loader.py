@@ -72,11 +72,12 @@ class Collator:
         batches : Batches
             Rows, and where each batch begins.
         """
-        plan, rows = self._plan, batches.rows
-        blocks = {name: reader.read(rows, sort=self._sort) for name, reader in self._readers.items()}
-        uids = plan.uids[rows]
-        obs = {name: column.values[rows] for name, column in plan.columns.items()}
-        marks = {name: (space.present[rows], space.layout_code[rows]) for name, space in plan.spaces.items()}
+        rows, cells = batches.rows, self._plan.cells
+        at = self._plan.at(rows)
+        blocks = {name: reader.read(at, sort=self._sort) for name, reader in self._readers.items()}
+        uids = cells.uids[at]
+        obs = {name: column.values[at] for name, column in cells.columns.items()}
+        marks = {name: (space.present[at], space.layout_code[at]) for name, space in cells.spaces.items()}
         if len(batches) == 1:
             return [self._batch(rows, uids, obs, blocks, marks)]
         made = []
@@ -111,7 +112,7 @@ class Collator:
 
     def _column(self, name: str, values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
         # Losses of PyTorch take classes as int64.
-        return as_tensor(values if self._plan.columns[name].categories is None else values.astype(np.int64))
+        return as_tensor(values if self._plan.cells.columns[name].categories is None else values.astype(np.int64))
 
 
 def check_process(pid: int) -> None:

@@ -3,15 +3,15 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
+from raggedatlas.loader.batch import BatchMetadata
+from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, read_cells, stream_cells
 from raggedatlas.loader.order import (
     BALANCED,
     GROUPED,
@@ -25,11 +25,11 @@ from raggedatlas.loader.order import (
     Strategy,
     count_batches,
 )
-from raggedatlas.model.frames import facts_of
-from raggedatlas.query.cells import cell_columns, metadata_names
-from raggedatlas.query.plan import plan_read
+from raggedatlas.model.frames import DATASET
+from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
+from raggedatlas.query.selection import BLOCK_CELLS
 
 OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
 """Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
@@ -260,53 +260,72 @@ def _at_least(call: str, name: str, value: int | None, least: int) -> None:
         raise QueryError(f"{call} takes {name} as a whole number from {least} on, not {value!r}.")
 
 
-_ALWAYS = ("uid", "cell_name", "dataset")
-
-
-@dataclass(frozen=True, eq=False)
-class ObsColumn:
-    """One metadata column of all cells.
-
-    Parameters
-    ----------
-    values : (n_cells,) array
-        Numbers; integers with missing values are float64 with NaN. Or int32 codes, -1 where the value is missing.
-    categories : (n_categories,) object array, or None
-        What the codes mean; None for numbers.
-    """
-
-    values: NDArray[Any]
-    categories: NDArray[np.object_] | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
     """All that is needed to make batches, without the catalog; picklable for threads and processes.
 
     Parameters
     ----------
-    spaces : mapping of str to SpacePlan
-        What is read.
-    uids : (n_cells,) bytes
-        Cell uids.
-    columns : mapping of str to ObsColumn
-        Metadata.
-    facts : BatchMetadata
-        What all batches share.
+    cells : PlannedCells
+        Places, uids and metadata of all cells of the query.
     options : ReadOptions
         What values come as.
+    rows : (n_cells,) unsigned integers, or None
+        The cells of the plan among these; None means all, in their order.
+    key : str
+        Identifies the cells; empty for that of `cells`.
     """
 
-    spaces: Mapping[str, SpacePlan]
-    uids: NDArray[np.bytes_]
-    columns: Mapping[str, ObsColumn]
-    facts: BatchMetadata
+    cells: PlannedCells
     options: ReadOptions
+    rows: NDArray[Any] | None = None
+    key: str = ""
 
     @property
     def n_cells(self) -> int:
         """Number of cells."""
-        return len(self.uids)
+        return self.cells.n if self.rows is None else len(self.rows)
+
+    @property
+    def spaces(self) -> Mapping[str, SpacePlan]:
+        """What is read; their cells are those of `cells`, see `at`."""
+        return self.cells.spaces
+
+    @cached_property
+    def facts(self) -> BatchMetadata:
+        """What all batches share."""
+        return replace(self.cells.facts, key=self.key) if self.key else self.cells.facts
+
+    @cached_property
+    def uids(self) -> NDArray[np.bytes_]:
+        """Cell uids, (n_cells,) bytes."""
+        return self.cells.uids if self.rows is None else self.cells.uids[self.rows]
+
+    @cached_property
+    def columns(self) -> Mapping[str, ObsColumn]:
+        """Metadata of the cells."""
+        if self.rows is None:
+            return self.cells.columns
+        return {name: replace(column, values=column.values[self.rows]) for name, column in self.cells.columns.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is derived, which may be as large as the cells."""
+        return {"cells": self.cells, "options": self.options, "rows": self.rows, "key": self.key}
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where cells of the plan are among all cells, (k,) int64."""
+        return rows if self.rows is None else self.rows[rows].astype(np.int64)
+
+    def part(self, rows: NDArray[np.int64]) -> "BatchPlan":
+        """Return the plan of some of its cells."""
+        # A part has its own key, as its positions count other cells; features and codes are shared.
+        key = hashlib.blake2b(self.facts.key.encode(), digest_size=16)
+        for start in range(0, len(rows), BLOCK_CELLS):
+            key.update(np.ascontiguousarray(rows[start : start + BLOCK_CELLS], np.int64).tobytes())
+        # No wider than needed: they are held for each cell.
+        chosen = rows if self.rows is None else self.rows[rows]
+        narrow = chosen.astype(np.min_scalar_type(max(self.cells.n - 1, 0)))
+        return replace(self, rows=narrow, key=key.hexdigest())
 
 
 def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -> tuple[BatchPlan, ObsColumn | None]:
@@ -335,20 +354,22 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     query = query.features(list(options.features)) if options.features else query
     query = query.with_results(list(options.results)) if options.results else query
     asked = tuple(dict.fromkeys((query.spec.obs or ()) if options.obs is None else options.obs))
+    unknown = sorted(set(options.categories) - set(asked))
+    if unknown:
+        raise QueryError(f"categories names {unknown}, which obs={list(asked)} does not ask for.")
     query = query.obs([*asked, *([extra] if extra else [])])
-    plan = plan_read(query.spec, query.catalog)
-    if not plan.n_cells:
-        raise QueryError(f"{query!r} has no cells with {list(plan.spaces)}; there is nothing to train on.")
-    shown = _names_in_table(query, plan.obs)
-    columns = obs_columns(plan.obs, {name: shown[name] for name in asked}, options.categories)
-    # Fixed-width bytes are one block of memory, which is indexed for batches and hashed as it is.
-    uids = np.array(plan.obs.column("uid").cast(pa.binary()).to_pylist(), dtype=np.bytes_)
-    spaces = {**plan.spaces, **plan.results}
-    facts = _facts(spaces, uids, columns)
-    return (
-        BatchPlan(spaces, uids, columns, facts, options),
-        obs_column(plan.obs, shown[extra]) if extra else None,
-    )
+    names = {name: _stored(query, name) for name in asked}
+    request = CellRequest(query, names, options.categories, None if extra is None else _stored(query, extra))
+    streamed = stream_cells(request)
+    cells = read_cells(request) if streamed is None else streamed
+    if not cells.n:
+        raise QueryError(f"{query!r} has no cells with {list(cells.spaces)}; there is nothing to train on.")
+    return BatchPlan(cells, options), cells.extra
+
+
+def _stored(query: Query, name: str) -> str:
+    """Return what the cell table calls a metadata column."""
+    return name if name in {"uid", "cell_name", DATASET} else cell_columns(query.catalog).stored(name)
 
 
 def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None) -> Order:
@@ -427,34 +448,6 @@ def _group_codes(column: ObsColumn) -> NDArray[np.int64]:
     return np.where(np.isnan(known)[codes], -1, codes) if known.dtype.kind == "f" else codes
 
 
-def _names_in_table(query: Query, table: pa.Table) -> dict[str, str]:
-    """Map each requested name to its column in a plan's `obs`, which uses the names of the files."""
-    known = cell_columns(query.catalog)
-    asked = query.spec.obs or ()
-    # A plan has these columns first, then the asked ones in order, then those of a search, so `strict=False`.
-    shown = dict(zip(metadata_names(known, asked), table.column_names[len(_ALWAYS) :], strict=False))
-    return {name: name if name in _ALWAYS else shown[known.stored(name)] for name in asked}
-
-
-def _facts(
-    spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: Mapping[str, ObsColumn]
-) -> BatchMetadata:
-    categories = {name: column.categories for name, column in columns.items() if column.categories is not None}
-    modalities = {
-        name: ModalityMetadata(
-            space.features, space.layouts, np.vstack([space.measured, np.zeros((1, len(space.features)), bool)])
-        )
-        for name, space in spaces.items()
-    }
-    # The key stands for cells, columns and codes: a loader refuses a state that was taken with another key.
-    key = hashlib.blake2b(uids.tobytes(), digest_size=16)
-    for name, space in spaces.items():
-        parts: Sequence[object] = (name, space.layers, space.n_cols, space.nan, *space.features.tolist())
-        key.update(repr(parts).encode())
-    key.update(repr({name: known.tolist() for name, known in categories.items()}).encode())
-    return BatchMetadata(key.hexdigest(), modalities, categories)
-
-
 def plan_part(
     plan: BatchPlan,
     order: Order,
@@ -502,93 +495,4 @@ def plan_part(
             f"{share.world_size} (even={share.even!r}, drop_last={share.drop_last}); take a smaller batch_size."
         )
     options = replace(options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last)
-    return _take(plan, rows), own, options
-
-
-def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
-    """Return the plan of some of its cells."""
-    # A part has its own key, as its positions count other cells; features and codes are shared.
-    key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
-    columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
-    spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
-    facts = replace(plan.facts, key=key)
-    return replace(plan, spaces=spaces, uids=plan.uids[rows], columns=columns, facts=facts)
-
-
-def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = None) -> ObsColumn:
-    """Turn a column of a plan's `obs` into an array.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-        Metadata with facts.
-    name : str
-        A column of it.
-    categories : sequence or None
-        The categories, in the order of their codes. None takes those that the atlas knows for a categorical column, all of them
-        and in their order, else the values that occur, sorted.
-
-    Raises
-    ------
-    QueryError
-        For a column of lists or structs, or categories that repeat or do not fit.
-
-    Examples
-    --------
-    >>> column = obs_column(pa.table({"donor": ["b", None, "a"]}), "donor")
-    >>> column.values, column.categories
-    (array([ 1, -1,  0], dtype=int32), array(['a', 'b'], dtype=object))
-    """
-    column = table.column(name)
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind):
-        raise QueryError(
-            f"The metadata column {name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
-        )
-    facts = facts_of(table.schema.field(name))
-    if categories is None and facts is not None and facts.categories is not None:
-        categories = facts.categories
-    if categories is None and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return ObsColumn(_numbers(column.cast(kind)))
-    known = _known(column.cast(kind), kind) if categories is None else _given(name, kind, categories)
-    codes = pc.index_in(column.cast(kind), value_set=known).fill_null(-1)
-    return ObsColumn(codes.to_numpy().astype(np.int32), np.array(known.to_pylist(), dtype=object))
-
-
-def obs_columns(
-    table: pa.Table, names: Mapping[str, str], categories: Mapping[str, Sequence[Any]]
-) -> dict[str, ObsColumn]:
-    """Turn several columns into arrays: asked name -> column, for asked name -> name in the table."""
-    unknown = sorted(set(categories) - set(names))
-    if unknown:
-        raise QueryError(f"categories names {unknown}, which obs={list(names)} does not ask for.")
-    return {asked: obs_column(table, name, categories.get(asked)) for asked, name in names.items()}
-
-
-def _numbers(column: pa.ChunkedArray) -> NDArray[Any]:
-    if column.null_count and pa.types.is_integer(column.type):
-        # Unsafe, because a safe cast refuses integers beyond 2**53.
-        column = column.cast(pa.float64(), safe=False)
-    if column.null_count:
-        column = column.fill_null(float("nan"))
-    values: NDArray[Any] = np.ascontiguousarray(column.to_numpy())
-    return values
-
-
-def _known(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_boolean(kind):
-        # Both, so that codes do not depend on which of them occur.
-        return pa.array([False, True])
-    distinct = pc.unique(column).drop_null()
-    return distinct.take(pc.sort_indices(distinct))
-
-
-def _given(name: str, kind: pa.DataType, categories: Sequence[Any]) -> pa.Array:
-    if isinstance(categories, str) or len(set(categories)) != len(categories):
-        raise QueryError(f"The categories of {name!r} must be a list without duplicates, not {categories!r}.")
-    try:
-        return pa.array(list(categories)).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise QueryError(
-            f"The column {name!r} holds {kind}; the categories {list(categories)!r} do not fit."
-        ) from error
+    return plan.part(rows), own, options

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch, require_torch
+from raggedatlas.loader.cells import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.plan import ObsColumn
 from raggedatlas.model.frames import INDEX
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.query import Query

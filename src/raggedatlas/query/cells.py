@@ -90,7 +90,7 @@ class Cells:
         """Return the array positions of the cells, for every pointer column that was read."""
         found = {}
         for name, (_, kind) in pointer_columns(schema).items():
-            first, last = _pointer_parts(name, kind)
+            first, last = pointer_parts(name, kind)
             if first in self.table.column_names:
                 start = self.table.column(first)
                 valid = start.is_valid().to_numpy()
@@ -174,7 +174,7 @@ def read_cells(
     """
     schema = columns.schema
     kinds = pointer_columns(schema)
-    parts = [part for name in pointers if name in kinds for part in dict.fromkeys(_pointer_parts(name, kinds[name][1]))]
+    parts = [part for name in pointers if name in kinds for part in dict.fromkeys(pointer_parts(name, kinds[name][1]))]
     wanted = list(dict.fromkeys([*(() if bounded else _NAMES), DATASET_UID, *more, *parts]))
     where = to_sql(spec.filters, columns)
     uids = pa.array(list(columns.datasets), pa.string())
@@ -279,7 +279,8 @@ def _walk_cells(
     return (pa.Table.from_batches(batches), pa.chunked_array(codes)) if batches else None
 
 
-def _pointer_parts(name: str, kind: PointerKind) -> tuple[str, str]:
+def pointer_parts(name: str, kind: PointerKind) -> tuple[str, str]:
+    """Return the columns of a pointer that say where a cell begins and ends."""
     return (f"{name}.start", f"{name}.end") if kind is PointerKind.SPARSE else (f"{name}.position", f"{name}.position")
 
 

@@ -181,16 +181,60 @@ def plan_parts(
     catalog : Catalog
         Whose Zarr store it is. A snapshot keeps what it has opened, so that paths are checked and specs parsed once.
     """
+    sources = part_sources(modality, datasets, layers, cells.datasets, catalog)
+    return tuple(source.locate(cells) for source in sources)
+
+
+@dataclass(frozen=True, eq=False)
+class PartSource:
+    """Layers of one part and their groups, by which the places of any cells are found.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        Their names.
+    groups : tuple of GroupPlan
+        One for each dataset.
+    group_of : mapping of str to (n_datasets + 1,) int32
+        Pointer column -> the group into which it points, by the position of a cell's dataset; -1 where it is none of them.
+    """
+
+    layers: tuple[str, ...]
+    groups: tuple[GroupPlan, ...]
+    group_of: Mapping[str, NDArray[np.int32]]
+
+    def locate(self, cells: CellPointers) -> PartPlan:
+        """Find the places of cells."""
+        n = len(cells.dataset_code)
+        code = np.full(n, -1, np.int32)
+        start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        for column, group_of in self.group_of.items():
+            if column not in cells.columns:
+                continue
+            first, last, valid = cells.columns[column]
+            found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
+            here = found >= 0
+            if here.all():
+                code[:], start[:], end[:] = found, first, last
+            else:
+                code[here], start[here], end[here] = found[here], first[here], last[here]
+        return PartPlan(self.layers, self.groups, code, start, end)
+
+
+def part_sources(
+    modality: Modality, datasets: Sequence[str], layers: Sequence[str], every: Sequence[str], catalog: Catalog
+) -> tuple[PartSource, ...]:
+    """Return the parts that `plan_parts` plans, for cells whose datasets are positions in `every`."""
     together: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
         groups = tuple(modality.layers(uid)[layer].zarr_group for uid in datasets)
         together.setdefault(groups, []).append(layer)
-    return tuple(_part(modality, datasets, tuple(names), cells, catalog) for names in together.values())
+    return tuple(_source(modality, datasets, tuple(names), every, catalog) for names in together.values())
 
 
-def _part(
-    modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], cells: CellPointers, catalog: Catalog
-) -> PartPlan:
+def _source(
+    modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], every: Sequence[str], catalog: Catalog
+) -> PartSource:
     records = [modality.layers(uid)[layers[0]] for uid in datasets]
     distinct = {record.zarr_group: record for record in records}
 
@@ -199,25 +243,12 @@ def _part(
 
     groups = catalog.remember("groups", (tuple(distinct), modality.space.kind, layers), build)
     number = {path: i for i, path in enumerate(distinct)}
-    n = len(cells.dataset_code)
-    code = np.full(n, -1, np.int32)
-    start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    position = {uid: i for i, uid in enumerate(cells.datasets)}
-    for column in sorted({pointer_column(record) for record in records}):
-        if column not in cells.columns:
-            continue
-        group_of = np.full(len(cells.datasets) + 1, -1, np.int32)
-        for uid, record in zip(datasets, records, strict=True):
-            if pointer_column(record) == column and uid in position:
-                group_of[position[uid]] = number[record.zarr_group]
-        first, last, valid = cells.columns[column]
-        found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
-        here = found >= 0
-        if here.all():
-            code[:], start[:], end[:] = found, first, last
-        else:
-            code[here], start[here], end[here] = found[here], first[here], last[here]
-    return PartPlan(layers, groups, code, start, end)
+    position = {uid: i for i, uid in enumerate(every)}
+    found = {column: np.full(len(every) + 1, -1, np.int32) for column in sorted({pointer_column(r) for r in records})}
+    for uid, record in zip(datasets, records, strict=True):
+        if uid in position:
+            found[pointer_column(record)][position[uid]] = number[record.zarr_group]
+    return PartSource(layers, groups, found)
 
 
 def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arrays: Location) -> GroupPlan:

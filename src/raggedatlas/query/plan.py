@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import find_result, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -110,6 +111,28 @@ def plan_read(
     if deferred:
         # The positions are in `pointers` and `obs` reads for itself; only vectors and centroids are still needed.
         cells = replace(cells, table=cells.table.select([*held]))
+    planned, made = plan_spaces(spec, catalog, chosen, results, pointers, cells)
+    return ReadPlan(
+        obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
+    )
+
+
+def plan_spaces(
+    spec: QuerySpec,
+    catalog: Catalog,
+    chosen: Sequence[Modality],
+    results: Sequence[ResultRecord],
+    pointers: CellPointers,
+    cells: Cells | None = None,
+) -> tuple[dict[str, SpacePlan], dict[str, SpacePlan]]:
+    """Plan the spaces and results of cells that point into arrays; `cells` holds the vectors of results that lie in the cell table.
+
+    Returns
+    -------
+    (dict of str to SpacePlan, dict of str to SpacePlan)
+        Spaces, and results, by name.
+    """
+    known = read_modalities(catalog)
     asked = requested_features(spec, chosen)
     planned = {}
     for modality in chosen:
@@ -119,17 +142,11 @@ def plan_read(
     plain = replace(spec, missing="zero")
     made = [
         plan_vectors(record, cells, catalog)
-        if record.kind == "vector"
+        if record.kind == "vector" and cells is not None
         else _plan_space(plain, catalog, known[record.name], pointers, None, ())
         for record in results
     ]
-    return ReadPlan(
-        obs,
-        planned,
-        n_without,
-        provenance(spec, catalog),
-        _beside(results, made) | centroid_plans(catalog, spec.centroids, cells),
-    )
+    return planned, _beside(results, made)
 
 
 def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
@@ -354,7 +371,7 @@ def _plan_space(
     layers: tuple[str, ...],
 ) -> SpacePlan:
     names = {uid: records[0].name for uid, records in modality.records.items()}
-    datasets = cells.touched(modality) or _standing_in(modality, layers)
+    datasets = chosen_datasets(modality, cells, layers)
     chosen = choose_layers(modality, datasets, layers, names)
     parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
@@ -364,13 +381,22 @@ def _plan_space(
         _refuse_sums(spec, catalog, modality, parts, axis)
     dtypes = {layer: _joined_dtype(modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
     main = parts[0]
-    position = {uid: i for i, uid in enumerate(axis.layouts)}
-    # The last entry is for code -1: cells without the space have layout -1.
-    layout_of = np.array([*(position.get(g.layout_uid, -1) for g in main.groups), -1], np.int32)
     return SpacePlan(
         modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
-        axis.column_maps, parts, dtypes, layout_of[main.code], cells.present(modality), nan, axis.merged, axis.repeated,
+        axis.column_maps, parts, dtypes, layout_codes(axis.layouts, main), cells.present(modality), nan, axis.merged, axis.repeated,
     )  # fmt: skip
+
+
+def layout_codes(layouts: Sequence[str], part: PartPlan) -> NDArray[np.int32]:
+    """Return the position in `layouts` of the layout of each cell of a part, -1 where there is none."""
+    position = {uid: i for i, uid in enumerate(layouts)}
+    # The last entry is for code -1: cells without the space have layout -1.
+    return np.array([*(position.get(g.layout_uid, -1) for g in part.groups), -1], np.int32)[part.code]
+
+
+def chosen_datasets(modality: Modality, cells: CellPointers, layers: Sequence[str]) -> tuple[str, ...]:
+    """Return the datasets whose layers are read: those that the cells touch, or without cells those that stand in for them."""
+    return cells.touched(modality) or _standing_in(modality, layers)
 
 
 def _standing_in(modality: Modality, layers: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,472 @@
+"""The cells of a loader: their places, uids and metadata, as arrays in memory, or as records of a file that processes of one machine map."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS
+from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
+from raggedatlas.model.frames import DATASET, ColumnFacts, facts_of
+from raggedatlas.query.cells import Cells, cell_columns, uid_bytes
+from raggedatlas.query.plan import plan_read
+from raggedatlas.query.query import Query
+from raggedatlas.query.read_plan import PartPlan, SpacePlan
+from raggedatlas.query.selection import BLOCK_CELLS
+from raggedatlas.query.stream import CellStream, Kinds, can_stream
+from raggedatlas.store.record_files import RecordFolder, Records
+from raggedatlas.store.tables import ROW_ID
+
+IN_MEMORY_CELLS = 2**17
+"""Up to this many cells are held in memory, at some 50 bytes a cell; more are mapped from a file."""
+
+_UID = np.dtype("S16")
+
+
+@dataclass(frozen=True, eq=False)
+class ObsColumn:
+    """One metadata column of all cells.
+
+    Parameters
+    ----------
+    values : (n_cells,) array
+        Numbers; integers with missing values are float64 with NaN. Or int32 codes, -1 where the value is missing.
+    categories : (n_categories,) object array, or None
+        What the codes mean; None for numbers.
+    """
+
+    values: NDArray[Any]
+    categories: NDArray[np.object_] | None = None
+
+
+@dataclass(frozen=True)
+class CellRequest:
+    """What is needed of the cells of a query.
+
+    Parameters
+    ----------
+    query : Query
+        Which cells, and which spaces and results.
+    names : mapping of str to str
+        Asked metadata column -> what the cell table calls it, or `DATASET`.
+    categories : mapping of str to sequence
+        Asked column -> its categories.
+    extra : str or None
+        A stored column that no batch carries.
+    """
+
+    query: Query
+    names: Mapping[str, str]
+    categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    extra: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedCells:
+    """All cells of a query, and the spaces that are read of them.
+
+    Parameters
+    ----------
+    request : CellRequest
+        By which another process finds them again where their file is gone.
+    spaces : mapping of str to SpacePlan
+        What is read.
+    uids : (n_cells,) bytes
+        Cell uids.
+    columns : mapping of str to ObsColumn
+        Metadata.
+    extra : ObsColumn or None
+        The extra column; a pickle leaves it out.
+    facts : BatchMetadata
+        What all batches share.
+    records : Records or None
+        Of which the arrays are views.
+    """
+
+    request: CellRequest
+    spaces: Mapping[str, SpacePlan]
+    uids: NDArray[np.bytes_]
+    columns: Mapping[str, ObsColumn]
+    extra: ObsColumn | None
+    facts: BatchMetadata
+    records: Records | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of cells."""
+        return len(self.uids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name of the file in place of the arrays, which another process of the machine maps too."""
+        if self.records is None or self.records.path is None:
+            return PlannedCells, (self.request, self.spaces, self.uids, self.columns, None, self.facts)
+        nothing = np.empty(0, self.records.array.dtype)
+        bare = {name: _attached(number, space, nothing) for number, (name, space) in enumerate(self.spaces.items())}
+        return _restore, (self.request, bare, self.facts, self.records.path)
+
+
+def _restore(request: CellRequest, spaces: Mapping[str, SpacePlan], facts: BatchMetadata, path: Any) -> PlannedCells:  # noqa: ANN401
+    from raggedatlas.store.record_files import map_records
+
+    with suppress(StoreError):
+        return _of_records(request, spaces, facts, map_records(path))
+    # Another machine, or the file has been removed since.
+    found = stream_cells(request)
+    if found is None or found.facts.key != facts.key:
+        raise StoreError(f"The cells of {request.query!r} are not those of the pickled loader; make the loader again.")
+    return found
+
+
+def read_cells(request: CellRequest) -> PlannedCells:
+    """Read the cells into memory."""
+    plan = plan_read(request.query.spec, request.query.catalog)
+    shown = cell_columns(request.query.catalog).shown
+
+    def column(stored: str, categories: Sequence[Any] | None = None) -> ObsColumn:
+        return obs_column(plan.obs, shown.get(stored, stored), categories)
+
+    columns = {name: column(stored, request.categories.get(name)) for name, stored in request.names.items()}
+    uids, spaces = uid_bytes(plan.obs.column("uid")), {**plan.spaces, **plan.results}
+    known = {name: one.categories for name, one in columns.items() if one.categories is not None}
+    facts = _facts(spaces, hashlib.blake2b(uids.tobytes(), digest_size=16), known)
+    return PlannedCells(request, spaces, uids, columns, column(request.extra) if request.extra else None, facts)
+
+
+def stream_cells(request: CellRequest) -> PlannedCells | None:
+    """Write the cells to a file of records, or map that which holds them already.
+
+    Returns
+    -------
+    PlannedCells or None
+        None for few cells, and where they do not come in the order of the table.
+    """
+    spec, catalog = request.query.spec, request.query.catalog
+    if not can_stream(spec, catalog) or catalog.tables.count(CELLS) <= IN_MEMORY_CELLS:
+        return None
+    stream, folder = CellStream.of(spec, catalog), RecordFolder.of_options(catalog.location.storage_options)
+    named = [[*request.names.items()], [*map(repr, request.categories.items())], request.extra]
+    facts = [stream.identity([*request.names.values(), *filter(None, [request.extra])]), named]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    def held() -> PlannedCells | None:
+        found = folder.find(key)
+        return None if found is None else _of_file(request, stream, found)
+
+    if (known := held()) is not None:
+        return known
+    with folder.lock(key), suppress(_OtherUidsError):
+        # Another process may have written it while this one waited.
+        return held() or _written(request, stream, folder, key)
+    return None
+
+
+class _OtherUidsError(Exception):
+    """Some uids have another length than those that are made here."""
+
+
+def _of_file(request: CellRequest, stream: CellStream, records: Records) -> PlannedCells | None:
+    """Plan the spaces of cells that a file holds; None if they are not those for which it was made."""
+    stored = records.facts
+    n_kinds = len(stored["datasets"])
+    pointing = np.array(stored["pointing"], bool).reshape(n_kinds, len(stream.pointers))
+    planned = stream.plan(Kinds(np.array(stored["datasets"], np.int32), pointing))
+    facts = _facts(planned, hashlib.blake2b(digest_size=16), _categories(request, records))
+    if facts.key != stored["spaces"]:
+        return None
+    return _of_records(request, planned, replace(facts, key=stored["key"]), records)
+
+
+def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key: str) -> PlannedCells:
+    """Walk over the cells twice: for what kinds and values there are, and for the records."""
+    coders = _coders(request, stream)
+    wanted = list(dict.fromkeys(coder.stored for coder in coders if coder.stored != DATASET))
+
+    def look(cells: Cells) -> None:
+        for coder in coders:
+            coder.look(coder.of(cells))
+
+    survey = stream.survey(look, wanted)
+    for coder in coders:
+        coder.settle()
+    planned = stream.plan(survey.kinds)
+    dtype = _dtype(planned, coders, rows=not survey.in_order)
+    known = {
+        name: one.categories for name, one in zip(request.names, coders, strict=False) if one.categories is not None
+    }
+    stored: dict[str, Any] = {
+        "datasets": survey.kinds.datasets.tolist(),
+        "pointing": survey.kinds.pointing.tolist(),
+        "categories": [coder.packed() for coder in coders],
+        "spaces": _facts(planned, hashlib.blake2b(digest_size=16), known).key,
+    }
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        digest = hashlib.blake2b(digest_size=16)
+        made = (_filled(dtype, *block, coders) for block in stream.blocks(planned, [*wanted, "uid"]))
+        for block in made if survey.in_order else _by_row(dtype, made):
+            digest.update(block["uid"].tobytes())
+            yield block
+        stored["key"] = _facts(planned, digest, known).key
+
+    records = None
+    for place in (folder, RecordFolder(None, 0)) if survey.n > IN_MEMORY_CELLS else ():
+        # A disk that is full or cannot be written to: the next place.
+        with suppress(OSError):
+            records = place.write(key, dtype, blocks(), stored)
+            break
+    if records is None:
+        records = Records(np.concatenate([np.empty(0, dtype), *blocks()]), stored)
+    return _of_records(request, planned, replace(_facts(planned, hashlib.blake2b(), known), key=stored["key"]), records)
+
+
+def _by_row(dtype: np.dtype[Any], blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Sort records by the row ids of their cells, which an update has moved in the table."""
+    held = RecordFolder(None, 0).write("", dtype, blocks, {}).array
+    order = np.argsort(held["row"], kind="stable")
+    return (held[order[start : start + BLOCK_CELLS]] for start in range(0, len(order), BLOCK_CELLS))
+
+
+def _dtype(planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]", *, rows: bool) -> np.dtype[Any]:
+    """Return the type of a record, in which all values of a cell are next to each other."""
+    fields: list[tuple[str, Any]] = [("uid", _UID), *([("row", "i8")] if rows else [])]
+    for number, space in enumerate(planned.values()):
+        for at in range(len(space.parts)):
+            fields += [(f"{number}.{at}.start", "i8"), (f"{number}.{at}.end", "i8"), (f"{number}.{at}.code", "i4")]
+        fields += [(f"{number}.layout", "i4"), (f"{number}.present", "?")]
+    fields += [(f"obs.{at}", coder.dtype) for at, coder in enumerate(coders)]
+    # Widest first, so that no bytes are left between the fields.
+    return np.dtype(sorted(fields, key=lambda one: -np.dtype(one[1]).itemsize), align=True)
+
+
+def _filled(
+    dtype: np.dtype[Any], cells: Cells, planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]"
+) -> NDArray[Any]:
+    """Make the records of a block of cells."""
+    made = np.zeros(cells.n, dtype)
+    made["uid"] = uids = uid_bytes(cells.table.column("uid"))
+    if cells.n and uids.dtype != _UID:
+        raise _OtherUidsError
+    if "row" in made.dtype.fields:
+        made["row"] = cells.table.column(ROW_ID).to_numpy()
+    for number, space in enumerate(planned.values()):
+        for at, part in enumerate(space.parts):
+            made[f"{number}.{at}.start"], made[f"{number}.{at}.end"] = part.start, part.end
+            made[f"{number}.{at}.code"] = part.code
+        made[f"{number}.layout"], made[f"{number}.present"] = space.layout_code, space.present
+    for at, coder in enumerate(coders):
+        made[f"obs.{at}"] = coder.encode(coder.of(cells))
+    return made
+
+
+def _of_records(
+    request: CellRequest, spaces: Mapping[str, SpacePlan], facts: BatchMetadata, records: Records
+) -> PlannedCells:
+    """Make the arrays views of the records."""
+    array = records.array
+    own = {name: _attached(number, space, array) for number, (name, space) in enumerate(spaces.items())}
+    columns = {name: ObsColumn(array[f"obs.{at}"], facts.categories.get(name)) for at, name in enumerate(request.names)}
+    extra, last = None, len(request.names)
+    if request.extra is not None:
+        extra = ObsColumn(array[f"obs.{last}"], _unpacked(records.facts["categories"][last]))
+    return PlannedCells(request, own, array["uid"], columns, extra, facts, records)
+
+
+def _attached(number: int, space: SpacePlan, array: NDArray[Any]) -> SpacePlan:
+    """Return the plan of a space whose cells are in records."""
+
+    def part(at: int, one: PartPlan) -> PartPlan:
+        code, start, end = (array[f"{number}.{at}.{what}"] for what in ("code", "start", "end"))
+        return replace(one, code=code, start=start, end=end)
+
+    parts = tuple(part(at, one) for at, one in enumerate(space.parts))
+    return replace(space, parts=parts, layout_code=array[f"{number}.layout"], present=array[f"{number}.present"])
+
+
+def _categories(request: CellRequest, records: Records) -> dict[str, NDArray[np.object_]]:
+    """Return what the codes of the asked columns mean."""
+    found = {name: _unpacked(packed) for name, packed in zip(request.names, records.facts["categories"], strict=False)}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def _unpacked(packed: str | None) -> NDArray[np.object_] | None:
+    if packed is None:
+        return None
+    with pa.ipc.open_stream(base64.b64decode(packed)) as stream:
+        return np.array(stream.read_all().column(0).to_pylist(), dtype=object)
+
+
+def _facts(spaces: Mapping[str, SpacePlan], key: Any, categories: Mapping[str, NDArray[np.object_]]) -> BatchMetadata:  # noqa: ANN401
+    """Describe what all batches share; `key` is a hash of the uids."""
+    modalities = {
+        name: ModalityMetadata(
+            space.features, space.layouts, np.vstack([space.measured, np.zeros((1, len(space.features)), bool)])
+        )
+        for name, space in spaces.items()
+    }
+    # The key stands for cells, columns and codes: a loader refuses a state that was taken with another key.
+    for name, space in spaces.items():
+        parts: Sequence[object] = (name, space.layers, space.n_cols, space.nan, *space.features.tolist())
+        key.update(repr(parts).encode())
+    key.update(repr({name: known.tolist() for name, known in categories.items()}).encode())
+    return BatchMetadata(key.hexdigest(), modalities, categories)
+
+
+def _coders(request: CellRequest, stream: CellStream) -> "list[ColumnCoder]":
+    """Return what encodes the asked columns, and the extra one last."""
+    named = [*request.names.items(), *([(request.extra, request.extra)] if request.extra else [])]
+    schema, facts = stream.columns.schema, stream.columns.facts
+    types = {DATASET: pa.string()} | {name: schema.field(name).type for _, name in named if name != DATASET}
+    return [
+        ColumnCoder(stored, ColumnType(name, types[stored], facts.get(stored)), request.categories.get(name))
+        for name, stored in named
+    ]
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What a metadata column is called, its type, and what it was in its file."""
+
+    name: str
+    type: pa.DataType
+    facts: ColumnFacts | None
+
+
+class ColumnCoder:
+    """Turns a metadata column into numbers or codes, a block of cells at a time.
+
+    Call `look` with every block, `settle` once, and then `encode` with any block.
+
+    Parameters
+    ----------
+    stored : str
+        What the cell table calls the column, or `DATASET`.
+    column : ColumnType
+        What it is.
+    categories : sequence or None
+        See `obs_column`.
+    """
+
+    def __init__(self, stored: str, column: ColumnType, categories: Sequence[Any] | None) -> None:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if pa.types.is_nested(kind):
+            raise QueryError(
+                f"The metadata column {column.name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
+            )
+        if categories is None and column.facts is not None and column.facts.categories is not None:
+            categories = column.facts.categories
+        self.stored, self._kind = stored, kind
+        self._known = None if categories is None else _given(column.name, kind, categories)
+        if self._known is None and pa.types.is_boolean(kind):
+            # Both, so that codes do not depend on which of them occur.
+            self._known = pa.array([False, True])
+        self._is_number = self._known is None and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        self._any_missing = False
+        self._found: list[pa.Array] = []
+        self._most = BLOCK_CELLS
+
+    def of(self, cells: Cells) -> pa.ChunkedArray:
+        """Return the column of some cells."""
+        return pa.chunked_array([cells.names()]) if self.stored == DATASET else cells.table.column(self.stored)
+
+    def look(self, column: pa.ChunkedArray) -> None:
+        """Note whether values are missing, and which there are."""
+        if self._is_number:
+            self._any_missing = self._any_missing or column.null_count > 0
+        elif self._known is None:
+            self._found.append(pc.unique(column.cast(self._kind)).drop_null())
+            if sum(map(len, self._found)) > self._most:
+                self._found = [pc.unique(pa.chunked_array(self._found))]
+                self._most = max(BLOCK_CELLS, 2 * len(self._found[0]))
+
+    def settle(self) -> None:
+        """Number the values, if they have codes."""
+        if self._known is None and not self._is_number:
+            distinct = pc.unique(pa.chunked_array(self._found, self._kind))
+            self._known, self._found = distinct.take(pc.sort_indices(distinct)), []
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of what `encode` returns."""
+        if not self._is_number:
+            return np.dtype(np.int32)
+        turned = self._any_missing and pa.types.is_integer(self._kind)
+        return np.dtype(np.float64 if turned else self._kind.to_pandas_dtype())
+
+    @property
+    def categories(self) -> NDArray[np.object_] | None:
+        """What the codes mean; None for numbers."""
+        return None if self._known is None else np.array(self._known.to_pylist(), dtype=object)
+
+    def packed(self) -> str | None:
+        """Return the categories as text that `_unpacked` reads."""
+        if self._known is None:
+            return None
+        sink, table = pa.BufferOutputStream(), pa.table({"category": self._known})
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        return base64.b64encode(sink.getvalue()).decode()
+
+    def encode(self, column: pa.ChunkedArray) -> NDArray[Any]:
+        """Return numbers, NaN where missing, or int32 codes, -1 where missing."""
+        column = column.cast(self._kind)
+        if not self._is_number:
+            codes = pc.index_in(column, value_set=self._known).fill_null(-1)
+            return np.asarray(codes.to_numpy(), np.int32)
+        if self._any_missing and pa.types.is_integer(column.type):
+            # Unsafe, because a safe cast refuses integers beyond 2**53.
+            column = column.cast(pa.float64(), safe=False)
+        if column.null_count:
+            column = column.fill_null(float("nan"))
+        values: NDArray[Any] = np.ascontiguousarray(column.to_numpy())
+        return values
+
+
+def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = None) -> ObsColumn:
+    """Turn a column of a plan's `obs` into an array.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Metadata with facts.
+    name : str
+        A column of it.
+    categories : sequence or None
+        The categories, in the order of their codes. None takes those that the atlas knows for a categorical column, all of them
+        and in their order, else the values that occur, sorted.
+
+    Raises
+    ------
+    QueryError
+        For a column of lists or structs, or categories that repeat or do not fit.
+
+    Examples
+    --------
+    >>> column = obs_column(pa.table({"donor": ["b", None, "a"]}), "donor")
+    >>> column.values, column.categories
+    (array([ 1, -1,  0], dtype=int32), array(['a', 'b'], dtype=object))
+    """
+    column, kept = table.column(name), table.schema.field(name)
+    coder = ColumnCoder(name, ColumnType(name, kept.type, facts_of(kept)), categories)
+    coder.look(column)
+    coder.settle()
+    return ObsColumn(coder.encode(column), coder.categories)
+
+
+def _given(name: str, kind: pa.DataType, categories: Sequence[Any]) -> pa.Array:
+    if isinstance(categories, str) or len(set(categories)) != len(categories):
+        raise QueryError(f"The categories of {name!r} must be a list without duplicates, not {categories!r}.")
+    try:
+        return pa.array(list(categories)).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise QueryError(
+            f"The column {name!r} holds {kind}; the categories {list(categories)!r} do not fit."
+        ) from error

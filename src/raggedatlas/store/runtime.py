@@ -35,7 +35,7 @@ SHARED_BYTES = 2**28
 SHARED_BUFFERS = 48
 """Free buffers that the shared pool holds at most."""
 
-_SCRATCH_BYTES = 2**26
+_SCRATCH_BYTES = 2**24
 """A scratch array that is larger is a file."""
 
 

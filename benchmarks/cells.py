@@ -26,33 +26,38 @@ import numpy as np
 N_GENES, PER_CELL, DATASET_CELLS, READ_CELLS = 500, 8, 250_000, 200_000
 
 
-def make(folder: Path, n_cells: int) -> None:
-    """Add datasets of at most `DATASET_CELLS` thin cells, and take a snapshot."""
+def thin_cells(n_cells: int, number: int) -> Any:
+    """Return an AnnData of thin cells, which differ from one number to the next."""
     import anndata as ad
     import pandas as pd
     import scipy.sparse as sp
 
+    rng, n = np.random.default_rng(number), n_cells
+    columns = np.sort(
+        rng.integers(0, N_GENES // PER_CELL, (n, PER_CELL))
+        + np.arange(0, N_GENES - PER_CELL, N_GENES // PER_CELL)[:PER_CELL]
+    )
+    values = rng.integers(1, 9, n * PER_CELL).astype(np.float32)
+    matrix = sp.csr_matrix((values, columns.ravel(), np.arange(0, n * PER_CELL + 1, PER_CELL)), (n, N_GENES))
+    obs = pd.DataFrame(
+        {
+            "cell_type": pd.Categorical.from_codes(rng.integers(0, 20, n), [f"type {i}" for i in range(20)]),
+            "donor": np.char.add("donor ", rng.integers(0, 50, n).astype(str)),
+            "score": rng.random(n),
+        },
+        index=np.char.add(f"cell {number} ", np.arange(n).astype(str)),
+    )
+    return ad.AnnData(matrix, obs=obs, var=pd.DataFrame(index=[f"GENE{i}" for i in range(N_GENES)]))
+
+
+def make(folder: Path, n_cells: int) -> None:
+    """Add datasets of at most `DATASET_CELLS` thin cells, and take a snapshot."""
     import raggedatlas as ra
 
     atlas = ra.RaggedAtlas.create(folder)
     for number, start in enumerate(range(0, n_cells, DATASET_CELLS)):
-        rng, n = np.random.default_rng(number), min(DATASET_CELLS, n_cells - start)
-        columns = np.sort(
-            rng.integers(0, N_GENES // PER_CELL, (n, PER_CELL))
-            + np.arange(0, N_GENES - PER_CELL, N_GENES // PER_CELL)[:PER_CELL]
-        )
-        values = rng.integers(1, 9, n * PER_CELL).astype(np.float32)
-        matrix = sp.csr_matrix((values, columns.ravel(), np.arange(0, n * PER_CELL + 1, PER_CELL)), (n, N_GENES))
-        obs = pd.DataFrame(
-            {
-                "cell_type": pd.Categorical.from_codes(rng.integers(0, 20, n), [f"type {i}" for i in range(20)]),
-                "donor": np.char.add("donor ", rng.integers(0, 50, n).astype(str)),
-                "score": rng.random(n),
-            },
-            index=np.char.add(f"cell {number} ", np.arange(n).astype(str)),
-        )
-        var = pd.DataFrame(index=[f"GENE{i}" for i in range(N_GENES)])
-        atlas.add(ad.AnnData(matrix, obs=obs, var=var), name=f"set {number}", organism="human")
+        cells = thin_cells(min(DATASET_CELLS, n_cells - start), number)
+        atlas.add(cells, name=f"set {number}", organism="human")
     atlas.snapshot()
 
 

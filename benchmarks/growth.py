@@ -1,0 +1,194 @@
+"""Fit what every operation costs to the numbers of cells and datasets, and predict an atlas that was not used for the fit.
+
+    python benchmarks/growth.py make FOLDER --cells 1000000 --datasets 100
+    python benchmarks/growth.py measure FOLDER [FOLDER ...] >> points.jsonl
+    python benchmarks/growth.py fit points.jsonl --held-out FOLDER [--at 1000000000 10000]
+
+An atlas is of thin cells: eight counts of 500 genes, three columns. Each operation runs in a process of its own on warm files; memory is the peak of
+anonymous memory over that before the call. Seconds are of the wall clock. A cost is a + b cells + c datasets, none negative, fitted to relative errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cells import anonymous, thin_cells
+
+AT_ONCE, READ_CELLS = 50, 100_000
+ONE = thin_cells(1_000, time.time_ns() % 2**32)
+"""The dataset that is added to each atlas; its content is new in every process."""
+
+
+def make(folder: Path, n_cells: int, n_datasets: int) -> None:
+    """Add datasets of equal size, some in one call, and take a snapshot; an atlas that was begun is continued."""
+    import raggedatlas as ra
+
+    exists = (folder / "lance_db").exists()
+    atlas = ra.RaggedAtlas.open(folder) if exists else ra.RaggedAtlas.create(folder)
+    done, each = len(atlas.list_datasets()), n_cells // n_datasets
+    started = time.perf_counter()
+    for start in range(done, n_datasets, AT_ONCE):
+        numbers = range(start, min(start + AT_ONCE, n_datasets))
+        if each * AT_ONCE > 2_000_000:
+            for number in numbers:
+                atlas.add(thin_cells(each, number), f"set {number}", organism="human", progress=False)
+        else:
+            atlas.add([thin_cells(each, number) for number in numbers], organism="human", progress=False)
+        seconds = time.perf_counter() - started
+        print(f"{numbers.stop:,} datasets, {seconds:.0f} s", file=sys.stderr, flush=True)
+    atlas.snapshot()
+
+
+def _loader(atlas: Any, view: Any) -> Any:
+    from raggedatlas.loader.loader import Loader
+
+    return Loader(view.query(), 512, obs=["cell_type", "score"])
+
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "open": lambda atlas, view: type(atlas).checkout_latest(atlas.uri),
+    "list_datasets": lambda atlas, view: view.list_datasets(),
+    "count": lambda atlas, view: view.query().count(),
+    "count by a column": lambda atlas, view: view.query().count("cell_type"),
+    "limit(1000)": lambda atlas, view: view.query().limit(1000).to_anndata(),
+    "sample(1000)": lambda atlas, view: view.query().sample(1000).to_anndata(),
+    "loader": _loader,
+    "validate quick": lambda atlas, view: atlas.validate("quick"),
+    "snapshot, nothing changed": lambda atlas, view: atlas.snapshot(),
+    "one more dataset": lambda atlas, view: atlas.add(ONE, organism="human", progress=False),
+    "snapshot, one dataset more": lambda atlas, view: atlas.snapshot(),
+}
+
+
+def call(folder: Path, name: str) -> dict[str, float]:
+    """Make one call, and return its figures."""
+    import raggedatlas as ra
+
+    atlas = ra.RaggedAtlas.open(folder)
+    view = ra.RaggedAtlas.checkout_latest(folder)
+    # What is imported and cached by the first calls is not measured.
+    view.query().where("score < 0").to_anndata()
+    peaks, done = [anonymous()], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            peaks.append(anonymous())
+
+    before, watcher = anonymous(), threading.Thread(target=watch)
+    watcher.start()
+    started = time.perf_counter()
+    made = CALLS[name](atlas, view)
+    found = {"seconds": time.perf_counter() - started}
+    if name == "loader":
+        batches = iter(made)
+        next(batches)
+        found["first batch"] = time.perf_counter() - started
+        started, n = time.perf_counter(), 0
+        for batch in batches:
+            n += len(batch)
+            if n >= READ_CELLS:
+                break
+        found["cells a second"] = n / (time.perf_counter() - started)
+        batches.close()
+    done.set()
+    watcher.join()
+    return {**found, "bytes": max(max(peaks) - before, 0)}
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Make all calls on an atlas, each in a process of its own, and count its files."""
+    import raggedatlas as ra
+
+    view = ra.RaggedAtlas.checkout_latest(folder)
+    files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    found: dict[str, Any] = {"atlas": str(folder), "cells": view.query().count(), "datasets": len(view.list_datasets())}
+    found |= {"files": len(files), "disk": sum(files)}
+    for name in CALLS:
+        command = [sys.executable, str(Path(__file__).resolve()), "call", str(folder), name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def figures(point: dict[str, Any]) -> dict[str, float]:
+    """Flatten a point to its figures."""
+    found = {"files": float(point["files"]), "bytes on disk": float(point["disk"])}
+    for name in CALLS:
+        found |= {f"{name}: {key}": float(value) for key, value in point[name].items()}
+    return found
+
+
+def fit(points: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    """Return the coefficients of 1, cells and datasets."""
+    from scipy.optimize import nnls
+
+    rows = np.array([[1.0, point["cells"], point["datasets"]] for point in points])
+    values = np.maximum([figures(point)[name] for point in points], 1e-9)
+    scale = rows.max(axis=0)
+    # Divided by the values, errors are relative; divided by their maxima, columns are of one size.
+    coefficients, _ = nnls(rows / scale / values[:, None], np.ones(len(points)))
+    return coefficients / scale
+
+
+def page(points: Sequence[dict[str, Any]], held_out: str, at: Sequence[int]) -> None:
+    """Print the formulas, the prediction for the point that was left out, and that for a larger atlas."""
+    used = [point for point in points if point["atlas"] != held_out]
+    (left,) = [point for point in points if point["atlas"] == held_out]
+    print("Fitted to " + ", ".join(f"{point['cells']:,} cells in {point['datasets']:,}" for point in used) + ".\n")
+    print(
+        f"| figure | fixed | per million cells | per 1,000 datasets | predicted for {left['cells']:,} cells in {left['datasets']:,} | "
+        f"measured | ratio | {at[0]:,} cells in {at[1]:,} |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, measured in figures(left).items():
+        if "a second" in name:
+            continue
+        a, b, c = fit(used, name)
+        predicted = a + b * left["cells"] + c * left["datasets"]
+        parts = [a, b * 1e6, c * 1e3, predicted, measured, predicted / max(measured, 1e-9), a + b * at[0] + c * at[1]]
+        print("| " + " | ".join([name, *(f"{part:,.3g}" for part in parts)]) + " |")
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = commands.add_parser("make")
+    made.add_argument("folder", type=Path)
+    made.add_argument("--cells", type=int, required=True)
+    made.add_argument("--datasets", type=int, required=True)
+    commands.add_parser("measure").add_argument("folders", type=Path, nargs="+")
+    one = commands.add_parser("call")
+    one.add_argument("folder", type=Path)
+    one.add_argument("name")
+    fitted = commands.add_parser("fit")
+    fitted.add_argument("points", type=Path)
+    fitted.add_argument("--held-out", required=True)
+    fitted.add_argument("--at", type=int, nargs=2, default=(10**9, 10**4))
+    asked = parser.parse_args()
+    if asked.command == "make":
+        make(asked.folder, asked.cells, asked.datasets)
+    elif asked.command == "measure":
+        for folder in asked.folders:
+            print(json.dumps(measure(folder)), flush=True)
+    elif asked.command == "call":
+        print(json.dumps(call(asked.folder, asked.name)))
+    else:
+        points = [json.loads(line) for line in asked.points.read_text(encoding="utf-8").splitlines()]
+        page(points, asked.held_out, asked.at)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,8 @@ import pytest
 
 import raggedatlas as ra
 from browser import Browser, find_browser
-from raggedatlas.verbs.viewer.scene import Scene
+from raggedatlas.verbs.viewer.page import write_page
+from raggedatlas.verbs.viewer.scene import Scene, make_scene
 from raggedatlas.verbs.visualize import make_view, view, visualize
 
 PROGRAM = find_browser()
@@ -252,6 +253,34 @@ def test_counts_and_dots_are_those_of_the_cells(page: Browser, atlas: ra.RaggedA
         assert (n, mean, fraction) == (len(own), pytest.approx(own.mean(), rel=1e-5), pytest.approx((own > 0).mean()))
     assert "Not found: NOGENE." in page.run("document.querySelector('.drawer').textContent")
     assert page.run("document.querySelectorAll('.dots circle').length") == 2 * len(groups)
+
+
+def test_texts_are_counted_with_the_rest_as_other(browser: Browser, tmp_path: Path) -> None:
+    """A column of more texts than categories: the most frequent of a selection beside all cells, the others as one line; unique ones as a number."""
+    rng = np.random.default_rng(0)
+    clones = np.where(rng.random(2000) < 0.3, "clone A", [f"clone {i % 700}" for i in range(2000)])
+    obs = pd.DataFrame({"clone": clones, "name": [f"n{i}" for i in range(2000)]}, index=[f"c{i}" for i in range(2000)])
+    scene = make_scene(obs.index, rng.normal(size=(2000, 2)), obs=obs)
+    assert [column.kind for column in scene.columns] == ["text", "text"]
+    browser.go("about:blank")
+    browser.open(write_page(scene, tmp_path / "x.html").as_uri())
+    some = obs.iloc[:1000]
+    browser.run(f"viewer.select({some.index.tolist()})")
+    browser.run("viewer.open('Counts')")
+    lines = [line.split(",") for line in browser.run("viewer.app.drawer.tabs.Counts.text()").strip().splitlines()]
+    found = {label.strip('"'): (int(n), int(of)) for name, label, n, of in lines[1:] if name == '"clone"'}
+    counts, totals = some["clone"].value_counts(), obs["clone"].value_counts()
+    (rest,) = [label for label in found if label.startswith("other")]
+    others = found.pop(rest)
+    assert rest == f"other ({len(counts) - 500} values)"
+    assert len(found) == 500
+    assert found["clone A"] == (counts["clone A"], totals["clone A"])
+    assert found == {label: (int(counts[label]), int(totals[label])) for label in found}
+    assert others == (1000 - sum(n for n, _ in found.values()), 2000 - sum(n for _, n in found.values()))
+    shown = browser.run("document.querySelector('.drawer .cards').textContent")
+    assert f"clone A{counts['clone A']} ·" in shown
+    assert f"other ({len(counts) - 8} values)" in shown
+    assert "1,000 different values" in shown
 
 
 def test_neighbours_become_a_kept_selection(browser: Browser, atlas: ra.RaggedAtlas) -> None:

@@ -172,6 +172,20 @@ export class Words {
     this.kind = "text";
     this.name = spec.name;
     this.texts = new Texts(data);
+    this.n = this.texts.length;
+  }
+
+  // As `CountsTab.counted`; the texts of all cells are never held at once.
+  counted(rows, most) {
+    const counts = new Map();
+    for (const row of rows) counts.set(this.text(row), (counts.get(this.text(row)) ?? 0) + 1);
+    const found = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).slice(0, most).map(([label, n]) => ({ label, n, all: 0 }));
+    const wanted = new Map(found.map((one) => [one.label, one]));
+    for (let row = 0; row < this.n; row++) {
+      const one = wanted.get(this.text(row));
+      if (one) one.all++;
+    }
+    return { found, others: counts.size - found.length };
   }
 
   text(row) {

@@ -4,6 +4,7 @@ import { csv } from "./compare.js";
 import { count, el, percent, saveFile, short } from "./dom.js";
 
 const SHOWN = 8;
+const SAVED = 500; // values of a column of texts; the rest is one line
 
 export class CountsTab {
   constructor(app) {
@@ -22,31 +23,37 @@ export class CountsTab {
       el("button", { class: "link", type: "button", onclick: () => this.save() }, "Save as CSV"));
     const cards = el("div", { class: "cards" });
     host.append(bar, cards);
-    for (const spec of app.columns.filter(({ kind }) => kind !== "text")) {
+    for (const spec of app.columns) {
       const column = await app.load(spec.name);
       if (app.selection.rows !== rows || !cards.isConnected) return;
-      cards.append(el("section", { class: "card" }, el("h2", {}, spec.name), column.kind === "category" ? this.#shares(column, rows) : this.#measure(column, rows)));
+      cards.append(el("section", { class: "card" }, el("h2", {}, spec.name), column.kind === "number" ? this.#measure(column, rows) : this.#shares(column, rows)));
     }
   }
 
-  counted(column, rows) {
+  // The most frequent values among the selected cells and, where there are more, how many other values and cells.
+  counted(column, rows, most) {
+    if (column.kind === "text") return column.counted(rows, most);
     const counts = new Uint32Array(column.labels.length);
     for (const row of rows) counts[column.codes[row]]++;
-    return [...counts.keys()].filter((code) => counts[code]).sort((a, b) => counts[b] - counts[a]).map((code) => ({ code, label: column.labels[code], n: counts[code], all: column.counts[code] }));
+    const codes = [...counts.keys()].filter((code) => counts[code]).sort((a, b) => counts[b] - counts[a]);
+    const found = codes.slice(0, most).map((code) => ({ code, label: column.labels[code], n: counts[code], all: column.counts[code] }));
+    return { found, others: codes.length - found.length };
   }
 
   #shares(column, rows) {
-    const found = this.counted(column, rows);
-    const colors = column.colors(this.app.theme);
-    const lines = found.slice(0, SHOWN).map(({ code, label, n, all }) =>
+    const { found, others } = this.counted(column, rows, SHOWN);
+    if (column.kind === "text" && found[0].n === 1 && rows.length > 1) return [el("p", { class: "muted" }, `${count(rows.length)} different values`)];
+    const colors = column.colors?.(this.app.theme);
+    const lines = found.map(({ code, label, n, all }) =>
       el("div", { class: "share", title: `${label}: ${count(n)} of ${count(all)}` },
         el("span", { class: "name" }, label || "(empty)"),
         el("span", { class: "number" }, `${count(n)} · ${percent(n, rows.length)}`),
         el("span", { class: "track" },
-          el("span", { class: "fill", style: { background: colors[code], width: `${(100 * n) / rows.length}%` } }),
+          el("span", { class: "fill", style: { background: colors?.[code] ?? "var(--accent)", width: `${(100 * n) / rows.length}%` } }),
           el("span", { class: "mark", style: { left: `${(100 * all) / column.n}%` } }))));
-    const left = found.length - SHOWN;
-    return [...lines, left > 0 ? el("p", { class: "muted" }, `and ${left} more`) : null].filter(Boolean);
+    const left = rows.length - found.reduce((sum, { n }) => sum + n, 0);
+    const more = `other (${count(others)} ${others === 1 ? "value" : "values"}): ${count(left)} · ${percent(left, rows.length)}`;
+    return [...lines, others ? el("p", { class: "muted" }, more) : null].filter(Boolean);
   }
 
   #measure(column, rows) {
@@ -56,9 +63,13 @@ export class CountsTab {
 
   async text() {
     const lines = [["column", "value", "n_selected", "n_all"]];
-    for (const spec of this.app.columns.filter(({ kind }) => kind === "category")) {
+    const { rows } = this.app.selection;
+    for (const spec of this.app.columns.filter(({ kind }) => kind !== "number")) {
       const column = await this.app.load(spec.name);
-      for (const { label, n, all } of this.counted(column, this.app.selection.rows)) lines.push([spec.name, label, n, all]);
+      const { found, others } = this.counted(column, rows, column.kind === "text" ? SAVED : Infinity);
+      const lacking = (total, key) => total - found.reduce((sum, one) => sum + one[key], 0);
+      for (const { label, n, all } of found) lines.push([spec.name, label, n, all]);
+      if (others) lines.push([spec.name, `other (${others} values)`, lacking(rows.length, "n"), lacking(column.n, "all")]);
     }
     return csv(lines);
   }

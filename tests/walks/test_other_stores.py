@@ -28,6 +28,7 @@ from anndata.tests.helpers import assert_equal
 
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.remote_path import BLOCK, RemotePath
 from raggedatlas.testing.atlases import small_anndata
 from raggedatlas.testing.object_store import FaultyProxy, GoogleStorage
@@ -151,6 +152,11 @@ def test_a_file_is_written_and_read(name: str, home: Home, tmp_path: Path) -> No
     if name.endswith(".h5ad"):
         assert {(r.method, r.status) for r in home.proxy.requests} == {("GET", 206)}
         assert len(home.proxy.requests) <= max(2, RemotePath(target, home.options).size // BLOCK)
+    path = RemotePath(target, home.options)
+    assert validate(path) == validate(tmp_path / name)
+    assert [part.path for part in inspect(path).root.children] == [
+        part.path for part in inspect(tmp_path / name).root.children
+    ]
     with pytest.raises(DuplicateError, match="overwrite=True"):
         ra.copy(adata, target, storage_options=home.options)
     atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))

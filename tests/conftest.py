@@ -1,10 +1,15 @@
 """Fixtures of all tests, and the hypothesis profiles: `ci` for the usual run, `nightly` for `scripts/test --nightly`."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
+
+# Making the commands of an application from its functions takes longer than most of them run.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(

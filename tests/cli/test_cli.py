@@ -429,10 +429,14 @@ def test_a_reader_that_leaves_is_no_error(made: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints(shell: str) -> None:
-    """The completion script of each shell can be printed, and completes verbs."""
+    """The completion script of each shell can be printed."""
     script = run(_RAGGEDATLAS_COMPLETE=f"source_{shell}")
     assert script.returncode == 0
     assert "_RAGGEDATLAS_COMPLETE" in script.stdout
+
+
+def test_verbs_are_completed() -> None:
+    """The beginning of a verb is answered with the verbs that begin so."""
     answer = run(_RAGGEDATLAS_COMPLETE="complete_bash", COMP_WORDS="raggedatlas sn", COMP_CWORD="1")
     assert "snapshot" in answer.stdout
 

@@ -2,8 +2,6 @@
 
 import warnings
 
-import typer
-
 from raggedatlas.cli import add, browse, convert, genes, maintenance, models, query, validate, viewers
 from raggedatlas.cli.app import app
 from raggedatlas.model.plugins import COMMANDS, plugins
@@ -23,7 +21,7 @@ __all__ = [
 
 # Built-in commands win: `import_command` runs the frequent ones without this module, so an extension of
 # the same name would replace a command only where all are imported.
-BUILT_IN = set(typer.main.get_group(app).commands)
+BUILT_IN = {info.name for info in (*app.registered_commands, *app.registered_groups)}
 
 for entry in plugins(COMMANDS).values():
     if entry.name in BUILT_IN:

@@ -16,6 +16,9 @@ import pytest
 
 import raggedatlas
 
+# What the sources say is the same on every Python.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "raggedatlas"
 FILES = sorted(SRC.rglob("*.py"))

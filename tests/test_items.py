@@ -4,9 +4,14 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from raggedatlas.formats.anndata.rules import RULES as ANNDATA
 from raggedatlas.formats.cxg.rules import RULES as CXG
 from raggedatlas.vectors.validation.rules import RULES as GEOMETRY
+
+# The page is the same on every Python.
+pytestmark = pytest.mark.long
 
 TESTS = Path(__file__).parent
 

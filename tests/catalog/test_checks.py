@@ -228,6 +228,7 @@ def test_missing_arrays_and_shards_are_found(two: Two, path: str) -> None:
     assert len([p for p in checks.validate(catalog, "rows") if p.rule == "missing-array"]) == 4
 
 
+@pytest.mark.long
 def test_deep_finds_every_flipped_byte(two: Two) -> None:
     """Whichever byte of whichever shard is flipped, ``deep`` finds damage and names the group."""
     catalog, first, _ = two

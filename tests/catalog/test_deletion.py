@@ -32,7 +32,6 @@ from raggedatlas.testing.processes import started
 from raggedatlas.testing.spatial import make_slide
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
-LEVELS = ("quick", "rows", "deep")
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +42,8 @@ def _keep_categories() -> Iterator[None]:
 
 
 def problems(atlas: Any) -> list[str]:
-    """Return what validation finds at any level, but for table files that no snapshot has hashed yet."""
-    return [
-        str(p)
-        for level in LEVELS
-        for p in atlas.validate(level)
-        if p.rule not in {"unassigned-index", "unverified-files"}
-    ]
+    """Return what validation finds at the level that includes the others, but for table files that no snapshot has hashed yet."""
+    return [str(p) for p in atlas.validate("deep") if p.rule not in {"unassigned-index", "unverified-files"}]
 
 
 def rich() -> ad.AnnData:
@@ -219,6 +213,7 @@ def test_what_is_attached_to_cells_follows(atlas: RaggedAtlas) -> None:
     assert problems(atlas) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "action",
     ["drop_result", "drop_geometry", "drop_annotation", "drop_dataset", "purge", "optimize", "rename", "replace"],
@@ -250,6 +245,7 @@ def test_later_calls_know_of_it(atlas: RaggedAtlas, action: str) -> None:
     assert problems(atlas) == []
 
 
+@pytest.mark.long
 def test_gc_frees_files_of_a_deletion_that_was_never_recorded(atlas: RaggedAtlas, dying: Dying) -> None:
     """Once they are older than the grace; files that the tip or a snapshot names stay."""
     uids = state_of(atlas)[0]
@@ -303,6 +299,7 @@ def state_of(atlas: RaggedAtlas) -> tuple[Any, ...]:
     return atlas._catalog.tables.read(CELLS, ["uid"]).column(0).to_pylist(), names, cells
 
 
+@pytest.mark.long
 def test_a_deletion_that_dies_left_all_cells_or_none(atlas: RaggedAtlas, dying: Dying, tmp_path: Path) -> None:
     """Whatever write it dies before, nothing or all is deleted, and validate tells it from damage; repair removes the record of what
     did not happen, and the same call, with or without a repair, deletes the cells."""
@@ -319,7 +316,7 @@ def test_a_deletion_that_dies_left_all_cells_or_none(atlas: RaggedAtlas, dying: 
         lengths.add(len(now[0]))
         assert len(now[0]) in (len(before[0]), len(before[0]) - 4), done
         assert len(now[0]) == sum(map(len, now[2])), done
-        rules = {p.rule for level in LEVELS for p in own.validate(level)} - {"unverified-files"}
+        rules = {p.rule for p in own.validate("deep")} - {"unverified-files"}
         assert rules == ({"unfinished-deletion"} if n and not finished else set()), done
         view = own.checkout(own.snapshot())
         assert view.query().count() == len(now[0])
@@ -337,6 +334,7 @@ def test_a_deletion_that_dies_left_all_cells_or_none(atlas: RaggedAtlas, dying: 
     assert len(lengths) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("between", ["annotate", "add", "optimize", "delete", "restore", "drop"])
 def test_a_commit_in_between_does_not_matter(atlas: RaggedAtlas, between: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer that commits after the record was written and before the cells go is seen: the deletion is planned again."""
@@ -398,6 +396,7 @@ def test_one_deletion_at_a_time(atlas: RaggedAtlas, dying: Dying, monkeypatch: p
     assert atlas.delete_cells(uids=[uid]).n_cells == 1
 
 
+@pytest.mark.long
 def test_a_purge_that_began_meanwhile_refuses_it(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record is taken back, and nothing is deleted."""
     before = state_of(atlas)
@@ -416,6 +415,7 @@ def begin(atlas: RaggedAtlas) -> None:
     atlas._catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: PurgeMark(uid=uid, name="slide").model_dump_json()})
 
 
+@pytest.mark.long
 def test_damage_is_not_taken_for_a_deletion(atlas: RaggedAtlas) -> None:
     """A lost cell is a wrong count, a damaged list of deleted rows is found and refused, and a record that does not parse too."""
     tables, first = atlas._catalog.tables, atlas._catalog.tables.read(CELLS, ["uid"]).column(0).to_pylist()
@@ -442,6 +442,7 @@ def test_damage_is_not_taken_for_a_deletion(atlas: RaggedAtlas) -> None:
     assert {p.rule for p in atlas.validate() if p.level == "must"} == {"unreadable"}
 
 
+@pytest.mark.long
 def test_bytes_are_freed(tmp_path: Path) -> None:
     """Once no snapshot has the cells, optimize and gc free their rows of the table; the arrays keep theirs until the dataset is purged."""
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))

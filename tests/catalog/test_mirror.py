@@ -133,6 +133,7 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
         assert_equal(catalog, place)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_an_error_and_the_next_call_completes(
     grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_full_disk_is_an_error_and_the_next_call_completes(
     assert_equal(catalog, target)
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
     """A table file with another SHA-256 than recorded is refused by name, and the mirror stays as it was."""
     catalog, target = grown
@@ -199,6 +201,7 @@ def _written_to(catalog: Catalog, target: Location) -> Location:
     return target
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prepare", "error", "message"),
     [

@@ -99,7 +99,7 @@ def from_scratch(catalog: Catalog) -> tuple[pa.Table | None, pa.Table | None]:
 
 @pytest.mark.long
 @given(data=st.data(), steps=STEPS, rows=TABLE)
-@examples(8)
+@examples(4)
 def test_a_mapping_of_many_steps_is_that_of_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, steps: list, rows: list  # type: ignore[type-arg]
 ) -> None:  # fmt: skip

@@ -68,6 +68,7 @@ def run(catalog: Catalog, jobs: Sequence[tuple[str, int]]) -> list[str]:
     return [printed for printed, _ in said]
 
 
+@pytest.mark.long
 def test_parallel_snapshots_get_different_numbers(two: tuple[Catalog, str, str]) -> None:
     """Four processes that snapshot at once record as many snapshots as they took, each with its own number."""
     catalog = two[0]

@@ -129,6 +129,7 @@ def test_restore_brings_results_back_and_takes_later_ones(own: Modelled) -> None
     check(atlas.checkout(atlas.snapshot()), own, "zv")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", range(6))
 def test_a_restore_that_dies_can_be_run_again(
     own: Modelled, dying: Callable[[int], AbstractContextManager[list[str]]], n: int

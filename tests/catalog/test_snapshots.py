@@ -83,6 +83,7 @@ def test_another_thread_may_remove_what_is_looked_up(two: Two) -> None:
     assert view.remember("kind", Removed("d"), lambda: ["new"]) == ["d"]
 
 
+@pytest.mark.long
 def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
     """Clean-up of all versions that nobody names leaves every snapshot as it was, however old."""
     catalog, first, _ = two
@@ -322,6 +323,7 @@ def test_a_snapshot_is_dropped_by_label_and_its_bytes_are_freed(two: Two) -> Non
     assert validate(catalog, "deep") == []
 
 
+@pytest.mark.long
 def test_a_drop_that_dies_before_the_tags_is_finished_by_gc(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the list is committed the snapshot is gone; its tags are removed by the next `gc`."""
     catalog = two[0]
@@ -358,6 +360,7 @@ def test_a_drop_that_dies_before_any_write_has_dropped_one_snapshot_or_none(two:
     assert n > 3
 
 
+@pytest.mark.long
 def test_old_snapshots_expire(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots go if every given condition says so; labels are kept unless asked, and the newest always is."""
     catalog = two[0]

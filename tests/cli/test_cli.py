@@ -387,6 +387,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         assert type(ask(*words).exception).__name__ == "NotFoundError"
 
 
+@pytest.mark.long
 def test_help_of_every_verb_has_an_example() -> None:
     """Every verb has a help text that ends with an example of itself."""
     for command in app.registered_commands:
@@ -403,6 +404,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_process_exits_as_it_should(made: Path, tmp_path: Path) -> None:
     """A process prints JSON and exits 0, or one line without a traceback and exits 1 or 2, or the traceback when asked."""
     told = run("versions", made, "--json")
@@ -427,6 +429,7 @@ def test_a_reader_that_leaves_is_no_error(made: Path) -> None:
     assert (child.returncode, child.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints(shell: str) -> None:
     """The completion script of each shell can be printed."""

@@ -80,6 +80,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> RaggedAtlas:
     return RaggedAtlas.create(tmp_path_factory.mktemp("atlas") / "a.atlas")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", [d for d in DAMAGES if "hdf5" in d.forms], ids=lambda d: f"{d.rule}: {d.label}")
 def test_each_damage_is_told(found: Damage, atlas: RaggedAtlas, tmp_path: Path) -> None:
     """A damaged file is told by the rule that it breaks and by no other, and adding it is refused by that rule or works.

@@ -302,6 +302,7 @@ def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Ca
             write_group_attributes(catalog.arrays, uid, {"raggedatlas": {"ingest": {**lease, "pid": DEAD_PROCESS}}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("linked", [True, False])
 def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
     """Killed at any step, nothing is visible or all of it; repair removes what was left, and the call can be run again."""

@@ -336,6 +336,7 @@ def test_disk_holds_little_beside_the_values(tmp_path: Path, columns: int) -> No
     assert used < 1.01 * (values.nbytes + sum(map(len, ids_of(2000))))
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     """C04, C05: ten times the rows are written in the same memory, but for eight bytes an id; no process is started."""
     code = (
@@ -526,6 +527,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         writer.commit()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_killed_run_shows_nothing(tmp_path: Path, *, overwrite: bool) -> None:
     """C25, C27, R7: killed before the commit, readers see the old state or none; a rerun succeeds and removes what was left."""

@@ -46,6 +46,7 @@ def test_results_are_those_of_the_function(small: Any, tmp_path: Path, batch_siz
     assert found.version == 1
 
 
+@pytest.mark.long
 def test_processes_share_a_run(small: Any, tmp_path: Path) -> None:
     """Spawned processes write one table, each cell once, and tell how far they are."""
     told: list[tuple[str, int, int]] = []

@@ -17,6 +17,7 @@ from raggedatlas.verbs.viewer.server import ViewerServer
 PROGRAM = find_browser()
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.skipif(
         PROGRAM is None, reason="no Chromium is installed; set CHROMIUM or install the package chromium"
     ),

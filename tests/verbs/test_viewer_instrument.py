@@ -1,6 +1,7 @@
 """The page as an instrument, in a headless Chromium: selections compared, counted and labelled, gene sets, neighbours, and links."""
 
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from raggedatlas.verbs.visualize import make_view, view, visualize
 PROGRAM = find_browser()
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.skipif(
         PROGRAM is None, reason="no Chromium is installed; set CHROMIUM or install the package chromium"
     ),
@@ -40,23 +42,29 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture
-def atlas(tmp_path: Path) -> ra.RaggedAtlas:
-    """An atlas of a real file, in a snapshot."""
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "blood.atlas"))
-    atlas.add(
-        PBMC, obs={"bulk_labels": "cell_type", "n_genes": "n_genes"}, embeddings=["X_umap", "X_pca"], progress=False
-    )
+@pytest.fixture(scope="module")
+def blood(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with an atlas of a real file, in a snapshot, and with a page of its cells and a few genes."""
+    folder = tmp_path_factory.mktemp("blood")
+    atlas = ra.RaggedAtlas.create(str(folder / "blood.atlas"))
+    columns = {"bulk_labels": "cell_type", "n_genes": "n_genes"}
+    atlas.add(PBMC, obs=columns, embeddings=["X_umap", "X_pca"], progress=False)
     atlas.snapshot()
-    return atlas
+    visualize(atlas, path=folder / "x.html", genes=GENES, layer="raw", color="cell_type", theme="light")
+    return folder
 
 
 @pytest.fixture
-def page(atlas: ra.RaggedAtlas, browser: Browser, tmp_path: Path) -> Browser:
-    """Its cells as one file with a few genes, opened."""
-    path = visualize(atlas, path=tmp_path / "x.html", genes=GENES, layer="raw", color="cell_type", theme="light")
+def atlas(blood: Path, tmp_path: Path) -> ra.RaggedAtlas:
+    """A copy of the atlas."""
+    return ra.RaggedAtlas.open(str(shutil.copytree(blood / "blood.atlas", tmp_path / "blood.atlas")))
+
+
+@pytest.fixture
+def page(blood: Path, browser: Browser) -> Browser:
+    """The page, opened."""
     browser.go("about:blank")
-    browser.open(path.as_uri())
+    browser.open((blood / "x.html").as_uri())
     return browser
 
 
@@ -72,7 +80,6 @@ def read_table(result: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(result["table"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["t-test", "wilcoxon"])
 def test_kept_selections_are_compared_by_the_server(
     browser: Browser, atlas: ra.RaggedAtlas, method: Any, tmp_path: Path

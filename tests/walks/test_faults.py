@@ -152,7 +152,14 @@ def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path
     assert_one_copy(remote, tmp_path)
 
 
-@pytest.mark.parametrize(("step", "pattern"), LOST_IN_DELETION.values(), ids=LOST_IN_DELETION)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("step", "pattern"),
+    [
+        pytest.param(*lost, id=name, marks=[pytest.mark.nightly] if name in ("rows", "transaction of cells") else [])
+        for name, lost in LOST_IN_DELETION.items()
+    ],
+)
 def test_a_lost_acknowledgement_in_delete_cells(
     remote: Remote, complete: Path, tmp_path: Path, step: str, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ __all__ = [
 
 # Built-in commands win: `import_command` runs the frequent ones without this module, so an extension of
 # the same name would replace a command only where all are imported.
-BUILT_IN = {info.name for info in (*app.registered_commands, *app.registered_groups)}
+BUILT_IN = {info.name for info in app.registered_commands} | {info.name for info in app.registered_groups}
 
 for entry in plugins(COMMANDS).values():
     if entry.name in BUILT_IN:

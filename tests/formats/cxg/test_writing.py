@@ -541,6 +541,7 @@ def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["_publish", pytest.param("_compute", marks=pytest.mark.nightly)])
 def test_a_kill_leaves_nothing_under_the_name(tmp_path: Path, at: str) -> None:
     """A process killed before the end leaves nothing that could be taken for a CXG, and the next try succeeds."""

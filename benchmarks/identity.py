@@ -36,7 +36,7 @@ from machine import cores
 
 import raggedatlas as ra
 from raggedatlas.catalog import identity as catalog_identity
-from raggedatlas.catalog import maintenance, versions
+from raggedatlas.catalog import optimization
 from raggedatlas.catalog.features import Registry
 from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
@@ -154,8 +154,7 @@ def derived_row(n: int, n_known: int, folder: str) -> str:
 
     times = []
     with (
-        mock.patch.object(maintenance, "update_identity", timed),
-        mock.patch.object(versions, "update_identity", timed),
+        mock.patch.object(optimization, "update_identity", timed),
     ):
         for i in range(1, 5):
             spent.append(0.0)

@@ -296,7 +296,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         int
             How many were assigned.
         """
-        from raggedatlas.catalog.maintenance import reindex
+        from raggedatlas.catalog.optimization import reindex
 
         return reindex(self._opened, space)
 
@@ -332,7 +332,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
-        from raggedatlas.catalog.maintenance import optimize
+        from raggedatlas.catalog.optimization import optimize
 
         optimize(self._opened)
 
@@ -734,7 +734,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         ConflictError
             If an `add` or another purge is under way.
         """
-        from raggedatlas.catalog.maintenance import purge
+        from raggedatlas.catalog.purge import purge
 
         return purge(self._opened, uid_or_name)
 

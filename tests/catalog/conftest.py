@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raggedatlas.catalog import optimization
 from raggedatlas.catalog.catalog import Catalog, create_catalog
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import write_dataset
 
 WRITES = (
-    "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if", "compact",
-    "index",
+    "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if",
 )  # fmt: skip
+FUNCTIONS = ("compact", "index")
 
 
 class DiedError(BaseException):
@@ -44,20 +45,21 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], contextlib.Abstrac
     def context(n: int) -> Iterator[list[str]]:
         done: list[str] = []
 
-        def patched(name: str) -> Callable[..., object]:
-            original = getattr(Tables, name)
+        def patched(owner: object, name: str) -> Callable[..., object]:
+            original = getattr(owner, name)
 
-            def call(self: Tables, *args: object, **kwargs: object) -> object:
+            def call(tables: object, *args: object, **kwargs: object) -> object:
                 if len(done) == n:
                     raise DiedError
                 done.append(f"{name} {args[0]}")
-                return original(self, *args, **kwargs)
+                return original(tables, *args, **kwargs)
 
             return call
 
         with monkeypatch.context() as patch:
-            for name in WRITES:
-                patch.setattr(Tables, name, patched(name))
+            for owner, names in ((Tables, WRITES), (Location, ("delete_objects",)), (optimization, FUNCTIONS)):
+                for name in names:
+                    patch.setattr(owner, name, patched(owner, name))
             with contextlib.suppress(DiedError):
                 yield done
 

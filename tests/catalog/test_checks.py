@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import assets, checks, maintenance, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.upkeep import clean_up
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -90,7 +91,7 @@ def test_a_lost_version_of_a_snapshot_is_found(two: Two) -> None:
     record = snapshots.snapshot(catalog)
     catalog.tables.untag(CELLS, record.tag)
     assets.drop_dataset(catalog, two[1])
-    catalog.tables.clean_up(CELLS, timedelta(0))
+    clean_up(catalog.tables, CELLS, timedelta(0))
     [problem] = [p for p in checks.validate(catalog) if p.level == "must"]
     assert (problem.rule, problem.path) == ("lost-version", "snapshot 1")
     assert rules(catalog.at(record), "quick") == {"missing-table"}
@@ -133,7 +134,7 @@ def test_quick_finds_columns_pointing_nowhere(two: Two) -> None:
 def test_quick_finds_wrong_features(two: Two) -> None:
     """Repeated indices, layouts that disagree with the registry, and features it lacks are found."""
     catalog = two[0]
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     table = f"{SPACE}_registry"
     rows = catalog.tables.read(table)
     at = rows.column_names.index("global_index")
@@ -277,7 +278,7 @@ def test_deep_finds_arrays_that_were_exchanged(two: Two) -> None:
 def test_deep_finds_a_layout_that_was_changed(two: Two) -> None:
     """A feature list that no longer hashes to its uid is found."""
     catalog, first, _ = two
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     [record] = [r for r in read_records(catalog) if r.uid == first]
     rows = catalog.tables.read(LAYOUTS, where=f"layout_uid = '{record.layout_uid}'")
     swapped = rows.take([1, 0, 2])
@@ -313,7 +314,7 @@ def test_whatever_is_added_validates(
 def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that are damaged on their way once stop no snapshot, and nobody is told to drop anything."""
     catalog = two[0]
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     reads: list[int] = []
     original = checks.read_layouts
 
@@ -332,7 +333,7 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
 def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation beside a drop and a collection reports neither damage nor a failed read."""
     catalog, first, _ = two
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     original, dropped = checks.check_bytes, []
 
     def check_bytes(*args: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 from scipy import sparse
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import deletion, maintenance
+from raggedatlas.catalog import deletion, maintenance, optimization
 from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, PURGE_KEY, VERSIONS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.errors import ArgumentError, AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
@@ -461,7 +461,7 @@ def test_bytes_are_freed(tmp_path: Path) -> None:
     assert sizes()[0] == before[0]
     atlas.snapshot()
     atlas.drop_snapshot(old)
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     report = maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     after = sizes()
     assert report.n_bytes > 0.8 * before[0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import features, layouts, maintenance
+from raggedatlas.catalog import features, layouts, optimization
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
@@ -58,7 +58,7 @@ def test_names_resolve_in_the_asked_order(two: Two) -> None:
 def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     """Registering a feature again corrects it, keeps its index, and keeps its old symbol as an alias."""
     catalog = two[0]
-    maintenance.reindex(catalog)
+    optimization.reindex(catalog)
     before = features.read_registry(catalog, SPACE)
     n = layouts.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("B"), uid_of("N")], "symbol": ["Beta", "N"]})
@@ -77,7 +77,7 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
 def test_what_the_atlas_assigns_is_not_set(two: Two) -> None:
     """Another index or redirect than the registry has is refused by name, and nothing changes; the same values may come back."""
     catalog = two[0]
-    maintenance.reindex(catalog)
+    optimization.reindex(catalog)
     table = f"{SPACE}_registry"
     known, version = catalog.tables.read(table), catalog.tables.version(table)
     assert layouts.register_features(catalog, SPACE, known.select(["uid", "symbol", "global_index", "redirect"])) == 0
@@ -98,7 +98,7 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
             second: ("D",),
         }
         assert features.find_datasets_with_features(catalog, SPACE, ["D", "A"]) == {}
-        maintenance.optimize(catalog)
+        optimization.optimize(catalog)
     with pytest.raises(FeatureError):
         features.find_datasets_with_features(catalog, SPACE, ["nope"])
     with pytest.raises(NotFoundError, match="no features"):
@@ -205,7 +205,7 @@ def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
     assert list(found) == [uid]
     assert found[uid].features.tolist() == uids
     assert found[uid].global_index.tolist() == [-1, -1, -1]
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
     assert (read_layouts(catalog, [uid])[uid].global_index >= 0).all()
     assert ensure_layouts(catalog, [([], np.array([], int))]) == [layout_uid([])]

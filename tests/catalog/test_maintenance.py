@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, checks, maintenance, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
@@ -37,7 +37,7 @@ def kill_writer(catalog: Catalog, uid: str) -> None:
 def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
     """Afterwards indices are 0..N-1 in registry and layouts, each table is one fragment, and every index covers it."""
     catalog = two[0]
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     assert checks.validate(catalog, "deep") == []
     registry = catalog.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(registry) == [0, 1, 2, 3]
@@ -54,9 +54,9 @@ def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
 def test_optimize_twice_writes_nothing(two: Two) -> None:
     """Where nothing changed, no table gets a new version."""
     catalog = two[0]
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
 
 
@@ -67,33 +67,33 @@ def test_optimize_keeps_row_order(two: Two) -> None:
     for i in range(4):
         write_dataset(catalog, f"m{i}", ["A", f"G{i}"], np.ones((5, 2), "u1"))
     before = catalog.tables.read(CELLS)
-    maintenance.optimize(catalog)
+    optimization.optimize(catalog)
     assert catalog.tables.read(CELLS).equals(before)
 
 
 def test_indices_never_change(two: Two) -> None:
     """A feature keeps its index through later adds; new ones count on."""
     catalog = two[0]
-    assert maintenance.reindex(catalog) == 4
+    assert optimization.reindex(catalog) == 4
     before = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     write_dataset(catalog, "c", ["0", "A", "ZZ"], np.ones((2, 3), "u1"))
-    assert maintenance.reindex(catalog, SPACE) == 2
+    assert optimization.reindex(catalog, SPACE) == 2
     after = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     assert after.slice(0, 4).equals(before)
     assert sorted(after.column("global_index").to_pylist()) == list(range(6))
     assert catalog.tables.count(LAYOUTS, "global_index IS NULL") == 0
     with pytest.raises(NotFoundError, match="no features"):
-        maintenance.reindex(catalog, "embedding")
+        optimization.reindex(catalog, "embedding")
     with pytest.raises(NotFoundError):
-        maintenance.reindex(catalog, "nonsense")
-    assert maintenance.reindex(catalog, "protein_abundance") == 0
+        optimization.reindex(catalog, "nonsense")
+    assert optimization.reindex(catalog, "protein_abundance") == 0
 
 
 @pytest.mark.parametrize("index", [2**40, 2**63 - 1, -1, 2])
 def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     """Where assigned indices are not dense, new features get none, and nothing is written; a second call once counted on."""
     catalog, table = two[0], f"{SPACE}_registry"
-    maintenance.reindex(catalog)
+    optimization.reindex(catalog)
     rows = catalog.tables.read(table)
     values = [index if i == 3 else i for i in rows["global_index"].to_pylist()]
     at = rows.column_names.index("global_index")
@@ -102,7 +102,7 @@ def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     )
     write_dataset(catalog, "c", ["ZZ"], np.ones((2, 1), "u1"))
     before = catalog.tables.version(table)
-    for call in (maintenance.reindex, maintenance.optimize, snapshots.snapshot):
+    for call in (optimization.reindex, optimization.optimize, snapshots.snapshot):
         with pytest.raises(CorruptError, match=f"global_index of table '{table}'"):
             call(catalog)
     assert catalog.tables.version(table) == before

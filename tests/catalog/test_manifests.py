@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, integrity, maintenance, snapshots
+from raggedatlas.catalog import assets, integrity, maintenance, optimization, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
@@ -37,6 +37,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     """Data, deletion, index, transaction and manifest files of all tables, the list of snapshots, its tags, and the manifests."""
     catalog = two[0]
     few = write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
+    optimization.optimize(catalog)
     snapshots.snapshot(catalog)
     assets.drop_dataset(catalog, few)
     snapshots.snapshot(catalog)
@@ -130,7 +131,7 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
         lambda: maintenance.gc(catalog, dry_run=False, grace=everything, keep=everything),
         lambda: assets.drop_dataset(catalog, second),
         lambda: snapshots.snapshot(catalog),
-        lambda: maintenance.purge(catalog, first),
+        lambda: purge.purge(catalog, first),
         lambda: snapshots.restore(catalog, 1),
         lambda: maintenance.repair(catalog),
         lambda: snapshots.snapshot(catalog),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, maintenance, mirror, snapshots
+from raggedatlas.catalog import assets, maintenance, mirror, purge, snapshots
 from raggedatlas.catalog.catalog import Catalog, create_catalog, open_catalog
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.integrity import read_manifest
@@ -83,7 +83,7 @@ def test_a_mirror_has_the_snapshots_and_follows_them(two: Two, tmp_path: Path) -
     maintenance.gc(open_catalog(target), dry_run=False, grace=dt.timedelta(0))
     assert not (target.path / "zarr_store" / second).exists()
 
-    maintenance.purge(catalog, third)
+    purge.purge(catalog, third)
     copy(catalog, target)
     assert_equal(catalog, target)
 

@@ -13,10 +13,11 @@ from raggedatlas.catalog.catalog import IDENTITY, Catalog
 from raggedatlas.catalog.genes import Genes, find_connected_rows, put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA, derive_identity, read_facts, read_identity, update_identity
 from raggedatlas.catalog.layouts import register_features
-from raggedatlas.catalog.maintenance import optimize
+from raggedatlas.catalog.optimization import optimize
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo, parse_accession
 from raggedatlas.model.ids import feature_uids
+from raggedatlas.store.upkeep import compact
 from raggedatlas.testing.hypothesis_profile import examples
 
 SPACE = "gene_expression"
@@ -144,6 +145,6 @@ def test_only_what_is_connected_is_derived(tmp_path: Path, monkeypatch: pytest.M
     optimize(catalog)
     register_features(catalog, SPACE, given_rows([(IDS[0], None, ["B"], "human")]))
     optimize(catalog)
-    catalog.tables.compact(catalog.space(SPACE).registry, everything=True)
+    compact(catalog.tables, catalog.space(SPACE).registry, everything=True)
     assert not update_identity(catalog, registry_tables(catalog))
     assert derived == [["A", "H", "I"], ["B", IDS[0]]]

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from raggedatlas.catalog import checks, maintenance, snapshots
+from raggedatlas.catalog import checks, optimization, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
 from raggedatlas.testing.atlases import SPACE
@@ -90,7 +90,7 @@ def test_four_add_while_a_fifth_snapshots(atlas: Catalog) -> None:
     records = read_records(atlas)
     assert len(records) == len({record.uid for record in records}) == 20
     assert atlas.tables.count(CELLS) == 120
-    maintenance.optimize(atlas)
+    optimization.optimize(atlas)
     assert checks.validate(atlas, "deep") == []
     index = atlas.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(index) == list(range(9 + 20))

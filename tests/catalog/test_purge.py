@@ -14,12 +14,13 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import assets, checks, maintenance, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, purge, snapshots
 from raggedatlas.catalog.assets import purged, read_records
 from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
+from raggedatlas.store.upkeep import compact
 from raggedatlas.testing.atlases import small_anndata, write_dataset
 from raggedatlas.testing.processes import started
 from raggedatlas.testing.spatial import cloud
@@ -63,7 +64,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
     }
     tip = catalog.tables.read(CELLS, where=f"dataset_uid <> '{first}'")
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
-    report = maintenance.purge(catalog, "a")
+    report = purge.purge(catalog, "a")
     assert report.groups == (first,)
     assert report.n_cells == (30 if versions_exist else 0)
     after = bytes_of(catalog)
@@ -82,7 +83,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
     assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"]
     assert snapshots.snapshot(catalog).version == 4
     with pytest.raises(NotFoundError, match="Neither"):
-        maintenance.purge(catalog, first)
+        purge.purge(catalog, first)
 
 
 @pytest.mark.nightly
@@ -94,12 +95,12 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
     gone, before = cells_of(two[0], first), [record.uid for record in read_records(two[0])]
     with_it = two[0].tables.read(CELLS)
     tip = two[0].tables.read(CELLS, where=f"dataset_uid <> '{first}'")
-    finish = itertools.cycle([maintenance.repair, lambda catalog: maintenance.purge(catalog, "a")])
+    finish = itertools.cycle([maintenance.repair, lambda catalog: purge.purge(catalog, "a")])
     finished, stages = False, []
     for n in itertools.count(1, 3):
         catalog = open_catalog(Location(shutil.copytree(two[0].location.uri, tmp_path / str(n))))
         with dying(n) as done:
-            maintenance.purge(catalog, first)
+            purge.purge(catalog, first)
             finished = True
         mark, now = catalog.unfinished_purge(), catalog.current()
         stages.append("" if mark is None else mark.stage)
@@ -109,7 +110,7 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
         if mark is not None:
             assert "unfinished-purge" in {p.rule for p in checks.validate(catalog)}
             with pytest.raises(ConflictError, match=first):
-                maintenance.purge(catalog, "b")
+                purge.purge(catalog, "b")
             next(finish)(catalog)
             assert catalog.unfinished_purge() is None
             after = bytes_of(catalog)
@@ -156,7 +157,7 @@ def half_purged(catalog: Catalog, uid: str, dying: Dying) -> RaggedAtlas:
     """Let a purge die while it rewrites old snapshots; the handle was opened before."""
     atlas = RaggedAtlas(catalog)
     with dying(7):
-        maintenance.purge(catalog, uid)
+        purge.purge(catalog, uid)
     assert catalog.current() is not catalog
     return atlas
 
@@ -196,7 +197,7 @@ def test_an_add_under_way_and_a_purge_see_each_other(two: Two, step: str) -> Non
     def purging(told: str, _done: int, _total: int) -> None:
         if told == step and not refused:
             with pytest.raises(ConflictError, match="under way") if step != "plan" else contextlib.nullcontext():
-                maintenance.purge(catalog, first)
+                purge.purge(catalog, first)
             refused.append(step)
 
     atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
@@ -219,7 +220,7 @@ def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dyi
 
     with pytest.raises(ConflictError, match="unfinished-purge"):
         atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
-    maintenance.purge(catalog, "a")
+    purge.purge(catalog, "a")
     assert list(atlas.list_datasets()["name"]) == ["b"]
     assert {n for n in catalog.arrays.list_children() if n != "zarr.json"} == set(atlas.list_datasets().index)
 
@@ -237,10 +238,10 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
         owner = {**mark.owner, "pid": other.pid, "process_start": start}
         text = mark.model_copy(update={"owner": owner}).model_dump_json()
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: text})
-        for call in (lambda: maintenance.repair(catalog), lambda: maintenance.purge(catalog, "a")):
+        for call in (lambda: maintenance.repair(catalog), lambda: purge.purge(catalog, "a")):
             with pytest.raises(ConflictError, match=f"process {other.pid}"):
                 call()
-    maintenance.purge(catalog, "a")
+    purge.purge(catalog, "a")
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
@@ -254,7 +255,7 @@ def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
     assert mark is not None
     catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: json.dumps({"uid": first, **mark.tables})})
     assert [record.name for record in read_records(catalog.current())] == ["a", "b"]
-    assert maintenance.purge(catalog, "a").n_cells == 30
+    assert purge.purge(catalog, "a").n_cells == 30
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
@@ -263,13 +264,13 @@ def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     """Its rows are gone too where dropping only marked them as deleted, at the tip and in a snapshot that was taken since."""
     catalog = two[0]
     write_dataset(catalog, "large", ["A"], np.ones((400, 1), "u1"))
-    catalog.tables.compact(CELLS)
+    compact(catalog.tables, CELLS)
     gone = cells_of(catalog, two[2])
     snapshots.snapshot(catalog)
     assets.drop_dataset(catalog, "b")
     snapshots.snapshot(catalog)
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
-    maintenance.purge(catalog, "b")
+    purge.purge(catalog, "b")
     after = bytes_of(catalog)
     assert not [uid for uid in gone if uid.encode() in after]
 
@@ -280,7 +281,7 @@ def test_no_tag_keeps_a_purged_dataset(two: Two) -> None:
     gone = cells_of(catalog, first)
     for tag in ("pending-1-ab", "purging-0123456789abcdef", "atlas-v99"):
         catalog.tables.tag(CELLS, tag, catalog.tables.version(CELLS))
-    maintenance.purge(catalog, first)
+    purge.purge(catalog, first)
     after = bytes_of(catalog)
     assert not [uid for uid in gone if uid.encode() in after]
     assert not catalog.tables.tags(CELLS)
@@ -290,11 +291,11 @@ def test_purge_waits_for_adds_and_finds_by_name(two: Two) -> None:
     """A purge is refused while an add is under way; unknown and ambiguous names are refused too."""
     catalog = two[0]
     with pytest.raises(NotFoundError, match="Neither"):
-        maintenance.purge(catalog, "nobody")
+        purge.purge(catalog, "nobody")
     write_dataset(catalog, "b", ["A"], np.ones((2, 1), "u1"))
     with pytest.raises(NotFoundError, match="2 datasets"):
-        maintenance.purge(catalog, "b")
+        purge.purge(catalog, "b")
     write_dataset(catalog, "half", ["A"], np.ones((2, 1), "u1"), last="cells")
     with pytest.raises(ConflictError, match="under way"):
-        maintenance.purge(catalog, "a")
+        purge.purge(catalog, "a")
     assert len(read_records(catalog)) == 3

@@ -16,6 +16,7 @@ from raggedatlas.catalog.catalog import CELLS, RESULTS
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
 from raggedatlas.ingest import results
 from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
+from raggedatlas.store.upkeep import clean_up
 from raggedatlas.testing.atlases import Modelled, make_modelled
 
 NOW = dt.timedelta(0)
@@ -113,7 +114,7 @@ def test_the_bytes_of_a_dropped_column_go(own: Modelled) -> None:
     atlas.drop_result("v")
     drop_snapshot(atlas._catalog, 2)
     atlas.optimize()
-    atlas._catalog.tables.clean_up(CELLS, NOW)
+    clean_up(atlas._catalog.tables, CELLS, NOW)
     assert not holds()
 
 

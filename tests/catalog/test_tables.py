@@ -22,6 +22,7 @@ from raggedatlas.errors import (
 from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables, plain, walk
+from raggedatlas.store.upkeep import clean_up, compact, index
 
 SCHEMA = pa.schema([pa.field("uid", pa.string(), nullable=False), ("n", pa.int64())])
 
@@ -60,8 +61,8 @@ def test_rows_keep_the_order_in_which_they_came(
             expected[at] = (expected[at][0], 99)
             tables.merge("t", ["uid"], rows(expected[at]), update=True)
         if rng.random() < 0.5:
-            tables.index("t", "uid", "BTREE")
-            tables.compact("t", everything=bool(rng.integers(2)))
+            index(tables, "t", "uid", "BTREE")
+            compact(tables, "t", everything=bool(rng.integers(2)))
     read = tables.read("t").to_pylist()
     assert [(row["uid"], row["n"]) for row in read] == expected
     walked = [uid for batch in tables.batches("t", ["uid"]) for uid in batch.column("uid").to_pylist()]
@@ -77,14 +78,14 @@ def test_an_index_over_deleted_rows_is_passed_over(tmp_path: Path, gone: str) ->
     tables.create("t", cells.schema)
     for owner in "abc":
         tables.append("t", cells.filter(pc.equal(cells["dataset_uid"], owner)))
-    tables.compact("t")
-    tables.index("t", "dataset_uid", "BTREE")
+    compact(tables, "t")
+    index(tables, "t", "dataset_uid", "BTREE")
     where = "dataset_uid IN ('a', 'c') AND n <> 5"
     assert index_serves(tables.open("t"), where)
     assert tables.delete("t", gone) == 1000
     assert tables.delete("t", gone) == 0
-    tables.compact("t", everything=True)
-    tables.index("t", "dataset_uid", "BTREE")
+    compact(tables, "t", everything=True)
+    index(tables, "t", "dataset_uid", "BTREE")
     assert not index_serves(tables.open("t"), where)
     assert index_serves(tables.open("t"), "uid = '0007'")
     assert index_serves(tables.open("t"), None)
@@ -115,7 +116,7 @@ def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
     tables.tag("t", "keep", versions[1])
     tables.tag("t", "keep", versions[2])
     assert tables.tags("t") == {"keep": versions[2]}
-    assert tables.clean_up("t", timedelta(0)) > 0
+    assert clean_up(tables, "t", timedelta(0)) > 0
     assert Tables(tables.location, {"t": versions[2]}).count("t") == 3
     assert tables.count("t") == 4
     with pytest.raises(NotFoundError, match=f"version {versions[0]}"):
@@ -129,21 +130,21 @@ def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
 def test_compaction_says_whether_there_was_need(tables: Tables) -> None:
     """A second compaction or index does nothing; ``everything`` rewrites single deletions too."""
     assert tables.settled("t")
-    assert not tables.index("t", "uid", "BTREE")
+    assert not index(tables, "t", "uid", "BTREE")
     for i in range(3):
         tables.append("t", rows(*((f"{i}-{k}", k) for k in range(50))))
     assert not tables.settled("t")
-    assert tables.index("t", "uid", "BTREE")
-    assert not tables.index("t", "uid", "BTREE")
-    assert tables.compact("t")
-    assert not tables.compact("t")
+    assert index(tables, "t", "uid", "BTREE")
+    assert not index(tables, "t", "uid", "BTREE")
+    assert compact(tables, "t")
+    assert not compact(tables, "t")
     assert tables.settled("t")
     tables.delete("t", "uid = '1-1'")
-    assert not tables.compact("t")
-    assert tables.compact("t", everything=True)
+    assert not compact(tables, "t")
+    assert compact(tables, "t", everything=True)
     assert tables.settled("t")
     tables.delete("t", "true")
-    assert tables.index("t", "uid", "BTREE", rebuild=True)
+    assert index(tables, "t", "uid", "BTREE", rebuild=True)
     assert tables.indices("t") == {}
 
 
@@ -160,7 +161,7 @@ def test_a_compaction_that_does_not_read_back_is_undone(tables: Tables, monkeypa
 
     monkeypatch.setattr(lance.fragment.LanceFragment, "to_batches", broken)
     with pytest.raises(CorruptError, match="restored"):
-        tables.compact("t")
+        compact(tables, "t")
     monkeypatch.undo()
     assert tables.read("t").equals(before)
     assert not tables.settled("t")

@@ -26,6 +26,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
 from raggedatlas.store.filters import col
 from raggedatlas.store.location import Location
+from raggedatlas.store.upkeep import compact, index
 
 
 def variants(query: Query) -> dict[str, Query]:
@@ -269,7 +270,7 @@ def test_samples_outlive_compaction(own: Any) -> None:
     catalog, freeze = own
     before = freeze(catalog).sample(5, seed=3).to_pandas()
     catalog.tables.delete(CELLS, f"uid = '{freeze(catalog).order_by('uid').limit(1).to_pandas().index[0]}'")
-    catalog.tables.compact(CELLS)
+    compact(catalog.tables, CELLS)
     after = Query(catalog).sample(6, seed=3).to_pandas()
     assert len(set(before.index) & set(after.index)) >= 4
 
@@ -304,7 +305,7 @@ def test_texts_are_found_with_and_without_an_index(own: Any) -> None:
     plain = freeze(catalog).where(dataset="first").search("d1", column="donor", k=50)
     frame = plain.to_pandas()
     assert set(frame["donor"]) == {"D1"}
-    catalog.tables.index(CELLS, "donor", "FTS")
+    index(catalog.tables, CELLS, "donor", "FTS")
     whole = Query(catalog.tip()).where(dataset="first").search("d1", column="donor", k=50).to_pandas()
     assert list(whole.index) == list(frame.index)
     catalog.tables.open(CELLS).create_scalar_index("donor", "INVERTED", name="donor_fts_idx", base_tokenizer="simple")

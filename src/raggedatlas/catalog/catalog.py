@@ -26,6 +26,7 @@ from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces, pointer_columns
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import Tables
 
@@ -159,7 +160,7 @@ class Catalog:
         """Return the mark of a purge that has begun and is not finished, or None."""
         try:
             # Unpinned: no snapshot names a version of `atlas_versions`, and the mark is about the tip.
-            marked = Tables(self.tables.location).metadata(VERSIONS).get(PURGE_KEY, "null")
+            marked = self.newest_tables().metadata(VERSIONS).get(PURGE_KEY, "null")
         except NotFoundError:  # an atlas that is being created
             return None
         return PurgeMark.from_json(marked)
@@ -226,10 +227,25 @@ class Catalog:
         """Return the same atlas, unpinned."""
         return Catalog(self.location, Tables(self.tables.location), self.arrays)
 
+    def hold(self) -> "Catalog":
+        """Return the same atlas, unpinned, whose tables are open, the inventory before the others; see `Tables.hold`."""
+        tables = self.tables.hold()
+        map_requests(
+            lambda name: tables.open(name) if name else tables.names(),
+            ("", DATASETS, VERSIONS),
+        )
+        held = Catalog(self.location, tables, self.arrays)
+        registries = [space.registry for space in held.spaces().values() if space.has_features]
+        tables.open_all((CELLS, LAYOUTS, *OPTIONAL, *registries))
+        return held
+
+    def newest_tables(self) -> Tables:
+        """Return the tables, unpinned."""
+        return self.tables if self.tables.pinned is None else Tables(self.tables.location)
+
     def at(self, record: AtlasVersionRecord) -> "Catalog":
         """Return the same atlas, pinned to a snapshot."""
-        tables = Tables(self.tables.location, record.table_versions)
-        return Catalog(self.location, tables, self.arrays, record)
+        return Catalog(self.location, self.tables.at(record.table_versions), self.arrays, record)
 
     @cached_property
     def _pinned_spaces(self) -> dict[str, FeatureSpace]:

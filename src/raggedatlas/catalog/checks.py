@@ -4,7 +4,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
@@ -23,7 +21,6 @@ from raggedatlas.catalog.assets import (
     group_by_dataset,
     is_visible,
     read_records,
-    visible_columns,
 )
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
@@ -41,11 +38,12 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
+from raggedatlas.catalog.cell_checks import CellCheck, Changed, check_counts, check_rows, count_results
 from raggedatlas.catalog.cells import check_frames, in_datasets
 from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.integrity import check_arrays, check_bytes, check_files, check_specs, described_paths
+from raggedatlas.catalog.integrity import check_arrays, check_bytes, check_files, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, versions_exist
 from raggedatlas.errors import AtlasError, WorkersError
@@ -57,230 +55,17 @@ from raggedatlas.model.records import (
     LAYOUTS_SCHEMA,
     AtlasVersionRecord,
     DatasetRecord,
-    deleted_counts,
     without_deleted,
 )
 from raggedatlas.model.schemas import FeatureBaseSchema
-from raggedatlas.model.spaces import AXES, PointerKind, pointer_columns
+from raggedatlas.model.spaces import AXES, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_files
+from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
-
-
-@dataclass
-class _GroupCheck:
-    """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row.
-
-    Deleted cells leave as many rows, and entries of these, without a pointer.
-    """
-
-    record: DatasetRecord
-    owned: bool = True
-    deleted: tuple[int, int] = (0, 0)
-    rows: NDArray[np.bool_] = field(init=False)
-    n: int = 0
-    n_entries: int = 0
-    outside: int = 0
-    repeated: int = 0
-
-    def __post_init__(self) -> None:
-        self.rows = np.zeros(max(0, self.record.n_cells), bool)
-
-    def add(self, at: NDArray[np.int64], start: NDArray[np.int64] | None, end: NDArray[np.int64] | None) -> None:
-        """Add the pointers of a batch of cells."""
-        self.n += len(at)
-        # Only these may index `rows`; `_take_pointers` gives -1 for a null.
-        good = (at >= 0) & (at < self.record.n_cells)
-        if start is not None and end is not None:
-            inside = (start >= 0) & (start <= end) & (end <= self.record.n_entries)
-            self.n_entries += int((end - start)[inside].sum())
-            self.outside += int((~inside).sum())
-        self.outside += int((~good).sum())
-        # A row is repeated within this batch, or because `rows` has it from an earlier one.
-        unique, counts = np.unique(at[good], return_counts=True)
-        self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
-        self.rows[unique] = True
-
-    def problems(self) -> list[Problem]:
-        """Return the problems of the group."""
-        record, found = self.record, []
-        drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
-        if not self.owned:
-            drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-        if self.outside:
-            found.append(
-                Problem(
-                    "pointer-bounds",
-                    "must",
-                    record.zarr_group,
-                    f"{self.outside:,} pointers lie outside the arrays",
-                    drop,
-                )
-            )
-        if self.repeated:
-            found.append(
-                Problem(
-                    "pointer-rows",
-                    "must",
-                    record.zarr_group,
-                    f"{self.repeated:,} cells share a row with another cell",
-                    drop,
-                )
-            )
-        n_cells, n_entries = record.n_cells - self.deleted[0], record.n_entries - self.deleted[1]
-        if self.owned and self.n != n_cells:
-            less = f", of which {self.deleted[0]:,} were deleted" if self.deleted[0] else ""
-            text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}{less}"
-            found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
-        # With cells missing or outside, the sum of entries differs for that reason and is no problem of its own.
-        elif self.n_entries != n_entries and "csr/indices" in described_paths(record) and not self.outside:
-            text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {n_entries:,}"
-            found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
-        return found
-
-
-def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
-    """Check the ids and pointers of every cell against the inventory.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    records : sequence of DatasetRecord
-        The inventory.
-
-    Returns
-    -------
-    list of Problem
-        Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
-        ``uncommitted-cells``, ``result-count``.
-    """
-    schema = catalog.tables.schema(CELLS)
-    visible = visible_columns(catalog)
-    marked = result_columns(schema)
-    # A marked column without a record belongs to an `add` of a result that is under way or died: nobody reads it.
-    pointers = {name: of for name, of in pointer_columns(schema).items() if name not in marked or name in visible}
-    shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
-    pointers = {name: of for name, of in pointers.items() if name not in shapes}
-    deletions = catalog.deletions()
-    groups = {
-        record.zarr_group: _GroupCheck(record, deleted=deleted_counts(deletions, record.uid, record.zarr_group))
-        for record in records
-        if record.pointer not in shapes
-    }
-    # A result has one array for all datasets: its pointers come from any of them, and need not use every row.
-    groups |= {r.zarr_group: _GroupCheck(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
-    # Vectors are counted at level "deep" only: telling nulls from values needs the column to be decoded.
-    pointing = [column for column, record in visible.items() if record.kind == "space" and column in schema.names]
-    counts: dict[str, dict[str, int]] = {column: {} for column in pointing}
-    datasets = {record.uid for record in records}
-    uids: list[pa.Array] = []
-    uncommitted: dict[str, int] = {}
-    foreign: dict[tuple[str, str], int] = {}
-    for batch in catalog.tables.batches(CELLS, list(dict.fromkeys(["uid", "dataset_uid", *pointers, *counts]))):
-        known = in_datasets(batch, datasets)
-        for entry in pc.value_counts(batch.column("dataset_uid").filter(pc.invert(known))).to_pylist():
-            uncommitted[str(entry["values"])] = uncommitted.get(str(entry["values"]), 0) + entry["counts"]
-        rows = batch.filter(known)
-        uids.append(rows.column("uid"))
-        for name, (_, kind) in pointers.items():
-            _take_pointers(rows, name, kind, groups, foreign)
-        for name, found in counts.items():
-            count_results(rows, name, found)
-    problems = [
-        Problem("uncommitted-cells", "practice", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
-                "If it died, run repair().")
-        for uid, n in uncommitted.items()
-    ]  # fmt: skip
-    problems += [
-        Problem("pointer-group", "must", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is not a group of their dataset",
-                "Restore a snapshot, or drop the dataset and add it again.")
-        for (column, group), n in foreign.items()
-    ]  # fmt: skip
-    problems += [problem for seen in groups.values() for problem in seen.problems()]
-    for name, found in counts.items():
-        problems += check_counts(catalog, visible[name], found, datasets)
-    return problems + _check_uids(uids)
-
-
-def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
-    """Count the cells of every dataset that have a value in a column."""
-    having = rows.column("dataset_uid").filter(pc.is_valid(rows.column(name)))
-    for entry in pc.value_counts(having).to_pylist():
-        found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
-
-
-def check_counts(
-    catalog: Catalog, record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]
-) -> list[Problem]:
-    """Check that the number of cells with a result is, for every dataset, the recorded one less the deleted cells."""
-    left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group or record.uid)
-    wanted = {uid: n for uid, n in left.items() if uid in datasets}
-    found = {uid: n for uid, n in found.items() if uid in datasets}
-    wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
-    if not wrong:
-        return []
-    text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} are recorded"
-    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-    return [Problem("result-count", "must", record.column, text, fix)]
-
-
-def _take_pointers(
-    rows: pa.RecordBatch,
-    name: str,
-    kind: PointerKind,
-    groups: Mapping[str, _GroupCheck],
-    foreign: dict[tuple[str, str], int],
-) -> None:
-    rows = rows.filter(pc.is_valid(rows.column(name)))
-    pointer = rows.column(name)
-    path = pc.fill_null(pc.struct_field(pointer, "zarr_group"), "").dictionary_encode()
-    codes = path.indices.to_numpy()
-    owner = rows.column("dataset_uid")
-    parts = ("zarr_row", "start", "end") if kind is PointerKind.SPARSE else ("position",)
-    values = [pc.fill_null(pc.struct_field(pointer, part), -1).to_numpy() for part in parts]
-    for code, group in enumerate(path.dictionary.to_pylist()):
-        here = codes == code
-        seen = groups.get(group)
-        if seen is not None and seen.record.pointer in {"", name}:
-            if seen.owned:
-                here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
-            mine = [value[here] for value in values]
-            seen.add(mine[0], *(mine[1:] or (None, None)))
-            # What is left points into a group of another dataset.
-            here = (codes == code) & ~here
-        if here.any():
-            foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
-
-
-def _check_uids(uids: list[pa.Array]) -> list[Problem]:
-    every = pa.chunked_array(uids, pa.string())
-    # A null uid does not match and so counts as bad; the sum over no rows is null.
-    bad = len(every) - (pc.sum(pc.match_substring_regex(every, "^[0-9a-f]{16}$")).as_py() or 0)
-    problems = []
-    if bad:
-        problems.append(
-            Problem("cell-uid", "must", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot.")
-        )
-    # Mode `all` counts null as one value; by default, each null would count as a repeated uid.
-    n_twice = len(every) - pc.count_distinct(every, mode="all").as_py()
-    if n_twice:
-        counts = pc.value_counts(every)
-        twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
-        shown = pc.struct_field(twice, "values").to_pylist()[:3]
-        problems.append(
-            Problem(
-                "duplicate-uid",
-                "must",
-                CELLS,
-                f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}",
-                "Restore a snapshot.",
-            )
-        )
-    return problems
 
 
 def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
@@ -547,7 +332,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
     if found:
         return
     records = read_records(catalog)
-    problems += _check_records(catalog, records)
+    problems += _check_records(catalog, records, records)
     registries = {space: read_registry(catalog, space) for space in registry_tables(catalog)}
     for space, registry in registries.items():
         problems += _check_registry(registry)
@@ -561,7 +346,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
     problems += check_geometries(catalog, shapes)
     groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
     if level != "quick":
-        problems += check_rows(catalog, records)
+        problems += check_rows(catalog, records).problems
         problems += _shared(catalog, [partial(check_arrays, catalog.arrays, group) for group in groups], executor)
         problems += check_shapes(catalog, shapes)
     if level == "deep":
@@ -575,6 +360,129 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += _shared(catalog, [partial(check_bytes, catalog, group) for group in groups], executor)
 
 
+@dataclass(frozen=True)
+class NewCheck:
+    """What a check of what changed since a snapshot found.
+
+    Parameters
+    ----------
+    problems : list of Problem
+        As of `validate` with level ``rows``.
+    n_cells, n_datasets : int
+        Counts of the state that was checked.
+    ignored : list of str
+        Datasets that have cells and no record.
+    """
+
+    problems: list[Problem]
+    n_cells: int = 0
+    n_datasets: int = 0
+    ignored: list[str] = field(default_factory=list)
+
+
+def check_new(catalog: Catalog, before: Catalog | None) -> NewCheck:
+    """Check a state like `validate` with level ``rows``, without what an earlier snapshot has unchanged.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    before : Catalog or None
+        A snapshot, which was checked when it was taken; None checks everything. Not read again are records, feature lists and registries that it
+        has, too, and rows of cells in the same data files and deletion files.
+    """
+    problems = _check_pinned(catalog)
+    if problems:
+        return NewCheck(problems)
+    records, old = read_records(catalog), [] if before is None else read_records(before)
+    there = {record.zarr_group: record for record in old}
+    changed = [record for record in records if there.get(record.zarr_group) != record]
+    gone = set(there) - {record.zarr_group for record in records}
+    suspects = {record.uid for record in changed} | {there[group].uid for group in gone}
+    results, shapes = RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog)
+    problems += check_results(catalog, results) + check_geometries(catalog, shapes)
+    problems += _check_records(catalog, records, changed)
+    old_results, old_shapes = ([] if before is None else kind.read(before) for kind in (RESULT_ASSETS, GEOMETRY_ASSETS))
+    new_results = [record for record in results if record.zarr_group and record not in old_results]
+    new_groups = [*changed, *(record.as_group(stored=True) for record in new_results)]
+    rows: list[CellCheck] = []
+
+    def check_cells() -> list[Problem]:
+        rows.append(check_rows(catalog, records, before, suspects))
+        return rows[0].problems
+
+    if catalog.location.is_local:
+        problems += _check_features(catalog, before, records, changed) + check_cells()
+        problems += _check_arrays(catalog, new_groups)
+    else:
+        steps: list[Callable[[], list[Problem]]] = [
+            lambda: _check_features(catalog, before, records, changed),
+            check_cells,
+        ]
+        waiting = [submit_request(lambda step: step(), step) for step in steps]
+        problems += _check_arrays(catalog, new_groups)
+        problems += [problem for future in waiting for problem in future.result()]
+    seen = rows[0]
+    touched = [r for r in shapes if r not in old_shapes or seen.touched is None or seen.touched & set(r.cells_of)]
+    problems += check_shapes(catalog, touched)
+    uids, were = {record.uid for record in records}, {record.uid for record in old}
+    n_cells = sum(n for uid, n in seen.counts.items() if uid in uids)
+    ignored = set(seen.counts) - uids
+    if before is not None and before.snapshot is not None and seen.touched is not None:
+        n_cells += before.snapshot.n_cells - sum(n for uid, n in seen.before.items() if uid in were)
+        ignored |= set(before.snapshot.ignored) - seen.touched
+    return NewCheck(problems, n_cells, len(uids), sorted(ignored))
+
+
+def _check_features(
+    catalog: Catalog, before: Catalog | None, records: Sequence[DatasetRecord], changed: Sequence[DatasetRecord]
+) -> list[Problem]:
+    """Check the registries that changed, and the feature lists that did or whose records or registries did."""
+    problems: list[Problem] = []
+    same = {} if before is None else before.tables.pinned or {}
+    now = catalog.tables.pinned or {}
+    tables = registry_tables(catalog)
+    identity_same = now.get(IDENTITY) == same.get(IDENTITY)
+    layouts = {record.layout_uid for record in changed}
+    if before is None or now[LAYOUTS] != same.get(LAYOUTS):
+        layouts |= Changed.between(LAYOUTS, catalog.tables, None if before is None else before.tables).values(
+            "layout_uid"
+        )
+    for space, table in tables.items():
+        if identity_same and now[table] == same.get(table):
+            continue
+        registry = read_registry(catalog, space)
+        problems += _check_registry(registry)
+        problems += check_identity(catalog, space, registry.table.column("uid"))
+        if before is None or not _continues(registry, before, table):
+            layouts |= {record.layout_uid for record in records if record.feature_space == space}
+    wanted = {(r.layout_uid, r.feature_space, r.n_features): r for r in records if r.layout_uid in layouts}
+    found = read_layouts(catalog, {record.layout_uid for record in wanted.values()}) if wanted else {}
+    for record in wanted.values():
+        registry_of = read_registry(catalog, record.feature_space) if record.feature_space in tables else None
+        problems += _check_layout(record, found.get(record.layout_uid), registry_of)
+    return problems
+
+
+def _continues(registry: Registry, before: Catalog, table: str) -> bool:
+    """Return whether a registry has the features of a snapshot, with the same indices."""
+    if not before.tables.has(table):
+        return False
+    old = before.tables.read(table, ["uid", "global_index"])
+    at = pc.index_in(old.column("uid"), value_set=registry.table.column("uid").combine_chunks())
+    if at.null_count:
+        return False
+    index = registry.table.column("global_index").take(at)
+    return bool(pc.all(pc.fill_null(pc.equal(index, old.column("global_index")), fill_value=False)).as_py())
+
+
+def _check_arrays(catalog: Catalog, groups: Sequence[DatasetRecord]) -> list[Problem]:
+    """Check that the arrays of groups are there, side by side where each look is a request."""
+    check = partial(check_arrays, catalog.arrays)
+    found = map(check, groups) if catalog.location.is_local else map_requests(check, groups)
+    return [problem for problems in found for problem in problems]
+
+
 def _shared(
     catalog: Catalog, checks: Sequence[Callable[[], list[Problem]]], executor: Executor | Workers | None
 ) -> list[Problem]:
@@ -584,11 +492,11 @@ def _shared(
 
 def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Return consistent table versions of the tip, without writing."""
-    draft = consistent_versions(catalog, assign=False)
+    draft = consistent_versions(catalog)
     for _ in range(_ATTEMPTS):
         if versions_exist(catalog, draft):
             break
-        draft = consistent_versions(catalog, assign=False)
+        draft = consistent_versions(catalog)
     return draft
 
 
@@ -670,7 +578,10 @@ def _check_versions(catalog: Catalog) -> list[Problem]:
     return problems
 
 
-def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+def _check_records(
+    catalog: Catalog, records: Sequence[DatasetRecord], changed: Sequence[DatasetRecord]
+) -> list[Problem]:
+    """Check the records among each other, and some of them by themselves."""
     spaces, registries = catalog.spaces(), registry_tables(catalog)
     problems = []
     for group, n in Counter(record.zarr_group for record in records).items():
@@ -685,7 +596,7 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
                 )
             )
     problems += _check_duplicates(records)
-    for record in records:
+    for record in changed:
         space = spaces.get(record.feature_space)
         if space is None:
             text = f"its feature space {record.feature_space!r} is unknown"

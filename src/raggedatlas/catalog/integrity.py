@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +72,9 @@ class Manifest(BaseModel):
         return Manifest(files=dict(sorted(self.files.items())), version=self.version).model_dump_json().encode()
 
 
-def write_manifest(catalog: Catalog, versions: Mapping[str, int]) -> str:
+def write_manifest(
+    catalog: Catalog, versions: Mapping[str, int], records: Sequence[AtlasVersionRecord] | None = None
+) -> str:
     """Write the manifest of some table versions, and return its SHA-256, which is also its name.
 
     Files never change once they are written, so those that an earlier snapshot reaches are not read again. Nothing refers to
@@ -83,16 +86,30 @@ def write_manifest(catalog: Catalog, versions: Mapping[str, int]) -> str:
         At the tip or pinned.
     versions : mapping of str to int
         Table -> version, each held by a tag.
+    records : sequence of AtlasVersionRecord or None
+        The snapshots; None reads them.
     """
-    tables = Tables(catalog.tables.location)
-    paths = {f"{name}.lance/{path}" for name, version in versions.items() for path in tables.files(name, version)}
-    known = _newest(catalog)
+    tables = catalog.newest_tables()
+    last, known = _newest(catalog, list_versions(catalog) if records is None else records)
+    same = {name for name, version in versions.items() if last is not None and last.table_versions.get(name) == version}
+    listed = _list_files(tables, {name: version for name, version in versions.items() if name not in same})
+    paths = {path for path in known if path.partition(".lance/")[0] in same} | listed
     entries = {path: known[path] for path in paths if path in known}
     data = Manifest(files=entries | _hash_files(tables.location, sorted(paths - set(entries)))).to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     # Named by its content, so an existing file is this one.
     tables.location.write_bytes(f"{FOLDER}/{digest}.json", data, only_if_absent=True)
     return digest
+
+
+def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
+    """List the files of some table versions: paths below ``lance_db``."""
+
+    def files(name: str) -> list[str]:
+        return [f"{name}.lance/{path}" for path in tables.files(name, versions[name])]
+
+    each = map(files, versions) if tables.location.is_local else map_requests(files, [*versions])
+    return {path for paths in each for path in paths}
 
 
 def read_manifest(catalog: Catalog, digest: str) -> Files:
@@ -112,28 +129,37 @@ def read_manifest(catalog: Catalog, digest: str) -> Files:
     return _parse(data, key).files
 
 
-def seal_versions(catalog: Catalog) -> None:
+def seal_versions(catalog: Catalog, written: Mapping[str, bytes] = MappingProxyType({})) -> None:
     """Record the hashes of the current list of snapshots, and of the tags on the versions it names.
 
     The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest version of
     the list, because a process died before this call or another wrote since, says nothing; the next call writes it anew.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    written : mapping of str to bytes
+        Files of tags that the caller has just written, by their paths below ``lance_db``, which need not be read.
     """
-    tables = Tables(catalog.tables.location)
+    tables = catalog.newest_tables()
+    known_tags = {path: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for path, data in written.items()}
     for _ in range(_ATTEMPTS):
         version = tables.version(VERSIONS)
         records = list_versions(catalog)
-        paths = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, version)}
+        paths = _list_files(tables, {VERSIONS: version})
         tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
         try:
             known = _read_head(catalog).files
         except CorruptError:
             known = {}
         # Tag files can change, but `delete_manifest_log` empties the head before a tag is moved.
-        kept = {path: entry for path, entry in known.items() if path in tags or path in paths}
+        kept = {path: entry for path, entry in {**known, **known_tags}.items() if path in tags or path in paths}
         fresh = sorted((paths | tags) - set(kept))
         # A snapshot that another process has just recorded may not have its final tags yet.
         made = Manifest(files=kept | _hash_files(tables.location, fresh, missing_ok=True), version=version).to_bytes()
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
+        tables.forget(VERSIONS)
         if tables.version(VERSIONS) == version:
             return
 
@@ -206,16 +232,16 @@ def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
     return sum(size for _, size in free)
 
 
-def _newest(catalog: Catalog) -> Files:
-    """Return the entries of the newest readable manifest."""
-    for record in reversed(list_versions(catalog)):
+def _newest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tuple[AtlasVersionRecord | None, Files]:
+    """Return the newest snapshot with a readable manifest, and its entries."""
+    for record in reversed(records):
         if record.manifest:
             try:
-                return read_manifest(catalog, record.manifest)
+                return record, read_manifest(catalog, record.manifest)
             # `check_files` reports it; here it only means that files are hashed again.
             except (CorruptError, NotFoundError):
                 continue
-    return {}
+    return None, {}
 
 
 def _read_head(catalog: Catalog) -> Manifest:

@@ -1,11 +1,13 @@
 """Take, restore and drop snapshots, and compare two of them."""
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,23 +15,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, read_geometries, read_records
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
 from raggedatlas.catalog.integrity import seal_versions, write_manifest
-from raggedatlas.catalog.maintenance import optimize
+from raggedatlas.catalog.optimization import KEEP, WORTH_INDEXING, side_by_side, update_tables, vacuum_tables
 from raggedatlas.catalog.versions import (
-    cells_per_dataset,
     change_versions,
     check_label,
     consistent_versions,
     find_version,
+    for_tables,
+    held_versions,
     list_versions,
     refuse_running_adds,
     registry_tables,
+    repair_tags,
     untag_everywhere,
     versions_exist,
 )
@@ -49,6 +53,11 @@ from raggedatlas.model.reports import Difference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import in_list
+from raggedatlas.store.upkeep import count_old_versions
+
+if TYPE_CHECKING:
+    from raggedatlas.catalog.checks import NewCheck
+    from raggedatlas.model.validation import Problem
 
 
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
@@ -216,6 +225,9 @@ def _rows(registry: Registry) -> dict[str, dict[str, Any]]:
 
 _ATTEMPTS = 20
 
+_LOOKED_BACK = 3
+"""Snapshots that are tried as the one whose checks need not be repeated; something other than this library may have removed versions."""
+
 
 def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """Record the exact version of every table (seed 000, versioning).
@@ -246,42 +258,115 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     ConflictError
         If a purge is unfinished.
     """
-    catalog.require_tip("snapshot")
+    catalog.require_writable("snapshot")
     check_label(label)
+    held = catalog.hold()
+    held.require_tip("snapshot")
+    records = list_versions(held)
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
-    _refuse_taken(list_versions(catalog), label, catalog)
-    optimize(catalog)
-    pinned, draft, tag = _hold(catalog)
+    _refuse_taken(records, label, catalog)
+    last = records[-1] if records else None
+    if last is not None and last.manifest and _same(held_versions(held), last):
+        draft = last.model_copy(update={"label": label, "created_at": utc_now()})
+        # Another process may have dropped that snapshot, whose tags keep the versions.
+        with contextlib.suppress(NotFoundError):
+            record = _record(held, draft, beside=last)
+            _seal(held, record, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
+            return record
+    return _snapshot_changes(held, records, label)
+
+
+def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], label: str | None) -> AtlasVersionRecord:
+    """Take a snapshot of an atlas that has changed since the last one."""
+    _, changed = update_tables(held, WORTH_INDEXING)
+    pinned, draft, tag, tags = _hold(held)
+    names = [*draft.table_versions]
     try:
-        _refuse_problems(pinned)
-        uids = {record.uid for record in read_records(pinned)}
-        cells = cells_per_dataset(pinned)
-        manifest = write_manifest(catalog, draft.table_versions)
+        found: list[NewCheck] = []
+        manifests: list[str] = []
+        side_by_side(
+            held,
+            [
+                lambda: found.append(_check(pinned, records)),
+                lambda: manifests.append(write_manifest(held, draft.table_versions, records)),
+            ],
+        )
     except AtlasError:
-        untag_everywhere(catalog, tag, list(draft.table_versions))
+        untag_everywhere(held, tag, names)
         raise
     draft = draft.model_copy(
         update={
             "label": label,
             "created_at": utc_now(),
-            "n_cells": sum(n for uid, n in cells.items() if uid in uids),
-            "n_datasets": len(uids),
-            "ignored": sorted(set(cells) - uids),
-            "manifest": manifest,
+            "n_cells": found[0].n_cells,
+            "n_datasets": found[0].n_datasets,
+            "ignored": found[0].ignored,
+            "manifest": manifests[0],
         }
     )
     try:
-        record = _record(catalog, draft)
+        record = _record(held, draft)
     # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
     except (DuplicateError, ConflictError):
-        untag_everywhere(catalog, tag, list(draft.table_versions))
+        untag_everywhere(held, tag, names)
         raise
     # The final tags before the provisional ones are removed: the versions are never without a tag.
-    for table, version in record.table_versions.items():
-        catalog.tables.tag(table, record.tag, version)
-    untag_everywhere(catalog, tag, list(record.table_versions))
-    seal_versions(catalog)
+    written = for_tables(held, lambda name: _tag(held, record, name, tags.get(name)), names)
+    untag_everywhere(held, tag, names)
+    _seal(held, record, written)
+    _remove_old_versions(held, [*records, record], [*changed, VERSIONS])
     return record
+
+
+def _same(now: AtlasVersionRecord, last: AtlasVersionRecord) -> bool:
+    """Return whether the tables are as a snapshot names them, so that nothing need be optimized, checked or hashed."""
+    return now.table_versions == last.table_versions and now.spaces == last.spaces
+
+
+def _tag(catalog: Catalog, record: AtlasVersionRecord, name: str, like: bytes | None = None) -> bytes:
+    return catalog.tables.tag(name, record.tag, record.table_versions[name], like)
+
+
+def _seal(catalog: Catalog, record: AtlasVersionRecord, written: Mapping[str, bytes]) -> None:
+    seal_versions(
+        catalog, {f"{name}.lance/{catalog.tables.tag_file(record.tag)}": data for name, data in written.items()}
+    )
+
+
+def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck":
+    """Check what has changed since the last snapshot that can be read.
+
+    Raises
+    ------
+    CorruptError
+        If there are problems.
+    """
+    from raggedatlas.catalog.checks import check_new, validate
+
+    before = None
+    for record in reversed(records[-_LOOKED_BACK:]):
+        view = pinned.at(record)
+        view.tables.open_all([*record.table_versions])
+        if {*record.table_versions} <= {*view.tables.held()}:
+            before = view
+            break
+    found = check_new(pinned, before)
+    if any(problem.level == "must" for problem in found.problems):
+        # Again and everything: bytes may have been changed on their way, and what is reported is complete.
+        _refuse_problems(pinned, validate(pinned, "rows"))
+    return found
+
+
+def _remove_old_versions(catalog: Catalog, records: Sequence[AtlasVersionRecord], names: Sequence[str]) -> None:
+    """Remove the table versions that are older than those of readers of the tip, if there are any."""
+    kept = {name: len({record.table_versions.get(name) for record in records}) for name in names}
+    n_old = for_tables(catalog, lambda name: count_old_versions(catalog.tables, name, KEEP), names)
+    old = [name for name in names if n_old[name] > kept[name]]
+    if old:
+        # Before the clean-up, which removes versions without a tag.
+        repair_tags(catalog)
+        seal_versions(catalog)
+        vacuum_tables(catalog, old, KEEP, [])
 
 
 def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
@@ -521,36 +606,58 @@ def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = Fa
     return MaintenanceReport(dry_run=dry_run, notes=tuple(notes))
 
 
-def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
-    """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version."""
+def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, bytes]]:
+    """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version.
+
+    Returns
+    -------
+    pinned : Catalog
+        The chosen versions.
+    draft : AtlasVersionRecord
+        They as a record.
+    tag : str
+        The provisional tag.
+    tags : dict of str to bytes
+        Table -> file of the tag.
+    """
     for _ in range(_ATTEMPTS):
-        draft = consistent_versions(catalog, assign=True)
+        before = held_versions(held).table_versions
+        draft = consistent_versions(held)
+        fixed = {CELLS, DATASETS, RESULTS, GEOMETRY}
+        if {n: v for n, v in before.items() if n not in fixed} != {
+            n: v for n, v in draft.table_versions.items() if n not in fixed
+        }:
+            # An `add` has brought features meanwhile, whose indices are to be assigned.
+            update_tables(held, WORTH_INDEXING)
+            continue
         # By the time in it, `gc` recognizes the tag of a process that died.
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
+        names = [*draft.table_versions]
         try:
-            for table, version in draft.table_versions.items():
-                catalog.tables.tag(table, tag, version)
-            pinned = catalog.at(draft)
+            tags = for_tables(held, partial(_hold_table, held, tag, draft), names)
+            pinned = held.at(draft)
             # An `add` may have committed values below an annotation.
             if incomplete_columns(pinned):
-                complete_annotations(catalog)
-            elif versions_exist(catalog, draft):
-                return pinned, draft, tag
+                complete_annotations(held)
+            elif versions_exist(held, draft):
+                return pinned, draft, tag, tags
         except NotFoundError:
             pass
         except StoreError:
-            untag_everywhere(catalog, tag, list(draft.table_versions))
+            untag_everywhere(held, tag, names)
             raise
-        untag_everywhere(catalog, tag, list(draft.table_versions))
+        untag_everywhere(held, tag, names)
     raise ConflictError(
-        f"Datasets of {catalog.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
+        f"Datasets of {held.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
     )
 
 
-def _refuse_problems(pinned: Catalog) -> None:
-    from raggedatlas.catalog.checks import validate
+def _hold_table(catalog: Catalog, tag: str, draft: AtlasVersionRecord, name: str) -> bytes:
+    return catalog.tables.tag(name, tag, draft.table_versions[name])
 
-    problems = [problem for problem in validate(pinned, "rows") if problem.level == "must"]
+
+def _refuse_problems(pinned: Catalog, found: "Sequence[Problem]") -> None:
+    problems = [problem for problem in found if problem.level == "must"]
     if problems:
         shown = "; ".join(str(problem) for problem in problems[:3])
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -567,8 +674,16 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
         )
 
 
-def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
-    """Append a snapshot under the next free number; a snapshot that was recorded although its commit seemed to fail is used."""
+def _record(
+    catalog: Catalog, draft: AtlasVersionRecord, beside: AtlasVersionRecord | None = None
+) -> AtlasVersionRecord:
+    """Append a snapshot under the next free number; a snapshot that was recorded although its commit seemed to fail is used.
+
+    Raises
+    ------
+    NotFoundError
+        If a snapshot `beside` it is not in the list any more.
+    """
     tried: list[AtlasVersionRecord] = []
 
     def append(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
@@ -576,6 +691,8 @@ def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
         if there:
             tried.append(there[0])
             return old
+        if beside is not None and beside not in old:
+            raise NotFoundError(f"Snapshot {beside.version} of {catalog.location.uri} was dropped.")
         _refuse_taken(old, draft.label, catalog)
         # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
         catalog.refuse_unfinished_purge("snapshot")

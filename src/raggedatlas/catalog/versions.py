@@ -4,18 +4,17 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import asset_uids, lease_alive
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.identity import update_identity
-from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
-from raggedatlas.store.sql import is_null
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.tables import Tables
 
 UID = re.compile(r"[0-9a-f]{16}")
@@ -39,6 +38,8 @@ LATEST = "latest"
 
 _ATTEMPTS = 60
 
+T = TypeVar("T")
+
 
 def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
     """Return the snapshots, oldest first.
@@ -47,7 +48,7 @@ def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
     -----
     A row without table versions only keeps the number of a forgotten snapshot from being given again.
     """
-    return [r for r in versions_from_table(Tables(catalog.tables.location).read(VERSIONS)) if r.table_versions]
+    return [r for r in versions_from_table(catalog.newest_tables().read(VERSIONS)) if r.table_versions]
 
 
 def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVersionRecord:
@@ -113,11 +114,12 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
     ConflictError
         When it has lost too often.
     """
-    tables, chance = Tables(catalog.tables.location), random.Random()
+    tables, chance = catalog.newest_tables(), random.Random()
     for attempt in range(_ATTEMPTS):
+        tables.forget(VERSIONS)
         at = tables.version(VERSIONS)
         # Pinned to the version that `overwrite_if` checks; the newest may be another one by now.
-        old = versions_from_table(Tables(tables.location, {VERSIONS: at}).read(VERSIONS))
+        old = versions_from_table(tables.at({VERSIONS: at}).read(VERSIONS))
         new = change(old)
         if new is old or tables.overwrite_if(VERSIONS, versions_to_table(new), at):
             return
@@ -137,30 +139,17 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
     return {space: table for space, table in wanted.items() if table in existing}
 
 
-def assign_indices(catalog: Catalog) -> bool:
-    """Assign dense indices to all registered features, in registries and layouts; return whether any lacked one."""
-    fresh = 0
-    for space, table in registry_tables(catalog).items():
-        if catalog.tables.count(table, is_null("global_index")):
-            fresh += reindex_registry(catalog, space)
-    if fresh or catalog.tables.count(LAYOUTS, is_null("global_index")):
-        fresh += sync_layouts(catalog)
-    return fresh > 0
-
-
-def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord:
+def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Choose consistent versions of all tables; nothing is tagged yet.
 
-    The inventory, the results and the geometry stores are read first, the rest after them, so every record finds its cells, layouts, features and
+    The inventory, the results and the geometry stores are opened first, the rest after them, so every record finds its cells, layouts, features and
     columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
     see, by looking at both again (`versions_exist`).
 
     Parameters
     ----------
     catalog : Catalog
-        At the tip.
-    assign : bool
-        Assign feature indices in between, so that no record lacks them.
+        At the tip. If its tables are held, what has been opened before all of these is brought up to date.
 
     Returns
     -------
@@ -168,11 +157,26 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
         Number 0, without label and counts.
     """
     tables = catalog.tables
+    if tables.session is None:
+        return held_versions(Catalog(catalog.location, tables.hold(), catalog.arrays))
+    tables.list_again()
+    others = [name for name in tables.held() if name not in (DATASETS, RESULTS, GEOMETRY, VERSIONS)]
+    # With the listing: a dataset of a new feature space needs its registry.
+    map_requests(lambda name: tables.update([name]) if name else tables.open_all(()), ["", *others])
+    return held_versions(catalog)
+
+
+def held_versions(catalog: Catalog) -> AtlasVersionRecord:
+    """Return the versions at which tables are held; those that are not open yet are opened, the inventory before the others.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip, held.
+    """
+    tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
     versions |= tables.versions((RESULTS, GEOMETRY))
-    if assign:
-        assign_indices(catalog)
-        update_identity(catalog, registry_tables(catalog))
     # Before the registries, which only grow: every feature that it names is then in them.
     versions |= tables.versions(IDENTITY_TABLES)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
@@ -183,8 +187,18 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
     """Return whether every dataset and result of the chosen versions is still in the atlas, so that none was dropped in between."""
-    then = catalog.at(draft)
-    return asset_uids(then) <= asset_uids(catalog)
+    inventory = [name for name in (DATASETS, RESULTS, GEOMETRY) if name in draft.table_versions]
+    if catalog.tables.session is not None:
+        catalog.tables.update(inventory)
+    if all(catalog.tables.version(name) == draft.table_versions[name] for name in inventory):
+        return True
+    return asset_uids(catalog.at(draft)) <= asset_uids(catalog)
+
+
+def for_tables(catalog: Catalog, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
+    """Apply a function to tables, side by side where it waits for an object store: name -> result."""
+    each = map(function, names) if catalog.location.is_local else map_requests(function, names)
+    return dict(zip(names, each, strict=True))
 
 
 def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
@@ -226,10 +240,9 @@ def delete_manifest_log(catalog: Catalog) -> None:
 
 
 def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
-    """Remove a tag from some tables, where it is there."""
-    for table in tables:
-        with contextlib.suppress(StoreError, NotFoundError):
-            Tables(catalog.tables.location).untag(table, tag)
+    """Remove a tag from some tables, where it is there, by one request."""
+    with contextlib.suppress(StoreError):
+        catalog.tables.location.delete_objects([f"{name}.lance/{Tables.tag_file(tag)}" for name in tables])
 
 
 def refuse_running_adds(catalog: Catalog, action: str) -> None:

@@ -46,6 +46,7 @@ from raggedatlas.results.validation import require_intact
 from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
+from raggedatlas.store.upkeep import index_vectors
 
 if TYPE_CHECKING:
     import lance
@@ -502,7 +503,7 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
     if record.kind != "vector" or record.n_cells <= INDEXED_CELLS:
         return record
     parts = max(1, round(record.n_cells / _ROWS_OF_PARTITION))
-    catalog.tables.index_vectors(CELLS, record.column, record.metric, parts)
+    index_vectors(catalog.tables, CELLS, record.column, record.metric, parts)
     chosen = np.sort(np.random.default_rng(0).choice(len(plan.rows), min(_QUERIES, len(plan.rows)), replace=False))
     vectors = plan.read(plan.rows[chosen])
     table = catalog.tables.open(CELLS)

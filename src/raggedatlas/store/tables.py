@@ -1,12 +1,14 @@
 """Lance tables: rows (read, append, merge, delete), columns, tags, compaction, indexes and clean-up."""
 
 import contextlib
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +22,9 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.model.ids import check_name
-from raggedatlas.store.indexes import WHOLE_VALUES, index_serves, indexes_of
-from raggedatlas.store.location import Location, refuse_symlinks
+from raggedatlas.store.indexes import index_serves, indexes_of
+from raggedatlas.store.location import Location, refuse_symlinks, store_errors
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import parenthesized
 from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
 
@@ -42,6 +45,9 @@ FILE_FORMAT: Literal["2.2"] = "2.2"
 
 _ATTEMPTS = 40
 
+_LISTED = ""
+"""Key of the names of all tables among the open tables."""
+
 _WALK_BUFFER = 8 << 20
 """Bytes that `walk` may have read and not yet decoded."""
 
@@ -56,25 +62,57 @@ class TableRows:
         The folder ``lance_db``.
     pinned : mapping of str to int, or None
         Table name -> Lance version; None reads and writes the tip.
+    session : Session or None
+        Given by `hold`: unpinned tables stay open, and what was read of manifests is shared. A session must not outlive one call: files that
+        change below it are not seen.
     """
 
     location: Location
     pinned: Mapping[str, int] | None = None
+    session: Any = field(default=None, repr=False, compare=False)
     _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
-        return {"location": self.location, "pinned": self.pinned, "_opened": {}}
+        return {"location": self.location, "pinned": self.pinned, "session": None, "_opened": {}}
+
+    def hold(self) -> Self:
+        """Return the same tables, unpinned; each is opened once and then stays at that version until this object writes to it.
+
+        Every opening of a table at its newest version takes two requests.
+        """
+        import lance
+
+        session: Any = lance.Session  # type: ignore[attr-defined]
+        return type(self)(self.location, session=session())
+
+    def at(self, versions: Mapping[str, int]) -> Self:
+        """Return the same tables pinned to some versions; those that are held at the same version are not opened again."""
+        held = {name: self._opened[name] for name in versions if self.session is not None and name in self._opened}
+        held = {name: table for name, table in held.items() if table.version == versions[name]}
+        # Each gets a handle of its own, because a write moves the handle that it goes through.
+        opened = {name: table.checkout_version(table.version) for name, table in held.items()}
+        return type(self)(self.location, dict(versions), self.session, opened)
+
+    def forget(self, name: str) -> None:
+        """Close a table that is held, so that its newest version is opened next."""
+        if self.pinned is None:
+            self._opened.pop(name, None)
 
     def uri(self, name: str) -> str:
         """Return the address of a table."""
         return f"{self.location.lance_uri()}/{check_name(name, 'table')}.lance"
 
     def names(self) -> list[str]:
-        """List the tables that exist, sorted."""
+        """List the tables that exist, sorted; of tables that are held, those that existed when this was first called."""
         if self.pinned is not None:
             return sorted(self.pinned)
-        return sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
+        if _LISTED in self._opened:
+            return [*self._opened[_LISTED]]
+        names = sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
+        if self.session is not None:
+            self._opened[_LISTED] = names
+        return names
 
     def open(self, name: str) -> "lance.LanceDataset":
         """Open a table: at its pinned version (kept open), or at its newest.
@@ -95,22 +133,28 @@ class TableRows:
         refuse_symlinks(self.location.child(f"{name}.lance"))
         try:
             with lance_errors(self.uri(name)):
-                table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
+                table = lance.dataset(
+                    self.uri(name), version=version, storage_options=self.location.lance_options(), session=self.session
+                )
         except NotFoundError as error:
             suffix = "" if version is None else f" at version {version}"
             raise NotFoundError(
                 f"There is no table {name!r}{suffix} in {self.location.uri}; check the address, or run validate() and repair()."
             ) from error
-        if self.pinned is not None:
+        if self.pinned is not None or self.session is not None:
             self._opened[name] = table
         return table
 
     def open_at(self, name: str, version: int | None) -> "lance.LanceDataset":
         """Open a version of a table, to write what derives from it; None opens what `open` does."""
-        return self.open(name) if version is None else type(self)(self.location, {name: version}).open(name)
+        return self.open(name) if version is None else self.at({name: version}).open(name)
 
     def has(self, name: str) -> bool:
         """Return whether a table exists."""
+        if name in self._opened:
+            return True
+        if _LISTED in self._opened and name not in self._opened[_LISTED]:
+            return False
         try:
             self.open(name)
         except NotFoundError:
@@ -123,7 +167,7 @@ class TableRows:
         One listing spares the requests of opening tables that are not there; those that are listed are opened, because a process
         that died while it created one leaves a folder without a table.
         """
-        listed = set(self.names())
+        listed = {*self._opened, *(() if all(name in self._opened for name in names) else self.names())}
         found: dict[str, int] = {}
         for name in names:
             with contextlib.suppress(NotFoundError):
@@ -158,6 +202,31 @@ class TableRows:
             existing = self.open(name)
             if existing.count_rows() or existing.schema.names != schema.names:
                 raise
+        finally:
+            self.list_again()
+
+    def held(self) -> list[str]:
+        """Return the tables that are open."""
+        return [name for name in self._opened if name != _LISTED]
+
+    def list_again(self) -> None:
+        """Forget which tables existed."""
+        self._opened.pop(_LISTED, None)
+
+    def open_all(self, names: Sequence[str]) -> None:
+        """Open those of some tables that exist and are not open yet, side by side."""
+        listed = {*self.names()}
+        missing = [name for name in names if name in listed and name not in self._opened]
+        map_requests(self.has, missing)
+
+    def update(self, names: Sequence[str]) -> None:
+        """Move tables that are held to their newest versions, which takes one request for each that is there already."""
+
+        def newest(name: str) -> None:
+            with lance_errors(self.uri(name)):
+                self.open(name).checkout_latest()  # type: ignore[no-untyped-call]
+
+        map_requests(newest, names)
 
     def schema(self, name: str) -> pa.Schema:
         """Return a table's schema with its field metadata."""
@@ -303,10 +372,7 @@ class TableRows:
 
         if rows.num_rows == 0:
             return 0
-        if retry:
-            return self.retry(name, once)
-        with lance_errors(self.uri(name)):
-            return once()
+        return self.retry(name, once) if retry else self.attempt(name, once)
 
     def delete_rows(
         self, name: str, column: str, values: pa.Array, *, where: str | None = None, read_version: int | None = None
@@ -371,10 +437,7 @@ class TableRows:
                 )  # fmt: skip
             return len(addresses)
 
-        if read_version is None:
-            return self.retry(name, once)
-        with lance_errors(self.uri(name)):
-            return once()
+        return self.retry(name, once) if read_version is None else self.attempt(name, once)
 
     def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
         """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
@@ -407,29 +470,42 @@ class TableRows:
         import lance
 
         uri, options = self.uri(name), self.location.lance_options()
+        # Through the open table, or Lance opens it for each of the two steps again.
+        target = self.open_at(name, read_version)
         with lance_errors(uri):
             # Not "append": the rows may have a column that the table, which an older version made, has not.
             fragments = lance.fragment.write_fragments(
-                rows, uri, mode="overwrite", storage_options=options, data_storage_version=FILE_FORMAT,
+                rows, target, mode="overwrite", storage_options=options, data_storage_version=FILE_FORMAT,
+                enable_stable_row_ids=True,
+            ) if rows.num_rows else []  # fmt: skip
+        operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
+
+        def once() -> None:
+            done = lance.LanceDataset.commit(
+                target, operation, read_version=read_version, max_retries=0, storage_options=options,
                 enable_stable_row_ids=True,
             )  # fmt: skip
-        operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
+            if self.session is not None and self.pinned is None:
+                self._opened[name] = done
+
         try:
-            with lance_errors(uri):
-                lance.LanceDataset.commit(
-                    uri,
-                    operation,
-                    read_version=read_version,
-                    max_retries=0,
-                    storage_options=options,
-                    enable_stable_row_ids=True,
-                )
+            self.attempt(name, once, keep=True)
         except ConflictError:
+            self.forget(name)
             return False
         return True
 
-    def retry(self, name: str, action: Callable[[], T]) -> T:
-        """Run an action again while it loses races against other writers.
+    def attempt(self, name: str, action: Callable[[], T], *, keep: bool = False) -> T:
+        """Run an action that commits, once."""
+        try:
+            with lance_errors(self.uri(name)):
+                return action()
+        finally:
+            if not keep:
+                self.forget(name)
+
+    def retry(self, name: str, action: Callable[[], T], *, keep: bool = False) -> T:
+        """Run an action again while it loses races against other writers; with `keep`, it commits through the open table, which stays open.
 
         Raises
         ------
@@ -439,9 +515,9 @@ class TableRows:
         chance = random.Random()
         for attempt in range(_ATTEMPTS):
             try:
-                with lance_errors(self.uri(name)):
-                    return action()
+                return self.attempt(name, action, keep=keep)
             except ConflictError:
+                self.forget(name)
                 time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
         raise ConflictError(
             f"Other writers kept changing table {name!r} of {self.location.uri} while this call tried {_ATTEMPTS} times; "
@@ -460,8 +536,7 @@ class TableRows:
     def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
         try:
-            with lance_errors(self.uri(name)):
-                self.open_at(name, read_version).update_metadata(dict(values))
+            self.attempt(name, lambda: self.open_at(name, read_version).update_metadata(dict(values)))
         except ConflictError:
             return False
         return True
@@ -558,7 +633,7 @@ class Tables(TableRows):
         def once() -> None:
             version = self.version(name)
             # `make` opens a separate handle: Lance reads the batches while it holds the table that they are for.
-            reader = make(type(self)(self.location, {name: version}))
+            reader = make(self.at({name: version}))
             if reader is None:
                 return
             table = self.open_at(name, version)
@@ -626,7 +701,7 @@ class Tables(TableRows):
         NotFoundError
             If the version is not there.
         """
-        table = type(self)(self.location, {name: version}).open(name)
+        table = self.at({name: version}).open(name)
         with lance_errors(self.uri(name)):
             listed = table.tracked_files(min_version=version).read_all()
         rows = zip(listed.column("version").to_pylist(), listed.column("path").to_pylist(), strict=True)
@@ -637,136 +712,54 @@ class Tables(TableRows):
         """Return the path of a tag below its table."""
         return f"_refs/tags/{tag}.json"
 
-    def tag(self, name: str, tag: str, version: int) -> None:
-        """Keep a version permanently under a tag; an existing tag is moved."""
-        with lance_errors(self.uri(name)):
-            tags = self.open(name).tags
-            try:
-                tags.create(tag, version)
-            except ValueError as error:
-                if lance_kind(error) != "exists":
-                    raise
-                tags.update(tag, version)
+    def tag(self, name: str, tag: str, version: int, like: bytes | None = None) -> bytes:
+        """Keep a version permanently under a tag; an existing tag is moved. Return the file of the tag.
 
-    def untag(self, name: str, tag: str) -> None:
-        """Remove a tag."""
-        with lance_errors(self.uri(name)):
-            self.open(name).tags.delete(tag)
-
-    def compact(self, name: str, *, everything: bool = False) -> bool:
-        """Merge small fragments and leave deleted rows out; what was rewritten is read back before this returns.
+        Written here, because Lance takes five requests for one: it opens the table, and asks for the manifest twice.
 
         Parameters
         ----------
-        name : str
-            Table.
-        everything : bool
-            Whether to rewrite every fragment that has a deleted row, however few they are.
-
-        Returns
-        -------
-        bool
-            Whether anything was rewritten.
+        name, tag : str
+            Table and tag.
+        version : int
+            The version.
+        like : bytes or None
+            File of another tag on the version, which spares the question whether the version exists.
 
         Raises
         ------
-        CorruptError
-            If the compacted version does not read. The version before it has been restored, unless others wrote meanwhile.
+        NotFoundError
+            If the version is not there.
         """
-        options: dict[str, Any] = {"materialize_deletions_threshold": 0.0} if everything else {}
+        folder = self.location.child(f"{name}.lance")
+        if like is None:
+            now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            n_bytes = _manifest_length(folder, name, version)
+            facts = {"branch": None, "version": version, "createdAt": now, "updatedAt": now, "manifestSize": n_bytes}
+            like = json.dumps({**facts, "metadata": {}}).encode()
+        folder.write_bytes(self.tag_file(tag), like)
+        return like
 
-        def once() -> bool:
-            table = self.open(name)
-            before, old_ids = int(table.version), {f.fragment_id for f in table.get_fragments()}
-            table.optimize.compact_files(**options)
-            table = self.open(name)
-            if int(table.version) == before:
-                return False
-            fresh = [f for f in table.get_fragments() if f.fragment_id not in old_ids]
-            try:
-                readable = all(sum(b.num_rows for b in f.to_batches()) == f.count_rows() for f in fresh)
-            except (OSError, ValueError, RuntimeError):
-                readable = False
-            if not readable:
-                self._undo(name, int(table.version), before)
-            return True
-
-        return self.retry(name, once)
-
-    def _undo(self, name: str, bad: int, before: int) -> None:
-        is_newest = self.version(name) == bad
-        if is_newest:
-            self.restore(name, before)
-        outcome = f"version {before} has been restored" if is_newest else f"the last good version is {before}"
-        raise CorruptError(
-            f"Table {name!r} of {self.location.uri} does not read back after compaction (version {bad}); {outcome}. "
-            "Please report this with the table's schema."
-        )
-
-    def index(self, name: str, column: str, kind: str, *, rebuild: bool = False) -> bool:
-        """Build or update a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index; return whether it was necessary."""
-        index_name = f"{column}_{kind.lower()}_idx"
-        options = WHOLE_VALUES if kind == "FTS" and column.endswith("uid") else {}
-        stored: Any = "INVERTED" if kind == "FTS" else kind
-
-        def once() -> bool:
-            table = self.open(name)
-            exists = any(i["name"] == index_name for i in indexes_of(table))
-            if rebuild and exists:
-                table.drop_index(index_name)
-            if table.count_rows() == 0:
-                return rebuild and exists
-            if rebuild or not exists:
-                table.create_scalar_index(column, stored, name=index_name, **options)
-                return True
-            n_unindexed = int(table.stats.index_stats(index_name)["num_unindexed_rows"])
-            if n_unindexed:
-                table.optimize.optimize_indices(index_names=[index_name])
-            return n_unindexed > 0
-
-        return self.retry(name, once)
-
-    def index_vectors(self, name: str, column: str, metric: str, n_partitions: int) -> None:
-        """Build or replace the index over a column of vectors (``IVF_SQ``)."""
-
-        def once() -> None:
-            self.open(name).create_index(
-                column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
-            )
-
-        self.retry(name, once)
-
-    def refresh_vectors(self, name: str) -> bool:
-        """Update the indexes over vectors; return whether it was necessary."""
-
-        def once() -> bool:
-            table = self.open(name)
-            names = [i["name"] for i in indexes_of(table) if i["name"] == f"{i['fields'][0]}_vectors"]
-            outdated = [i for i in names if int(table.stats.index_stats(i)["num_unindexed_rows"])]
-            if outdated:
-                table.optimize.optimize_indices(index_names=outdated)
-            return bool(outdated)
-
-        return self.retry(name, once)
+    def untag(self, name: str, tag: str) -> None:
+        """Remove a tag, if it is there."""
+        self.location.child(f"{name}.lance").delete_objects([self.tag_file(tag)])
 
     def indices(self, name: str) -> dict[str, list[str]]:
         """List the indexes of a table: name -> columns."""
         return {i["name"]: list(i["fields"]) for i in indexes_of(self.open(name))}
 
-    def clean_up(self, name: str, older_than: timedelta) -> int:
-        """Remove versions older than a span, never a tagged one, and return the bytes freed."""
 
-        def once() -> int:
-            try:
-                stats = self.open(name).cleanup_old_versions(older_than=older_than, error_if_tagged_old_versions=False)
-            except (OSError, ValueError) as error:
-                # Lance lists the tags and then reads each, and another snapshot may take back a provisional one in between.
-                if lance_kind(error) != "missing":
-                    raise
-                raise ConflictError(f"A tag of {self.uri(name)} was removed while it was cleaned up.") from error
-            return int(stats.bytes_removed)
+def _manifest_length(folder: Location, name: str, version: int) -> int:
+    """Return the length of the manifest of a version of a table."""
+    # New tables number them backwards, so that the newest comes first in a listing.
+    for key in (f"_versions/{2**64 - 1 - version:020}.manifest", f"_versions/{version}.manifest"):
+        with contextlib.suppress(FileNotFoundError), store_errors(f"read {folder.uri}/{key}"):
+            if folder.is_local:
+                return Path(folder.checked_path(), key).stat().st_size
+            import obstore
 
-        return self.retry(name, once)
+            return int(obstore.head(folder.store(), key)["size"])
+    raise NotFoundError(f"Table {name!r} has no version {version} in {folder.uri}.")
 
 
 def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:
@@ -792,8 +785,9 @@ def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_ver
     ConflictError
         If another writer changed the same rows; nothing is written then.
     """
-    with lance_errors(tables.uri(name)):
-        target = tables.open_at(name, read_version)
-        target.merge_insert([key]).when_matched_update_all().use_index(use_index=False).conflict_retries(0).execute(
-            rows
-        )
+
+    def once() -> None:
+        merge = tables.open_at(name, read_version).merge_insert([key]).when_matched_update_all()
+        merge.use_index(use_index=False).conflict_retries(0).execute(rows)
+
+    tables.attempt(name, once)

@@ -6,7 +6,8 @@ import re
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import formatdate
 from http.client import HTTPConnection, HTTPException
@@ -41,12 +42,35 @@ class Request:
         What follows the question mark.
     status : int
         What was answered; 0 where the answer was cut off.
+    began, ended : float
+        When it arrived and when it was answered, in seconds of a monotonic clock.
     """
 
     method: str
     path: str
     query: str
     status: int
+    began: float = 0.0
+    ended: float = 0.0
+
+
+def count_in_sequence(requests: Iterable[Request]) -> int:
+    """Return how many requests came one after the other: the longest series of which each began after the one before had ended.
+
+    The clock that this takes is that number times the latency of the store, which should be longer than the work in between.
+
+    Examples
+    --------
+    >>> times = [(0.0, 1.0), (0.1, 1.1), (2.0, 3.0)]
+    >>> count_in_sequence(Request("GET", "/", "", 200, *time) for time in times)
+    2
+    """
+    n, free = 0, -1.0
+    # Taking the request that ends first leaves the most time for others.
+    for request in sorted(requests, key=lambda request: request.ended):
+        if request.began >= free:
+            n, free = n + 1, request.ended
+    return n
 
 
 class _Loopback:
@@ -186,7 +210,7 @@ class FaultyProxy(_Loopback):
                     # Safe within the loop, which this branch leaves; removed, so that a retry gets through.
                     self._cuts.remove(cut)
                     self.lost.append(request)
-                    self.requests.append(Request(request.method, request.path, request.query, 0))
+                    self.requests.append(replace(request, status=0))
                     return True
             self.requests.append(request)
             return False
@@ -208,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
+        self._began = time.monotonic()
         refused = self.owner.begin(self.command)
         try:
             # Read even if the request is refused: on a kept connection it would be taken for the next request.
@@ -238,11 +263,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _finish(self, status: int, headers: dict[str, str], data: bytes) -> None:
         """Log the request and answer it, or cut the connection."""
         path, _, query = self.path.partition("?")
+        time.sleep(self.owner.latency)
         # Logged before the answer leaves: a test that has it finds the request in the log.
-        if self.owner.note(Request(self.command, unquote(path), query, status)):
+        if self.owner.note(Request(self.command, unquote(path), query, status, self._began, time.monotonic())):
             self.close_connection = True
             return
-        time.sleep(self.owner.latency)
         self.send_response_only(status)
         for key, value in headers.items():
             if key.lower() not in _PER_HOP:

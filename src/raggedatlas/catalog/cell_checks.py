@@ -1,0 +1,450 @@
+"""Checks of the rows of the cell table: ids, pointers and counts, of all rows or of those that changed since a snapshot."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.assets import read_records, visible_columns
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import in_datasets
+from raggedatlas.catalog.integrity import described_paths
+from raggedatlas.model.assets import ResultRecord, result_columns
+from raggedatlas.model.ids import uid_numbers
+from raggedatlas.model.records import DatasetRecord, deleted_counts, without_deleted
+from raggedatlas.model.spaces import PointerKind, pointer_columns
+from raggedatlas.model.validation import Problem
+from raggedatlas.store.indexes import index_serves
+from raggedatlas.store.sql import in_list
+from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import check_rows as checked
+
+if TYPE_CHECKING:
+    import lance
+
+_LOOKED_UP = 10_000
+"""Most uids that are looked up in the index of the cells; for more, their column is read."""
+
+_FILTERED = 500
+"""Most datasets whose rows are read by a filter that lists them."""
+
+
+@dataclass
+class _GroupCheck:
+    """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row.
+
+    Deleted cells leave as many rows, and entries of these, without a pointer.
+    """
+
+    record: DatasetRecord
+    owned: bool = True
+    deleted: tuple[int, int] = (0, 0)
+    rows: NDArray[np.bool_] = field(init=False)
+    n: int = 0
+    n_entries: int = 0
+    outside: int = 0
+    repeated: int = 0
+
+    def __post_init__(self) -> None:
+        self.rows = np.zeros(max(0, self.record.n_cells), bool)
+
+    def add(self, at: NDArray[np.int64], start: NDArray[np.int64] | None, end: NDArray[np.int64] | None) -> None:
+        """Add the pointers of a batch of cells."""
+        self.n += len(at)
+        # Only these may index `rows`; `_take_pointers` gives -1 for a null.
+        good = (at >= 0) & (at < self.record.n_cells)
+        if start is not None and end is not None:
+            inside = (start >= 0) & (start <= end) & (end <= self.record.n_entries)
+            self.n_entries += int((end - start)[inside].sum())
+            self.outside += int((~inside).sum())
+        self.outside += int((~good).sum())
+        # A row is repeated within this batch, or because `rows` has it from an earlier one.
+        unique, counts = np.unique(at[good], return_counts=True)
+        self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
+        self.rows[unique] = True
+
+    def problems(self) -> list[Problem]:
+        """Return the problems of the group."""
+        record, found = self.record, []
+        drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
+        if not self.owned:
+            drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+        if self.outside:
+            found.append(
+                Problem(
+                    "pointer-bounds",
+                    "must",
+                    record.zarr_group,
+                    f"{self.outside:,} pointers lie outside the arrays",
+                    drop,
+                )
+            )
+        if self.repeated:
+            found.append(
+                Problem(
+                    "pointer-rows",
+                    "must",
+                    record.zarr_group,
+                    f"{self.repeated:,} cells share a row with another cell",
+                    drop,
+                )
+            )
+        n_cells, n_entries = record.n_cells - self.deleted[0], record.n_entries - self.deleted[1]
+        if self.owned and self.n != n_cells:
+            less = f", of which {self.deleted[0]:,} were deleted" if self.deleted[0] else ""
+            text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}{less}"
+            found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
+        # With cells missing or outside, the sum of entries differs for that reason and is no problem of its own.
+        elif self.n_entries != n_entries and "csr/indices" in described_paths(record) and not self.outside:
+            text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {n_entries:,}"
+            found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
+        return found
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Fragments of a table that differ between two of its versions, by their data files and deletion files.
+
+    Parameters
+    ----------
+    now, then : lance.LanceDataset
+        The table at the versions.
+    fresh, kept : list of lance.LanceFragment
+        Fragments of the newer version: those that the older one does not have, and the others.
+    gone : list of lance.LanceFragment
+        Fragments of the older version that the newer one does not have.
+    """
+
+    now: "lance.LanceDataset"
+    then: "lance.LanceDataset"
+    fresh: "list[lance.LanceFragment]"
+    kept: "list[lance.LanceFragment]"
+    gone: "list[lance.LanceFragment]"
+
+    @classmethod
+    def between(cls, name: str, tables: Tables, before: Tables | None) -> "Changed":
+        """Compare a table at two versions; without an older one, everything is fresh."""
+        now, then = tables.open(name), (before or tables).open(name)
+        mine = {_files(fragment): fragment for fragment in now.get_fragments()}
+        old = {} if before is None else {_files(fragment): fragment for fragment in then.get_fragments()}
+        return cls(
+            now,
+            then,
+            [fragment for key, fragment in mine.items() if key not in old],
+            [fragment for key, fragment in mine.items() if key in old],
+            [fragment for key, fragment in old.items() if key not in mine],
+        )
+
+    def values(self, column: str) -> set[str]:
+        """Return the values of a column of text in the rows that came, went or changed."""
+        found: set[str] = set()
+        for table, fragments in ((self.now, self.fresh), (self.then, self.gone)):
+            for batch in _scan(table, fragments, [column]):
+                found.update(batch.column(0).unique().to_pylist())
+        return found
+
+
+def _files(fragment: "lance.LanceFragment") -> str:
+    """Return what the rows of a fragment are in: its files, which never change."""
+    facts = fragment.metadata
+    return f"{[(file.path, file.fields) for file in facts.files]} {facts.deletion_file}"
+
+
+def _scan(
+    table: "lance.LanceDataset",
+    fragments: "list[lance.LanceFragment]",
+    columns: Sequence[str],
+    where: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read some columns of some fragments, a bounded number of rows at a time."""
+    if fragments:
+        with lance_errors(table.uri):
+            # Reading far ahead takes memory and, from a disk, saves no time.
+            scanner = table.scanner(
+                columns=[*columns], fragments=fragments, filter=where, batch_readahead=4, fragment_readahead=4,
+                use_scalar_index=index_serves(table, where),
+            )  # fmt: skip
+            for batch in scanner.to_batches():
+                yield checked(batch, table.uri)
+
+
+@dataclass(frozen=True)
+class CellCheck:
+    """What a check of the rows of the cell table found.
+
+    Parameters
+    ----------
+    problems : list of Problem
+        Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
+        ``uncommitted-cells``, ``result-count``.
+    touched : set of str or None
+        Datasets all of whose rows were looked at; None is all.
+    counts, before : dict of str to int
+        Rows of each of these now, in table order and with those of datasets without a record, and at the earlier version.
+    """
+
+    problems: list[Problem]
+    touched: set[str] | None
+    counts: dict[str, int]
+    before: dict[str, int]
+
+
+class _Walk:
+    """What the batches of the cell table say, against the inventory.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    records : sequence of DatasetRecord
+        The inventory.
+    """
+
+    def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
+        schema = catalog.tables.schema(CELLS)
+        self._catalog, self._visible = catalog, visible_columns(catalog)
+        marked = result_columns(schema)
+        # A marked column without a record belongs to an `add` of a result that is under way or died: nobody reads it.
+        pointers = {n: of for n, of in pointer_columns(schema).items() if n not in marked or n in self._visible}
+        shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
+        self._pointers = {name: kind for name, (_, kind) in pointers.items() if name not in shapes}
+        deletions = catalog.deletions() if records else ()
+        self._groups = {
+            record.zarr_group: _GroupCheck(record, deleted=deleted_counts(deletions, record.uid, record.zarr_group))
+            for record in records
+            if record.pointer not in shapes
+        }
+        # A result has one array for all datasets: its pointers come from any of them, and need not use every row.
+        results = [record.as_group() for record in self._visible.values() if record.zarr_group]
+        self._groups |= {record.zarr_group: _GroupCheck(record, owned=False) for record in results}
+        # Vectors are counted at level "deep" only: telling nulls from values needs the column to be decoded.
+        pointing = [column for column, r in self._visible.items() if r.kind == "space" and column in schema.names]
+        self._results: dict[str, dict[str, int]] = {column: {} for column in pointing}
+        self._datasets = {record.uid for record in records}
+        self._foreign: dict[tuple[str, str], int] = {}
+        self.counts: dict[str, int] = {}
+        self.columns = list(dict.fromkeys(["uid", "dataset_uid", *self._pointers, *self._results]))
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Add some rows, and return those of datasets in the inventory."""
+        _count(batch.column("dataset_uid"), self.counts)
+        rows = batch.filter(in_datasets(batch, self._datasets))
+        for name, kind in self._pointers.items():
+            _take_pointers(rows, name, kind, self._groups, self._foreign)
+        for name, found in self._results.items():
+            count_results(rows, name, found)
+        return rows
+
+    def problems(self, touched: AbstractSet[str] | None) -> list[Problem]:
+        """Return the problems of some datasets, all of whose rows were added, or of all."""
+        known = self._datasets
+        problems = [
+            Problem("uncommitted-cells", "practice", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
+                    "If it died, run repair().")
+            for uid, n in self.counts.items() if uid not in known
+        ]  # fmt: skip
+        problems += [
+            Problem("pointer-group", "must", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is not a group of their dataset",
+                    "Restore a snapshot, or drop the dataset and add it again.")
+            for (column, group), n in self._foreign.items()
+        ]  # fmt: skip
+        for group in self._groups.values():
+            if touched is None or not group.owned or group.record.uid in touched:
+                problems += group.problems()
+        looked_at = known if touched is None else known & touched
+        for name, found in self._results.items():
+            problems += check_counts(self._catalog, self._visible[name], found, looked_at)
+        return problems
+
+
+def check_rows(
+    catalog: Catalog,
+    records: Sequence[DatasetRecord],
+    before: Catalog | None = None,
+    suspects: AbstractSet[str] = frozenset(),
+) -> CellCheck:
+    """Check the ids and pointers of cells against the inventory: of all cells, or of the datasets whose rows have changed.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    records : sequence of DatasetRecord
+        The inventory.
+    before : Catalog or None
+        A snapshot that was checked. Rows in files that it has, too, are only read of datasets some of whose rows are in others; uids of
+        new cells are compared with all.
+    suspects : set of str
+        Datasets that are looked at even if none of their rows has changed, because their records have.
+    """
+    walk = _Walk(catalog, records)
+    if before is not None and walk.columns != _Walk(before, ()).columns:
+        before = None
+    change = Changed.between(CELLS, catalog.tables, None if before is None else before.tables)
+    uids, old_uids = (_Uids(sum(f.count_rows() for f in fragments)) for fragments in (change.fresh, change.gone))
+    for batch in _scan(change.now, change.fresh, walk.columns):
+        uids.add(walk.add(batch).column("uid"))
+    counts_before: dict[str, int] = {}
+    touched = None
+    if before is not None:
+        for batch in _scan(change.then, change.gone, ["uid", "dataset_uid"]):
+            old_uids.add(batch.column("uid"))
+            _count(batch.column("dataset_uid"), counts_before)
+        touched = {*walk.counts, *counts_before, *suspects}
+        _add_kept_rows(walk, change, before, touched, counts_before)
+    problems = walk.problems(touched) + uids.problems() + uids.problems_with(change, old_uids)
+    return CellCheck(problems, touched, walk.counts, counts_before)
+
+
+def _add_kept_rows(
+    walk: _Walk, change: Changed, before: Catalog, touched: AbstractSet[str], counts: dict[str, int]
+) -> None:
+    """Add the rows of touched datasets in fragments that have not changed; `counts` has the earlier rows in the other fragments."""
+    deleted = before.n_deleted()
+    totals = {record.uid: record.n_cells_added - deleted.get(record.uid, 0) for record in read_records(before)}
+    # Of a dataset without a record it is not known how many rows there were.
+    totals |= dict.fromkeys(before.snapshot.ignored if before.snapshot else (), np.iinfo(np.int64).max)
+    wanted = [uid for uid in touched if counts.get(uid, 0) < totals.get(uid, 0)]
+    if not wanted:
+        return
+    where = in_list("dataset_uid", wanted) if len(wanted) <= _FILTERED else None
+    for batch in _scan(change.now, change.kept, walk.columns, where):
+        own = batch.filter(in_datasets(batch, wanted))
+        walk.add(own)
+        _count(own.column("dataset_uid"), counts)
+
+
+def _count(column: pa.Array, counts: dict[str, int]) -> None:
+    """Count the rows of each dataset."""
+    for entry in pc.value_counts(column).to_pylist():
+        counts[str(entry["values"])] = counts.get(str(entry["values"]), 0) + entry["counts"]
+
+
+class _Uids:
+    """Uids of cells as numbers: 8 bytes each.
+
+    Parameters
+    ----------
+    n : int
+        How many at most.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._numbers = np.empty(n, np.uint64)
+        self._n, self._bad = 0, 0
+
+    def add(self, uids: pa.Array) -> None:
+        """Add the uids of some rows."""
+        numbers, valid = uid_numbers(uids)
+        numbers = numbers if valid.all() else numbers[valid]
+        self._numbers[self._n : self._n + len(numbers)] = numbers
+        self._n += len(numbers)
+        self._bad += len(valid) - len(numbers)
+
+    def sorted(self) -> NDArray[np.uint64]:
+        """Return all of them, in order."""
+        self._numbers = self._numbers[: self._n]
+        self._numbers.sort()
+        return self._numbers
+
+    def problems(self) -> list[Problem]:
+        """Return the problems of the uids among each other."""
+        problems = []
+        if self._bad:
+            text = f"{self._bad:,} cell uids are not 16 hex digits"
+            problems.append(Problem("cell-uid", "must", CELLS, text, "Restore a snapshot."))
+        numbers = self.sorted()
+        return problems + _repeated(numbers[1:][numbers[1:] == numbers[:-1]])
+
+    def problems_with(self, change: Changed, old: "_Uids") -> list[Problem]:
+        """Return the problem of uids that cells in unchanged fragments have, too, apart from those that were in others before."""
+        if not change.kept:
+            return []
+        there = old.sorted()
+        new = self.sorted()
+        new = new[~_among(new, there)]
+        if not len(new):
+            return []
+        indexed = any(index.name == "uid_btree_idx" for index in change.now.describe_indices())
+        wheres: Sequence[str | None] = [None]
+        if indexed and len(new) <= _LOOKED_UP:
+            texts = [f"{number:016x}" for number in new.tolist()]
+            wheres = [in_list("uid", texts[at : at + 1000]) for at in range(0, len(texts), 1000)]
+        found = []
+        for where in wheres:
+            for batch in _scan(change.now, change.kept, ["uid"], where):
+                numbers, valid = uid_numbers(batch.column(0))
+                found.append(numbers[valid & _among(numbers, new)])
+        return _repeated(np.concatenate([*found, np.empty(0, np.uint64)]))
+
+
+def _among(numbers: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which numbers are among some in ascending order."""
+    if not len(known):
+        return np.zeros(len(numbers), np.bool_)
+    found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, numbers), len(known) - 1)] == numbers
+    return found
+
+
+def _repeated(numbers: NDArray[np.uint64]) -> list[Problem]:
+    if not len(numbers):
+        return []
+    shown = [f"{number:016x}" for number in np.unique(numbers)[:3].tolist()]
+    text = f"{len(numbers):,} cells bear the uid of another cell, e.g. {shown}"
+    return [Problem("duplicate-uid", "must", CELLS, text, "Restore a snapshot.")]
+
+
+def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
+    """Count the cells of every dataset that have a value in a column."""
+    having = rows.column("dataset_uid").filter(pc.is_valid(rows.column(name)))
+    for entry in pc.value_counts(having).to_pylist():
+        found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
+
+
+def check_counts(
+    catalog: Catalog, record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]
+) -> list[Problem]:
+    """Check that the number of cells with a result is, for every dataset, the recorded one less the deleted cells."""
+    left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group or record.uid)
+    wanted = {uid: n for uid, n in left.items() if uid in datasets}
+    found = {uid: n for uid, n in found.items() if uid in datasets}
+    wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
+    if not wrong:
+        return []
+    text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} are recorded"
+    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+    return [Problem("result-count", "must", record.column, text, fix)]
+
+
+def _take_pointers(
+    rows: pa.RecordBatch,
+    name: str,
+    kind: PointerKind,
+    groups: Mapping[str, _GroupCheck],
+    foreign: dict[tuple[str, str], int],
+) -> None:
+    rows = rows.filter(pc.is_valid(rows.column(name)))
+    pointer = rows.column(name)
+    path = pc.fill_null(pc.struct_field(pointer, "zarr_group"), "").dictionary_encode()
+    codes = path.indices.to_numpy()
+    owner = rows.column("dataset_uid")
+    parts = ("zarr_row", "start", "end") if kind is PointerKind.SPARSE else ("position",)
+    values = [pc.fill_null(pc.struct_field(pointer, part), -1).to_numpy() for part in parts]
+    for code, group in enumerate(path.dictionary.to_pylist()):
+        here = codes == code
+        seen = groups.get(group)
+        if seen is not None and seen.record.pointer in {"", name}:
+            if seen.owned:
+                here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
+            mine = [value[here] for value in values]
+            seen.add(mine[0], *(mine[1:] or (None, None)))
+            # What is left points into a group of another dataset.
+            here = (codes == code) & ~here
+        if here.any():
+            foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())

@@ -1,0 +1,212 @@
+"""Optimize the tables: feature indices, compaction, indexes, and removal of old versions; what has not changed is not read."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from raggedatlas.catalog.catalog import (
+    CELLS,
+    DATASETS,
+    IDENTITY,
+    IDENTITY_TABLES,
+    LAYOUTS,
+    OPTIONAL,
+    VERSIONS,
+    Catalog,
+)
+from raggedatlas.catalog.identity import update_identity
+from raggedatlas.catalog.integrity import seal_versions
+from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
+from raggedatlas.catalog.versions import registry_tables, repair_tags
+from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.runtime import map_groups
+from raggedatlas.store.sql import is_null
+from raggedatlas.store.upkeep import clean_up, compact, index, index_vectors, refresh_vectors
+
+KEEP = timedelta(days=7)
+"""How long table versions without a snapshot are kept, so that readers of the tip can finish."""
+
+INDEXES = {
+    CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
+    LAYOUTS: (("layout_uid", "BTREE"), ("feature_uid", "BTREE"), ("feature_uid", "FTS")),
+}
+"""Indexes of the tables; registries have a BTREE on `uid`."""
+
+WORTH_INDEXING = 1 << 14
+"""Rows without an index from which a snapshot updates it: fewer are scanned in less time than an index is opened."""
+
+
+def optimize_table(
+    catalog: Catalog, name: str, *, everything: bool = False, results: Sequence[ResultRecord] = (), least: int = 1
+) -> bool:
+    """Index and compact one table; indexes first, because Lance does not merge indexed with unindexed fragments.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        Table.
+    everything : bool
+        Whether to rewrite all fragments with deleted rows and to rebuild the indexes, so that no deleted byte is left.
+    results : sequence of ResultRecord
+        Results whose vector indexes are rebuilt.
+    least : int
+        Rows without an index from which it is updated.
+
+    Returns
+    -------
+    bool
+        Whether anything was written.
+    """
+    tables = catalog.tables
+    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
+    # Here compaction comes first: an index that is built afterwards contains no deleted row.
+    compacted = everything and compact(tables, name, everything=True)
+    indexed = [index(tables, name, column, kind, rebuild=everything, least=least) for column, kind in columns]
+    if name == CELLS:
+        indexed.append(_optimize_vector_indexes(catalog, results))
+    return (not everything and compact(tables, name)) or any(indexed) or compacted
+
+
+def _optimize_vector_indexes(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:
+    """Rebuild some vector indexes, and update the others."""
+    there = catalog.tables.schema(CELLS).names
+    for record in rebuilt:
+        facts = record.index_facts
+        if facts is not None and record.column in there:
+            index_vectors(catalog.tables, CELLS, record.column, record.metric, facts.n_partitions)
+    return refresh_vectors(catalog.tables, CELLS) or bool(rebuilt)
+
+
+def vacuum_tables(catalog: Catalog, names: list[str], keep: timedelta, notes: list[str]) -> int:
+    """Remove untagged versions of some tables that are older than a span; return the bytes freed."""
+    freed = 0
+    for name in names:
+        try:
+            freed += clean_up(catalog.tables, name, keep)
+        except ConflictError:
+            notes.append(f"{name}: others were writing; not cleaned up")
+    return freed
+
+
+def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
+    """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions (seed 000, ``optimize``).
+
+    Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed
+    since the last time, little is read and nothing written; what was added since is compacted and indexed by itself, and large
+    fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    keep : timedelta
+        Age up to which table versions without a snapshot are kept too.
+
+    Returns
+    -------
+    MaintenanceReport
+        Bytes freed, and a note for each table that was changed or skipped.
+    """
+    catalog.require_tip("optimize")
+    notes, changed = update_tables(catalog.hold())
+    freed = 0
+    if changed or keep < KEEP:
+        # Before the clean-up, which removes versions without a tag.
+        notes += repair_tags(catalog)
+        seal_versions(catalog)
+        every = [*catalog.tables.versions(OPTIONAL)]
+        names = [CELLS, DATASETS, LAYOUTS, *every, *registry_tables(catalog).values()]
+        freed = vacuum_tables(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *every], keep, notes)
+    return MaintenanceReport(n_bytes=freed, notes=tuple(notes))
+
+
+def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str]]:
+    """Assign feature indices, compact and index; return notes, and the tables that were changed.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip, held. Afterwards it has the tables as this left them.
+    least : int
+        Rows without an index from which it is updated.
+    """
+    registries = registry_tables(catalog)
+    notes: list[str] = []
+    changed: list[str] = []
+
+    def one(name: str) -> None:
+        try:
+            if optimize_table(catalog, name, least=least):
+                changed.append(name)
+                notes.append(f"{name}: compacted or indexed")
+        except ConflictError:
+            notes.append(f"{name}: others were writing; skipped until the next call")
+
+    def features() -> None:
+        fresh = [bool(_assign(catalog, space, table)) for space, table in registries.items()]
+        # Repeated rows come from two appends, and thus at least two fragments.
+        if any(fresh) or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index")):
+            fresh.append(bool(sync_layouts(catalog)))
+        if any(fresh):
+            notes.append("dense feature indices assigned")
+        for name in (*registries.values(), LAYOUTS):
+            one(name)
+        # After the registries were compacted, because it notes the versions that it was derived from.
+        if update_identity(catalog, registries):
+            changed.append(IDENTITY)
+            notes.append("feature identities: recomputed")
+
+    # These are overwritten, never appended to.
+    others = [name for name in catalog.tables.versions(OPTIONAL) if name not in IDENTITY_TABLES]
+    side_by_side(catalog, [features, *(lambda name=name: one(name) for name in (CELLS, DATASETS, *others))])
+    return notes, changed
+
+
+def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
+    """Run steps at the same time where each waits for an object store, and one after the other on a disk."""
+    if catalog.location.is_local:
+        for step in steps:
+            step()
+    else:
+        map_groups(lambda step: step(), steps)
+
+
+def _assign(catalog: Catalog, space: str, table: str) -> int:
+    """Assign indices to the features of one space that have none."""
+    return reindex_registry(catalog, space) if catalog.tables.count(table, is_null("global_index")) else 0
+
+
+def reindex(catalog: Catalog, space: str | None = None) -> int:
+    """Assign dense indices to the features of one space, or of all, in registries and layouts.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    space : str or None
+        Feature space; None takes all that have a registry.
+
+    Returns
+    -------
+    int
+        Number of indices assigned.
+
+    Raises
+    ------
+    NotFoundError
+        If the space is unknown or its columns are not features.
+    """
+    catalog.require_tip("reindex_registry")
+    there = registry_tables(catalog)
+    if space is not None and space not in there:
+        if catalog.space(space).has_features:
+            return 0
+        raise NotFoundError(f"The feature space {space!r} has no features: its columns have no names.")
+    fresh = sum(reindex_registry(catalog, name) for name in (there if space is None else [space]))
+    if fresh:
+        sync_layouts(catalog)
+    update_identity(catalog, there)
+    return fresh

@@ -1,0 +1,421 @@
+"""Purge a dataset: remove it from the tip and from every snapshot, with all its bytes."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    PURGED_KEY,
+    RESULT_ASSETS,
+    group_by_dataset,
+    process_alive,
+    purged,
+    read_records,
+    read_specs,
+    this_process,
+)
+from raggedatlas.catalog.catalog import (
+    CELLS,
+    DATASETS,
+    GEOMETRY,
+    PURGE_KEY,
+    RESULTS,
+    VERSIONS,
+    Catalog,
+)
+from raggedatlas.catalog.deletion import refuse_running_deletion
+from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
+from raggedatlas.catalog.optimization import optimize_table, vacuum_tables
+from raggedatlas.catalog.versions import (
+    NUMBERED,
+    PENDING,
+    PURGE_TAG,
+    PURGING,
+    change_versions,
+    delete_manifest_log,
+    list_versions,
+    refuse_running_adds,
+    repair_tags,
+    untag_everywhere,
+)
+from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
+from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.read import ArrayReader, read_slice
+from raggedatlas.store.sql import all_of, equals, is_not_null, negation
+from raggedatlas.store.tables import Tables
+
+_LAYERS = "layers"
+_BLOCK_BYTES = 2**24
+
+_TABLES = (CELLS, DATASETS, RESULTS, GEOMETRY)
+"""Tables with data of a dataset; an atlas need not have the last two."""
+
+
+def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
+    """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
+
+    For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is rewritten
+    without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose the rows of its
+    cells; what was computed from them for others stays. What other datasets may share stays:
+    features, layouts, and category names in column metadata.
+
+    A purge makes the content of old snapshots the newest version of a table for a while, and deletes all versions that no
+    snapshot names. So it first leaves a mark in the atlas that names the versions of the current content. Until the purge is
+    finished, readers of the tip read these, every other write is refused, and `validate` reports ``unfinished-purge``. After
+    a crash, `repair` or the same call finishes the job.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid_or_name : str
+        Uid, or name, of a dataset of the tip or of any snapshot.
+
+    Raises
+    ------
+    NotFoundError
+        If neither the tip nor a snapshot has it.
+    ConflictError
+        If an `add` is under way, another purge is not finished, or another process is running this one.
+    """
+    catalog.require_writable("purge")
+    catalog = catalog.tip()
+    mark = catalog.unfinished_purge()
+    if mark is None:
+        uid, name = _find(catalog, uid_or_name)
+        refuse_running_adds(catalog, "purge")
+        refuse_running_deletion(catalog, "purge")
+        mark = PurgeMark(uid=uid, name=name)
+    elif uid_or_name not in (mark.uid, mark.name or _name_of(catalog, mark)):
+        catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
+    return _run(catalog, mark)
+
+
+def resume_purge(catalog: Catalog) -> list[str]:
+    """Finish a purge whose process died; return the datasets purged.
+
+    Raises
+    ------
+    ConflictError
+        If the process that runs the purge has not died.
+    """
+    catalog = catalog.tip()
+    mark = catalog.unfinished_purge()
+    if mark is None:
+        return []
+    _run(catalog, mark)
+    return [mark.uid]
+
+
+def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
+    """Run a purge to its end, from wherever an earlier call left it."""
+    mark = _take_over(catalog, mark)
+    n_cells = 0
+    if mark.stage == "begun":
+        mark = _begin(catalog, mark)
+    if mark.stage == "rewriting":
+        n_cells = Tables(catalog.tables.location, mark.tables).count(CELLS, equals("dataset_uid", mark.uid))
+        mark = _rewrite_all(catalog, mark)
+    return _delete(catalog, mark, n_cells)
+
+
+def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
+    """Write this process into the mark, in a commit that fails if another process does so at the same time."""
+    at = catalog.tables.version(VERSIONS)
+    there = Catalog(catalog.location, Tables(catalog.tables.location, {VERSIONS: at}), catalog.arrays)
+    # Read at the version that the commit below checks, so of two processes one loses.
+    known = PurgeMark.from_json(there.tables.metadata(VERSIONS).get(PURGE_KEY, "null"))
+    here = this_process()
+    if known is not None:
+        own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
+        if known.uid != mark.uid or (not own and known.owner and process_alive(known.owner, catalog.tables.location)):
+            raise _running(catalog, known)
+    taken = (known or mark).model_copy(update={"owner": here})
+    if not catalog.tables.update_metadata_if(VERSIONS, {PURGE_KEY: taken.model_dump_json()}, at):
+        raise _running(catalog, catalog.unfinished_purge() or mark)
+    return taken
+
+
+def _running(catalog: Catalog, mark: PurgeMark) -> ConflictError:
+    return ConflictError(
+        f"The purge of dataset {mark.shown} in {catalog.location.uri} is being run by process {mark.owner.get('pid')} of "
+        f"{mark.owner.get('host')}, since {mark.owner.get('started_at')}; wait until it has finished. A process on another machine counts "
+        "as dead once the tables have been untouched for an hour."
+    )
+
+
+def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
+    """Record which table versions are the current content, once no other process writes."""
+    try:
+        # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
+        refuse_running_adds(catalog, "purge")
+        refuse_running_deletion(catalog, "purge")
+    except AtlasError:
+        catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
+        raise
+    # Until two reads agree: a commit that was under way when the mark was written is then included.
+    while mark.tables != (newest := _newest(catalog)):
+        mark = mark.model_copy(update={"tables": newest})
+    mark = mark.model_copy(update={"stage": "rewriting"})
+    _write_mark(catalog, mark)
+    return mark
+
+
+def _write_mark(catalog: Catalog, mark: PurgeMark) -> None:
+    catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: mark.model_dump_json()})
+
+
+def _newest(catalog: Catalog) -> dict[str, int]:
+    return {name: catalog.tables.version(name) for name in _TABLES if catalog.tables.has(name)}
+
+
+def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
+    """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
+    tables, uid = catalog.tables, mark.uid
+    n_bytes = sum(catalog.arrays.child(store).delete_prefix() for store in mark.stores)
+    n_bytes += catalog.arrays.child(uid).delete_prefix() + _delete_unnamed_arrays(catalog)
+    log = {**purged(catalog), uid: utc_now()}
+    tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
+    notes = repair_tags(catalog)
+    there = [name for name in (*_TABLES, VERSIONS) if tables.has(name)]
+    _untag_others(catalog, there)
+    n_bytes += vacuum_tables(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
+    tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
+    seal_versions(catalog)
+    return MaintenanceReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
+
+
+def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
+    """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done."""
+    uid, tips = mark.uid, mark.tables
+    for name, version in tips.items():
+        # Nothing is rewritten before the mark exists, so the tag cannot come too late to keep the version.
+        catalog.tables.tag(name, f"{PURGING}{uid}", version)
+    rewriter = _Rewriter(catalog, uid, tips)
+    for record in list_versions(catalog):
+        _purge_snapshot(catalog, record, rewriter)
+    for name in (CELLS, RESULTS, GEOMETRY, DATASETS):
+        if name in tips:
+            rewriter.rewrite(name, tips[name])
+    done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.stores)})
+    # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
+    _write_mark(catalog, done)
+    return done
+
+
+def _untag_others(catalog: Catalog, names: Sequence[str]) -> None:
+    """Remove the tags of snapshots that were never recorded, and of this and earlier purges: they hold versions with the dataset."""
+    known = {record.tag for record in list_versions(catalog)}
+    for name in names:
+        for tag in catalog.tables.tags(name):
+            if tag not in known and any(kind.fullmatch(tag) for kind in (NUMBERED, PENDING, PURGE_TAG)):
+                untag_everywhere(catalog, tag, [name])
+
+
+def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter") -> None:
+    """Create table versions without the dataset, name them in the snapshot's row, and move its tags to them."""
+    pinned, uid = catalog.at(record), rewriter.uid
+    n = pinned.tables.count(CELLS, equals("dataset_uid", uid))
+    listed = any(r.uid == uid for r in read_records(pinned))
+    in_results = any(uid in result.cells_of for result in RESULT_ASSETS.read(pinned))
+    in_geometry = any(geometry.uid in rewriter.stores for geometry in GEOMETRY_ASSETS.read(pinned))
+    # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
+    deleted = any(pinned.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))
+    if not (n or listed or in_results or in_geometry or deleted):
+        return
+    old = record.table_versions
+    versions = {**old, **{name: rewriter.version(name, old[name]) for name in _TABLES if name in old}}
+    changed = record.model_copy(
+        update={
+            "table_versions": versions,
+            "manifest": write_manifest(catalog, versions),
+            "n_cells": record.n_cells - (n if listed else 0),
+            "n_datasets": record.n_datasets - listed,
+            "ignored": [other for other in record.ignored if other != uid],
+        }
+    )
+    # The row before the tags: if the process dies in between, `repair_tags` moves them to what the row names.
+    change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
+    delete_manifest_log(catalog)
+    for name, version in versions.items():
+        catalog.tables.tag(name, record.tag, version)
+
+
+class _Rewriter:
+    """Makes versions of the tables without one dataset.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid : str
+        The dataset.
+    tips : mapping of str to int
+        Versions of the tables with the current content.
+    """
+
+    def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
+        self.catalog, self.uid = catalog, uid
+        self.stores = _find_stores(catalog, uid, tips)
+        self._arrays = _rewrite_arrays(catalog, uid, tips)
+        self._versions: dict[tuple[str, int], int] = {}
+
+    def version(self, name: str, old: int) -> int:
+        """Return the rewritten version of a table version, which many snapshots may share."""
+        if (name, old) not in self._versions:
+            self._versions[name, old] = self.rewrite(name, old)
+        return self._versions[name, old]
+
+    def rewrite(self, name: str, old: int) -> int:
+        """Write the content of a table version, without the dataset, as the newest version; return its number."""
+        if name == CELLS:
+            return self._rewrite_cells(old)
+        tables = self.catalog.tables
+        rows = Tables(tables.location, {name: old}).read(name)
+        if name == DATASETS:
+            rows = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
+        elif name == RESULTS:
+            rows = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
+        else:
+            kept = [record for record in GEOMETRY_ASSETS.parse(rows) if record.uid not in self.stores]
+            rows = GEOMETRY_ASSETS.to_table(kept)
+        # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
+        newest = tables.version(name)
+        if not tables.overwrite_if(name, rows, newest):
+            raise _concurrent_write_error(self.catalog)
+        return newest + 1
+
+    def _rewrite_cells(self, old: int) -> int:
+        tables, own = self.catalog.tables, equals("dataset_uid", self.uid)
+        n_kept = Tables(tables.location, {CELLS: old}).count(CELLS, negation(own))
+        if tables.version(CELLS) != old:
+            tables.restore(CELLS, old)
+        tables.delete(CELLS, own)
+        # Deleted rows, also of a dataset that was dropped earlier, stay in the files until these are rewritten.
+        if tables.has_deleted_rows(CELLS):
+            results = {record.uid: record for _, record in _all_results(self.catalog, {})}
+            optimize_table(self.catalog, CELLS, everything=True, results=list(results.values()))
+        # Another process may have committed in between; a different number of rows reveals it.
+        newest = tables.version(CELLS)
+        if Tables(tables.location, {CELLS: newest}).count(CELLS) != n_kept:
+            raise _concurrent_write_error(self.catalog)
+        return newest
+
+    def _without(self, record: ResultRecord) -> ResultRecord:
+        """Return a result's record without the dataset."""
+        cells = record.cells_of
+        if self.uid not in cells:
+            return record
+        n = cells.pop(self.uid)
+        changed = {"datasets": json.dumps(cells, sort_keys=True), "n_cells": record.n_cells - n}
+        return record.model_copy(update=changed | self._arrays.get(record.uid, {}))
+
+
+def _concurrent_write_error(catalog: Catalog) -> ConflictError:
+    return ConflictError(
+        f"Another process wrote to {catalog.location.uri} during a purge, which needs exclusive access; run repair() to finish it."
+    )
+
+
+def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
+    """Find uid and name of a dataset at the tip, or else in the snapshots from the newest to the oldest."""
+    for view in [catalog, *(catalog.at(record) for record in reversed(list_versions(catalog)))]:
+        datasets = group_by_dataset(read_records(view))
+        if uid_or_name in datasets:
+            return uid_or_name, datasets[uid_or_name][0].name
+        named = [uid for uid, records in datasets.items() if records[0].name == uid_or_name]
+        if len(named) > 1:
+            raise NotFoundError(f"{len(named)} datasets are called {uid_or_name!r}; use one of their uids: {named}.")
+        if named:
+            return named[0], uid_or_name
+    raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
+
+
+def _name_of(catalog: Catalog, mark: PurgeMark) -> str:
+    """Look up the name that a mark of the first form lacks; empty where no table that is left has the dataset."""
+    try:
+        return _find(catalog.current(), mark.uid)[1]
+    except NotFoundError:
+        return ""
+
+
+def _rewrite_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Write a copy of each result array with the rows of the dataset set to zero; the old arrays are deleted later.
+
+    Returns
+    -------
+    dict
+        Result uid -> changed fields of its record.
+    """
+    records: dict[str, ResultRecord] = {}
+    rows: dict[str, set[int]] = {}
+    for tables, record in _all_results(catalog, tips):
+        if record.zarr_group and uid in record.cells_of:
+            records[record.uid] = record
+            # If the dataset was dropped before, only older versions of the cell table know its rows.
+            where = all_of(equals("dataset_uid", uid), is_not_null(record.column))
+            own = tables.read(CELLS, [f"{record.column}.position"], where)
+            rows.setdefault(record.uid, set()).update(own.column(0).to_pylist())
+    return {
+        one: _rewrite_array(catalog, record, np.array(sorted(rows[one]), np.int64), uid)
+        for one, record in records.items()
+    }
+
+
+def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int64], uid: str) -> dict[str, str]:
+    ((_, spec),) = read_specs(record.as_group()).items()
+    path = f"{_LAYERS}/without_{uid}"
+    reader = ArrayReader(catalog.arrays, spec)
+    writer = ArrayWriter(
+        catalog.arrays, f"{record.zarr_group}/{path}", np.dtype(spec.dtype), spec.row_shape, profile=catalog.codec()
+    )
+    purged_rows = np.zeros(spec.n_rows, bool)
+    purged_rows[rows] = True
+    step = max(1, _BLOCK_BYTES // max(1, int(np.prod(spec.row_shape)) * np.dtype(spec.dtype).itemsize))
+    for start in range(0, spec.n_rows, step):
+        block = read_slice(reader, start, min(start + step, spec.n_rows))
+        block[purged_rows[start : start + step]] = 0
+        writer.append(block)
+    specs = json.dumps({path: json.loads(writer.close().to_json())}, sort_keys=True)
+    return {"arrays": specs, "checksums": json.dumps({path: writer.checksum})}
+
+
+def _delete_unnamed_arrays(catalog: Catalog) -> int:
+    """Delete the arrays of results that no registry names any more; return the bytes freed."""
+    named: dict[str, set[str]] = {}
+    for _, record in _all_results(catalog, {}):
+        if record.zarr_group:
+            named.setdefault(record.zarr_group, set()).update(record.array_specs)
+    n_bytes = 0
+    for group, paths in named.items():
+        folder = catalog.arrays.child(*group.split("/"), _LAYERS)
+        for name in folder.list_children():
+            if name != "zarr.json" and f"{_LAYERS}/{name}" not in paths:
+                n_bytes += folder.child(name).delete_prefix()
+    return n_bytes
+
+
+def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Tables, ResultRecord]]:
+    """Iterate over the results of all snapshots and of the tip, with the tables that belong to them."""
+    tables = catalog.tables
+    tip = {name: tables.version(name) for name in (CELLS, RESULTS) if tables.has(name)}
+    for versions in [*(record.table_versions for record in list_versions(catalog)), {**tip, **tips}]:
+        pinned = Catalog(catalog.location, Tables(tables.location, dict(versions)), catalog.arrays)
+        for record in RESULT_ASSETS.read(pinned):
+            yield pinned.tables, record
+
+
+def _find_stores(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
+    """Return the geometry stores that have, or ever had, shapes of a dataset; they are deleted as a unit."""
+    tables = [record.table_versions for record in list_versions(catalog)]
+    versions = {pinned[GEOMETRY] for pinned in [*tables, tips] if GEOMETRY in pinned}
+    rows = [Tables(catalog.tables.location, {GEOMETRY: version}).read(GEOMETRY) for version in versions]
+    return {record.uid for table in rows for record in GEOMETRY_ASSETS.parse(table) if uid in record.cells_of}

@@ -117,8 +117,8 @@ int32_t ra_check_order(const struct ra_csr *rows, int64_t n_columns, int64_t *wh
 
 #define MAP_ROWS(T, M)                                                                                               \
     RA_INLINE int32_t map_rows_##M##_##T(const struct ra_csr *rows, const void *map, int64_t n_map,                  \
-                                         const int64_t *targets, int64_t offset, void *out, int64_t *at,             \
-                                         int64_t n_out, uint64_t *words, int64_t *slots, int64_t n_columns)          \
+                                         const int64_t *targets, void *out, int64_t *at, int64_t n_out,              \
+                                         uint64_t *words, int64_t *slots, int64_t n_columns)                         \
     {                                                                                                                \
         const T *columns = rows->columns;                                                                            \
         const M *to = map;                                                                                           \
@@ -141,7 +141,7 @@ int32_t ra_check_order(const struct ra_csr *rows, int64_t n_columns, int64_t *wh
                 ascending &= column > previous;                                                                      \
                 previous = column;                                                                                   \
                 found[n] = column;                                                                                   \
-                places[n++] = offset + i;                                                                            \
+                places[n++] = i;                                                                                     \
             }                                                                                                        \
             if (ascending)                                                                                           \
                 continue;                                                                                            \
@@ -171,28 +171,26 @@ int32_t ra_count_kept(const struct ra_csr *rows, const void *map, int64_t n_map,
 }
 
 RA_INLINE int32_t map_rows(const struct ra_csr *rows, const void *map, int64_t n_map, int32_t map_itemsize,
-                           const int64_t *targets, int64_t offset, void *columns, int64_t *at, int64_t n_out,
-                           uint64_t *words, int64_t *slots, int64_t n_columns)
+                           const int64_t *targets, void *columns, int64_t *at, int64_t n_out, uint64_t *words,
+                           int64_t *slots, int64_t n_columns)
 {
     if (map_itemsize == 4)
-        RA_CHOOSE_WIDTH(rows->itemsize, map_rows_int32_t, rows, map, n_map, targets, offset, columns, at, n_out, words,
-                     slots, n_columns)
-    RA_CHOOSE_WIDTH(rows->itemsize, map_rows_int64_t, rows, map, n_map, targets, offset, columns, at, n_out, words, slots,
+        RA_CHOOSE_WIDTH(rows->itemsize, map_rows_int32_t, rows, map, n_map, targets, columns, at, n_out, words, slots,
+                        n_columns)
+    RA_CHOOSE_WIDTH(rows->itemsize, map_rows_int64_t, rows, map, n_map, targets, columns, at, n_out, words, slots,
                  n_columns)
 }
 
 RA_VARIANTS(map_rows,
             (const struct ra_csr *rows, const void *map, int64_t n_map, int32_t map_itemsize, const int64_t *targets,
-             int64_t offset, void *columns, int64_t *at, int64_t n_out, uint64_t *words, int64_t *slots,
-             int64_t n_columns),
-            (rows, map, n_map, map_itemsize, targets, offset, columns, at, n_out, words, slots, n_columns))
+             void *columns, int64_t *at, int64_t n_out, uint64_t *words, int64_t *slots, int64_t n_columns),
+            (rows, map, n_map, map_itemsize, targets, columns, at, n_out, words, slots, n_columns))
 
 int32_t ra_map_rows(const struct ra_csr *rows, const void *map, int64_t n_map, int32_t map_itemsize,
-                    const int64_t *targets, int64_t offset, void *columns, int64_t *at, int64_t n_out, uint64_t *words,
+                    const int64_t *targets, void *columns, int64_t *at, int64_t n_out, uint64_t *words,
                     int64_t *slots, int64_t n_columns)
 {
-    return RA_CHOOSE(map_rows)(rows, map, n_map, map_itemsize, targets, offset, columns, at, n_out, words, slots,
-                               n_columns);
+    return RA_CHOOSE(map_rows)(rows, map, n_map, map_itemsize, targets, columns, at, n_out, words, slots, n_columns);
 }
 
 #define COUNT_COLUMNS(T)                                                                                             \

@@ -4,6 +4,7 @@
 #include "packed.h"
 
 #define CHECKED 8 /* added to the kind of a chunk that is not packed but ends with its crc32c */
+#define AS_IS 16  /* added where values are of the result's type */
 #define SEEN 1
 #define LINE 64
 
@@ -20,7 +21,7 @@ struct reading {
 
 struct group_facts {
     int64_t first_slot, per_chunk;
-    int kind, checked, itemsize;
+    int kind, checked, as_is, itemsize;
 };
 
 struct find {
@@ -31,12 +32,18 @@ static struct group_facts facts_of(const struct ra_array *array, int64_t group)
 {
     const int64_t *at = array->groups + 4 * group;
     int kind = (int)at[2];
-    return (struct group_facts){at[0], at[1], kind % CHECKED, kind >= CHECKED, (int)at[3]};
+    return (struct group_facts){at[0], at[1], kind % CHECKED, (kind & CHECKED) != 0, (kind & AS_IS) != 0, (int)at[3]};
+}
+
+/* Return the type by which values of a group are written: bits of their size where they are of the result's type. */
+static int value_type(const struct reading *r, struct group_facts g)
+{
+    return !g.as_is ? r->out->type : g.itemsize == 8 ? RA_UINT64 : g.itemsize >> 1;
 }
 
 /* Check a packed chunk when it is first read, decode another unless it is at hand. `data` is then where it is, NULL for
- * one that is not stored: that is all zero. */
-static int32_t open_chunk(struct reading *r, int which, struct group_facts g, int64_t number, int64_t *slot,
+ * one that is not stored: that is all zero. Of a stream, the entries before `end` must be there. */
+static int32_t open_chunk(struct reading *r, int which, struct group_facts g, int64_t number, int64_t end, int64_t *slot,
                           const uint8_t **data)
 {
     const struct ra_array *array = r->arrays + which;
@@ -45,9 +52,11 @@ static int32_t open_chunk(struct reading *r, int which, struct group_facts g, in
         return RA_BAD_SIZE;
     const uint8_t *stored = (const uint8_t *)(uintptr_t)array->addresses[at];
     int64_t size = array->sizes[at];
-    *data = size < 0 ? NULL : g.kind == RA_PACKED ? stored : r->room->chunks[which];
+    *data = size < 0 ? NULL : g.kind == RA_PACKED || g.kind == RA_STREAM ? stored : r->room->chunks[which];
     if (size < 0)
         return RA_GOOD;
+    if (g.kind == RA_STREAM)
+        return end <= size / g.itemsize ? RA_GOOD : RA_BAD_SIZE;
     if (g.kind != RA_PACKED) {
         if (r->held[which] == at)
             return RA_GOOD;
@@ -69,16 +78,19 @@ static int32_t open_chunk(struct reading *r, int which, struct group_facts g, in
     return status;
 }
 
-/* Tell whether a row's group is one, and its entries fit the output and the room. */
+/* Tell whether a row's group is one, and its entries fit the output and the room, their values the type. */
 static int row_fits(const struct reading *r, int64_t row, int64_t *where)
 {
     *where = row;
     const struct ra_rows *rows = r->rows;
     if (row < 0 || row >= rows->n_rows || rows->group[row] < 0 || rows->group[row] >= rows->n_groups)
         return 0;
-    int64_t start = rows->start[row], stop = rows->stop[row], at = rows->at[row], end = rows->at[row + 1];
-    return start >= 0 && stop >= start && stop - start <= r->room->longest && at >= 0 && end >= at && end <= r->out->n &&
-           (r->out->counts || stop - start <= end - at);
+    struct group_facts values = facts_of(r->arrays + 1, rows->group[row]);
+    if (values.as_is && values.itemsize != ra_type_bytes[r->out->type])
+        return 0;
+    int64_t n = rows->length[row], at = rows->at[row], end = rows->at[row + 1];
+    return rows->start[0][row] >= 0 && rows->start[1][row] >= 0 && n >= 0 && n <= r->room->longest && at >= 0 &&
+           end >= at && end <= r->out->n && (r->out->counts || n <= end - at);
 }
 
 /* Ask for the cache lines that the next row will need: the head of its chunk, and about where its blocks lie. */
@@ -90,8 +102,8 @@ static void fetch_next(const struct reading *r, int64_t i, int n_arrays)
     int64_t row = rows->order[i + 1];
     if (row < 0 || row >= rows->n_rows || rows->group[row] < 0 || rows->group[row] >= rows->n_groups)
         return;
-    int64_t start = rows->start[row], stop = rows->stop[row];
     for (int which = 0; which < n_arrays; which++) {
+        int64_t start = rows->start[which][row], stop = start + rows->length[row];
         const struct ra_array *array = r->arrays + which;
         struct group_facts g = facts_of(array, rows->group[row]);
         int64_t number = start / g.per_chunk, slot = g.first_slot + number;

@@ -6,6 +6,13 @@ static RA_TARGET void VARIANT(copy_values)(const uint8_t *in, int itemsize, int6
                                            const int32_t *map, int64_t n_map, void *out, int type)
 {
     char *target = out;
+    if (!map && type <= RA_UINT64 && itemsize == ra_type_bytes[type]) {
+        if (in)
+            memcpy(target, in, (size_t)(itemsize * n));
+        else
+            memset(target, 0, (size_t)(itemsize * n));
+        return;
+    }
     for (int64_t done = 0; done < n; done += BLOCK) {
         int64_t step = least(BLOCK, n - done);
         const uint8_t *from = in ? in + done * itemsize : NULL;
@@ -41,7 +48,7 @@ static RA_TARGET int32_t VARIANT(take)(struct reading *r, int which, int64_t gro
         int64_t number = start / g.per_chunk, low = start - number * g.per_chunk;
         int64_t n = least(stop - start, g.per_chunk - low);
         const uint8_t *data;
-        int32_t status = open_chunk(r, which, g, number, slot, &data);
+        int32_t status = open_chunk(r, which, g, number, low + n, slot, &data);
         if (status != RA_GOOD)
             return status;
         if (g.kind == RA_PACKED && data)
@@ -73,20 +80,22 @@ static RA_TARGET int32_t VARIANT(gather_plain)(struct reading *r, int64_t *where
         if (!row_fits(r, row, where))
             return RA_OUTSIDE;
         fetch_next(r, i, 2);
-        int64_t g = rows->group[row], start = rows->start[row], stop = rows->stop[row], at = rows->at[row];
+        int64_t g = rows->group[row], start = rows->start[0][row], n = rows->length[row], at = rows->at[row];
         int64_t first = r->maps->bounds[g], n_map = r->maps->bounds[g + 1] - first;
         int32_t *found = out->columns + at;
         *which = 0;
-        int32_t status = VARIANT(take)(r, 0, g, start, stop, r->maps->columns + first, n_map, found, RA_UINT32, where);
+        int32_t status = VARIANT(take)(r, 0, g, start, start + n, r->maps->columns + first, n_map, found, RA_UINT32, where);
         if (status != RA_GOOD)
             return status;
-        if (VARIANT(any_negative)(found, stop - start)) {
+        if (VARIANT(any_negative)(found, n)) {
             *where = row;
             return RA_OUTSIDE;
         }
         *which = 1;
         char *target = (char *)out->values + ra_type_bytes[out->type] * at;
-        status = VARIANT(take)(r, 1, g, start, stop, NULL, 0, target, out->type, where);
+        start = rows->start[1][row];
+        int type = value_type(r, facts_of(r->arrays + 1, g));
+        status = VARIANT(take)(r, 1, g, start, start + n, NULL, 0, target, type, where);
         if (status != RA_GOOD)
             return status;
     }
@@ -246,7 +255,7 @@ static RA_TARGET int32_t VARIANT(pick_row)(struct reading *r, int64_t g, int64_t
     *which = 0;
     while (start < stop) {
         int64_t number = start / facts.per_chunk, before = number * facts.per_chunk;
-        int32_t status = open_chunk(r, 0, facts, number, slot, &data);
+        int32_t status = open_chunk(r, 0, facts, number, facts.per_chunk, slot, &data);
         if (status != RA_GOOD || !data)
             return status;
         int64_t end = least(stop, before + facts.per_chunk);
@@ -257,11 +266,11 @@ static RA_TARGET int32_t VARIANT(pick_row)(struct reading *r, int64_t g, int64_t
     *which = 1;
     for (int64_t i = 0; i < n;) {
         int64_t number = r->room->numbers[i] / facts.per_chunk;
-        int32_t status = open_chunk(r, 1, facts, number, slot, &data);
+        int32_t status = open_chunk(r, 1, facts, number, facts.per_chunk, slot, &data);
         if (status != RA_GOOD || !data)
             return status;
         i += VARIANT(read_numbers)(r, data, facts.per_chunk, number * facts.per_chunk, r->room->numbers + i, n - i,
-                                   r->room->values + i);
+                                   (uint32_t *)r->room->values + i);
     }
     *kept = n;
     return RA_GOOD;
@@ -286,14 +295,15 @@ static RA_TARGET int64_t VARIANT(walk_bits)(uint64_t *words, int64_t n_words, in
     return n;
 }
 
-#define SLOTS(slot, type)                                                                                            \
+#define SLOTS(number, slot, type)                                                                                    \
     {                                                                                                                \
+        const number *numbers = read;                                                                                \
         slot *slots = r->room->slots;                                                                                \
         type *values = (type *)r->out->values + at;                                                                  \
         for (int64_t i = 0; i < n; i++)                                                                              \
             if (found[i] >= 0) {                                                                                     \
                 words[(uint32_t)found[i] >> 6] |= (uint64_t)1 << (found[i] & 63);                                    \
-                slots[found[i]] = (slot)read[i];                                                                     \
+                slots[found[i]] = (slot)numbers[i];                                                                  \
             }                                                                                                        \
         n_set = VARIANT(walk_bits)(words, r->out->n_columns / 64 + 1, found);                                        \
         for (int64_t i = 0; i < least(n_set, room); i++)                                                             \
@@ -301,14 +311,20 @@ static RA_TARGET int64_t VARIANT(walk_bits)(uint64_t *words, int64_t n_words, in
     }                                                                                                                \
     break;
 
-/* Move the kept entries of a row together; return whether their columns ascend. */
-RA_INLINE RA_TARGET int VARIANT(close_up)(int32_t *found, uint32_t *read, int64_t n, int64_t kept)
+/* Move the kept entries of a row together, whose values have four bytes or, if `wide`, eight; return whether their
+ * columns ascend. */
+RA_INLINE RA_TARGET int VARIANT(close_up)(int32_t *found, void *read, int wide, int64_t n, int64_t kept)
 {
+    uint32_t *narrow = read;
+    uint64_t *broad = read;
     if (kept < n) {
         int64_t to = 0;
         for (int64_t i = 0; i < n; i++) {
             found[to] = found[i];
-            read[to] = read[i];
+            if (wide)
+                broad[to] = broad[i];
+            else
+                narrow[to] = narrow[i];
             to += found[i] >= 0;
         }
     }
@@ -319,33 +335,42 @@ RA_INLINE RA_TARGET int VARIANT(close_up)(int32_t *found, uint32_t *read, int64_
 }
 
 /* Write the kept entries of a row by ascending column; return whether no column is there twice. `found` and `read` are
- * its columns, negative where left out, and values; the output has `room` entries from `at` on. */
-static RA_TARGET int VARIANT(place_row)(struct reading *r, int32_t *found, uint32_t *read, int64_t n, int64_t kept,
-                                        int64_t at, int64_t room, int monotone)
+ * its columns, negative where left out, and values, of eight bytes if `wide`, else of four; the output has `room`
+ * entries from `at` on. */
+static RA_TARGET int VARIANT(place_row)(struct reading *r, int32_t *found, void *read, int64_t n, int64_t kept,
+                                        int64_t at, int64_t room, int monotone, int type, int wide)
 {
+    enum { WIDE = -1 };
     uint64_t *words = r->room->words;
     if (monotone) {
-        if (VARIANT(close_up)(found, read, n, kept) && kept <= room) {
+        int ascend = wide ? VARIANT(close_up)(found, read, 1, n, kept) : VARIANT(close_up)(found, read, 0, n, kept);
+        if (ascend && kept <= room) {
+            char *target = (char *)r->out->values + ra_type_bytes[type] * at;
             memcpy(r->out->columns + at, found, 4 * (size_t)kept);
-            VARIANT(write_values)(read, kept, 0, (char *)r->out->values + ra_type_bytes[r->out->type] * at, r->out->type);
+            if (wide)
+                memcpy(target, read, 8 * (size_t)kept);
+            else
+                VARIANT(write_values)(read, kept, 0, target, type);
             return 1;
         }
         n = kept;
     }
     int64_t n_set = 0;
-    switch (r->out->type) {
+    switch (wide ? WIDE : type) {
+    case WIDE:
+        SLOTS(uint64_t, uint64_t, uint64_t)
     case RA_UINT8:
-        SLOTS(uint8_t, uint8_t)
+        SLOTS(uint32_t, uint8_t, uint8_t)
     case RA_UINT16:
-        SLOTS(uint16_t, uint16_t)
+        SLOTS(uint32_t, uint16_t, uint16_t)
     case RA_UINT32:
-        SLOTS(uint32_t, uint32_t)
+        SLOTS(uint32_t, uint32_t, uint32_t)
     case RA_UINT64:
-        SLOTS(uint32_t, uint64_t)
+        SLOTS(uint32_t, uint32_t, uint64_t)
     case RA_FLOAT32:
-        SLOTS(uint32_t, float)
+        SLOTS(uint32_t, uint32_t, float)
     default:
-        SLOTS(uint32_t, double)
+        SLOTS(uint32_t, uint32_t, double)
     }
     memcpy(r->out->columns + at, found, 4 * (size_t)least(n_set, room));
     return n_set == kept && n_set <= room;
@@ -381,32 +406,36 @@ static RA_TARGET int32_t VARIANT(gather_placed)(struct reading *r, int64_t *wher
         if (!row_fits(r, row, where))
             return RA_OUTSIDE;
         fetch_next(r, i, 1);
-        int64_t g = rows->group[row], start = rows->start[row], stop = rows->stop[row];
+        int64_t g = rows->group[row], start = rows->start[0][row], n = rows->length[row];
+        struct group_facts of = facts_of(r->arrays + 1, g);
+        int type = value_type(r, of), wide = of.as_is && of.itemsize == 8;
         int64_t first = 0, end = 0, kept = -1;
         int32_t status = RA_GOOD;
         if (maps->wanted_bounds[g + 1] > maps->wanted_bounds[g]) {
-            status = VARIANT(pick_row)(r, g, start, stop, &kept, where, which);
+            status = VARIANT(pick_row)(r, g, start, start + n, &kept, where, which);
             end = kept;
         }
         if (status == RA_GOOD && kept < 0) {
             int64_t begin = maps->bounds[g], n_map = maps->bounds[g + 1] - begin;
             *which = 0;
-            status = VARIANT(take)(r, 0, g, start, stop, maps->columns + begin, n_map, r->room->found, RA_UINT32, where);
+            status = VARIANT(take)(r, 0, g, start, start + n, maps->columns + begin, n_map, r->room->found, RA_UINT32, where);
             if (status == RA_GOOD) {
-                kept = VARIANT(count_kept)(r->room->found, stop - start, &first, &end);
+                kept = VARIANT(count_kept)(r->room->found, n, &first, &end);
                 if (kept < 0) {
                     *where = row;
                     return RA_OUTSIDE;
                 }
                 *which = 1;
-                status = VARIANT(take)(r, 1, g, start + first, start + end, NULL, 0, r->room->values, RA_UINT32, where);
+                start = rows->start[1][row];
+                status = VARIANT(take)(r, 1, g, start + first, start + end, NULL, 0, r->room->values,
+                                       wide ? RA_UINT64 : RA_UINT32, where);
             }
         }
         if (status != RA_GOOD)
             return status;
         int64_t at = rows->at[row], room = rows->at[row + 1] - at;
         if (kept > 0 && !VARIANT(place_row)(r, r->room->found + first, r->room->values, end - first, kept, at, room,
-                                            maps->monotone[g])) {
+                                            maps->monotone[g], type, wide)) {
             *where = row;
             return RA_REPEATED;
         }

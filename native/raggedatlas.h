@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 4
+#define RA_ABI 5
 
 enum ra_status {
     RA_GOOD = 0,
@@ -88,7 +88,8 @@ RA_API int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint6
 
 /* ---- frames.c: chunks that are plain or Blosc, in runs ---- */
 
-enum ra_chunk_kind { RA_PLAIN = 0, RA_BLOSC = 1, RA_PACKED = 2 };
+/* RA_STREAM is a chunk that the caller has decoded, of any number of entries. */
+enum ra_chunk_kind { RA_PLAIN = 0, RA_BLOSC = 1, RA_PACKED = 2, RA_STREAM = 3 };
 
 /* Return into how many pieces `ra_split_ranges` cuts. `starts` and `ends`, (n,), are row ranges that begin at 0 or
  * later; a range that ends before it begins has no piece. `chunk` is positive. */
@@ -172,7 +173,8 @@ struct ra_rows {
     const int64_t *order; /* (n_order,) rows in the order in which they are read: that of the store, mostly */
     int64_t n_order;
     const int32_t *group;
-    const int64_t *start, *stop; /* entries in the arrays of the group */
+    const int64_t *start[2]; /* first entry in the columns and in the values of the group */
+    const int64_t *length;   /* entries */
     const int64_t *at;           /* (n_rows + 1,) first output entry of each, as `ra_arrange_rows` gives it */
     int64_t n_rows, n_groups;
 };
@@ -184,7 +186,8 @@ struct ra_array {
     uint8_t *states;           /* (n_slots,) 1 for a packed chunk that has been checked; shared by threads */
     int64_t n_slots;
     const int64_t *groups; /* (n_groups, 4): first slot; entries of a chunk, at least 1; `ra_chunk_kind`, plus 8 where a
-                              crc32c follows chunks that are not packed; bytes of an entry, 1, 2 or 4 */
+                              crc32c follows chunks that are not packed, plus 16 where values are of the result's type;
+                              bytes of an entry, 1, 2 or 4, of such values also 8 */
 };
 
 /* What becomes of columns. */
@@ -200,7 +203,8 @@ struct ra_maps {
 
 /* The output: columns and values have room for n. `counts`, (n_rows,), is filled with the entries of each row where
  * columns are left out or sorted; if it is NULL, rows are written as stored, which needs complete maps. Stored values
- * are taken as unsigned integers and converted to the type (an `ra_type`); floats are copied as RA_UINT32. */
+ * are taken as unsigned integers and converted to the type (an `ra_type`), those of the result's type are copied as they
+ * are; signed integers and floats of two bytes are unsigned integers of their size here. */
 struct ra_result {
     int32_t *columns;
     void *values;
@@ -215,11 +219,11 @@ struct ra_room {
     uint8_t *work;      /* (chunk_bytes,) */
     int64_t chunk_bytes;
     int32_t *found;   /* (longest + 16,), like the next two; unused where rows are written as stored */
-    uint32_t *values;
+    void *values;     /* of eight bytes where the result's type has as many, else of four */
     int64_t *numbers;
     int64_t longest;  /* entries of the longest row */
     uint64_t *words;  /* (n_columns / 64 + 1,) zero, and left so */
-    void *slots;      /* (n_columns + 1,) of the type where it is of one or two bytes, else of four */
+    void *slots;      /* (n_columns + 1,) of the type, or at least of its size */
 };
 
 /* Check rows, bound their entries in the result, and list those that have any with where they are stored.
@@ -246,7 +250,7 @@ RA_API int32_t ra_arrange_rows(const int32_t *group, const int64_t *start, const
  * Packed chunks are checked when they are first read and not again; of the others the one decoded last is kept. While a
  * row is read, the cache lines of the next are asked for. Rows that must be sorted and do not come so are marked in a
  * bitmap over all columns and read off it, which takes no comparison; where few columns are wanted, packed blocks are
- * searched for them instead of unpacked into the map. */
+ * searched for them instead of unpacked into the map; such a row has the same start in columns and values. */
 RA_API int32_t ra_gather(const struct ra_rows *rows, const struct ra_array *arrays, const struct ra_maps *maps,
                          const struct ra_result *out, const struct ra_room *room, int64_t *where, int32_t *which);
 
@@ -275,14 +279,13 @@ RA_API int32_t ra_count_kept(const struct ra_csr *rows, const void *map, int64_t
 /* Write the new columns of every row, ascending, and for each the entry it came from.
  *
  * map, targets  as `ra_count_kept` takes the map; (n_rows,) the first output entry of every row
- * offset        added to the numbers of entries
  * columns, at   (n_out,) of the map's type and int64_t; rows of several calls may go to one output
  * words, slots  (n_columns / 64 + 1,) zeros, left zero unless the call fails, and (n_columns,)
  * n_columns     how many new columns there are
  *
  * Returns RA_UNSORTED where a row had to be sorted, RA_REPEATED where two entries of a row have one new column. */
 RA_API int32_t ra_map_rows(const struct ra_csr *rows, const void *map, int64_t n_map, int32_t map_itemsize,
-                           const int64_t *targets, int64_t offset, void *columns, int64_t *at, int64_t n_out,
+                           const int64_t *targets, void *columns, int64_t *at, int64_t n_out,
                            uint64_t *words, int64_t *slots, int64_t n_columns);
 
 /* Add to `counts`, (n_columns,), how often each column is named; others are not counted. */

@@ -129,7 +129,7 @@ static void sparse(const uint8_t *choice, const uint8_t *data, int64_t size)
         for (int64_t r = 0; r < n_rows; n_out += counts[r++])
             targets[r] = n_out;
     at = room(n_out, 8);
-    ra_map_rows(&rows, map, n_map, 4 + 4 * (int32_t)wide, targets, 0, room(n_out, 4 + 4 * wide), at, n_out,
+    ra_map_rows(&rows, map, n_map, 4 + 4 * (int32_t)wide, targets, room(n_out, 4 + 4 * wide), at, n_out,
                 room(n_new / 64 + 1, 8), room(n_new, 8), n_new);
     ra_write_dense(&rows, room(n, value_size), (int32_t)value_size, room(n_rows * n_map, value_size), n_map, &where);
     int64_t *found = room(7, 8);
@@ -233,30 +233,38 @@ static void manifests(const uint8_t *choice, const uint8_t *data, int64_t size)
     expect(ra_write_manifests(&out, again, size) == RA_GOOD && !memcmp(again, bytes, (size_t)size), "manifests come back");
 }
 
-/* Rows of one group, columns in one packed chunk, values in another. */
+/* Rows of one group, columns in one chunk, values in another; each is packed or a stream. */
 static void gather(const uint8_t *choice, const uint8_t *data, int64_t size)
 {
     enum { ROWS = 4, COLUMNS = 200 };
     int64_t itemsize = (int64_t)1 << choice[0] % 3, n = 1 + load16(choice + 1) % 700, half = size / 2, where = -1;
-    int64_t order[ROWS], start[ROWS], stop[ROWS], at[ROWS + 1] = {0}, counts[ROWS], longest = 0, sizes[2];
+    int type = choice[6] >> 4 & 3, streamed[2] = {choice[0] / 3 & 1, choice[6] >> 6 & 1};
+    int as_is = streamed[1] && choice[6] >> 7, wide = type == RA_UINT64;
+    int64_t widths[2] = {itemsize, as_is ? (int64_t)1 << type : itemsize};
+    int64_t order[ROWS], start[ROWS], others[ROWS], stop[ROWS], length[ROWS], at[ROWS + 1] = {0}, counts[ROWS], longest = 0, sizes[2];
     int32_t group[ROWS] = {0}, which = -1;
     uint64_t addresses[2];
     for (int i = 0; i < ROWS; i++) {
         start[i] = choice[3] * i % (n + 1);
         stop[i] = least(n, start[i] + choice[4] % COLUMNS);
         order[i] = i;
-        longest = most(longest, stop[i] - start[i]);
-        at[i + 1] = at[i] + stop[i] - start[i];
+        others[i] = streamed[1] ? choice[5] * i : start[i];
+        length[i] = stop[i] - start[i];
+        longest = most(longest, length[i]);
+        at[i + 1] = at[i] + length[i];
     }
     struct ra_array stored[2];
-    int64_t groups[2][4] = {{0, n, RA_PACKED, itemsize}, {0, n, RA_PACKED, itemsize}};
+    int64_t groups[2][4];
     for (int k = 0; k < 2; k++) {
-        int64_t bytes = k ? size - half : half;
-        uint8_t *chunk = room(bytes + 4, 1);
+        int64_t bytes = k ? size - half : half, sum = streamed[k] ? 0 : 4;
+        uint8_t *chunk = room(bytes + sum, 1);
         memcpy(chunk, k ? data + half : data, (size_t)bytes);
-        store32(chunk + bytes, ra_crc32c(0, chunk, bytes));
+        if (sum)
+            store32(chunk + bytes, ra_crc32c(0, chunk, bytes));
         addresses[k] = (uint64_t)(uintptr_t)chunk;
-        sizes[k] = bytes + 4;
+        sizes[k] = bytes + sum;
+        int64_t facts[4] = {0, streamed[k] ? INT64_MAX : n, (streamed[k] ? RA_STREAM : RA_PACKED) + 16 * (k && as_is), widths[k]};
+        memcpy(groups[k], facts, sizeof facts);
         stored[k] = (struct ra_array){addresses + k, sizes + k, room(1, 1), 1, groups[k]};
     }
     int32_t *map = room(COLUMNS + 1, 4), *targets = room(COLUMNS, 4), kept = 0, step = 1 + choice[5] % 9;
@@ -269,30 +277,33 @@ static void gather(const uint8_t *choice, const uint8_t *data, int64_t size)
         }
     }
     map[COLUMNS] = -2;
-    int64_t bounds[2] = {0, COLUMNS + 1}, wanted_bounds[2] = {0, choice[6] & 4 ? kept : 0};
+    int64_t bounds[2] = {0, COLUMNS + 1}, wanted_bounds[2] = {0, choice[6] & 4 && !streamed[0] && !streamed[1] ? kept : 0};
     uint8_t monotone = !(choice[6] & 2);
-    struct ra_rows rows = {order, ROWS, group, start, stop, at, ROWS, 1};
+    struct ra_rows rows = {order, ROWS, group, {start, others}, length, at, ROWS, 1};
     struct ra_maps maps = {map, bounds, &monotone, wanted, targets, wanted_bounds};
     int plain = choice[6] & 8 && choice[6] & 1;
-    struct ra_result out = {room(at[ROWS], 4), room(at[ROWS], 8), plain ? NULL : counts, at[ROWS], COLUMNS, choice[6] >> 4 & 3};
-    struct ra_room scratch = {{NULL, NULL}, NULL, 0, room(longest + 16, 4), room(longest + 16, 4), room(longest + 16, 8),
-                              longest, room(COLUMNS / 64 + 1, 8), room(COLUMNS + 1, 4)};
+    struct ra_result out = {room(at[ROWS], 4), room(at[ROWS], 8), plain ? NULL : counts, at[ROWS], COLUMNS, type};
+    struct ra_room scratch = {{NULL, NULL}, NULL, 0, room(longest + 16, 4), room(longest + 16, 4 + 4 * wide), room(longest + 16, 8),
+                              longest, room(COLUMNS / 64 + 1, 8), room(COLUMNS + 1, 4 + 4 * wide)};
     int32_t status = ra_gather(&rows, stored, &maps, &out, &scratch, &where, &which);
-    if (status != RA_GOOD || !plain || out.type != RA_UINT32)
+    if (status != RA_GOOD || !plain || (type != RA_UINT32 && !as_is))
         return;
     /* Rows as stored are what unpacking gives. */
     for (int k = 0; k < 2; k++) {
-        const uint8_t *whole = room(n, itemsize), *found = k ? out.values : (void *)out.columns;
-        if (at[ROWS])
+        const uint8_t *whole = room(n, widths[k]), *found = k ? out.values : (void *)out.columns;
+        int64_t width = k ? (int64_t)1 << type : 4, *from = k ? others : start;
+        if (streamed[k])
+            whole = (const uint8_t *)(uintptr_t)addresses[k];
+        else if (at[ROWS])
             expect(ra_unpack((const uint8_t *)(uintptr_t)addresses[k], sizes[k] - 4, n, itemsize, (void *)whole) == RA_GOOD,
                    "a chunk that was gathered from unpacks");
         for (int i = 0; i < ROWS; i++)
             for (int64_t j = 0; j < stop[i] - start[i]; j++) {
-                uint32_t value = 0;
-                memcpy(&value, whole + (start[i] + j) * itemsize, (size_t)itemsize);
+                uint64_t value = 0;
+                memcpy(&value, whole + (from[i] + j) * widths[k], (size_t)widths[k]);
                 if (!k && (choice[6] & 2))
                     value = COLUMNS - 1 - value;
-                expect(load32(found + 4 * (at[i] + j)) == value, "gathered rows are those of the chunk");
+                expect(!memcmp(found + width * (at[i] + j), &value, (size_t)width), "gathered rows are those of the chunk");
             }
     }
 }

@@ -1,9 +1,9 @@
 """Read the cells of a plan: one read per group and array, columns mapped, rows in the requested order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,22 +11,12 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
-from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, ReadPlan, SpacePlan, read_group_rows
-from raggedatlas.store.native import GOOD, I64, REPEATED, Columns, library
+from raggedatlas.query.read_plan import ColumnCopy, PartPlan, ReadPlan, SpacePlan, read_group_rows
+from raggedatlas.store.gather import RowGatherer, RowGroup
+from raggedatlas.store.native import I64, REPEATED, Columns, library
 from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges
 from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
-from raggedatlas.store.sparse import (
-    RowGatherer,
-    RowGroup,
-    can_gather,
-    count_kept,
-    map_rows,
-    move_runs,
-    refuse_rows,
-    sorting_order,
-)
-
-A = TypeVar("A")
+from raggedatlas.store.sparse import move_runs, sorting_order
 
 BLOCK_BYTES = 64 * 2**20
 """Approximate bytes of one step when a query is streamed."""
@@ -67,25 +57,20 @@ class PartReader:
         self, space: SpacePlan, part: PartPlan, threads: int = DECODE_THREADS, pool: BufferPool | None = None
     ) -> None:
         self.space, self.part, self.threads = space, part, threads
-        self._gatherers: dict[str, RowGatherer] = {}
-        # The compiled gather writes int32 columns. Without gatherers, `read` decodes sparse rows by `_decode_rows`.
-        if not space.sparse or space.n_read > np.iinfo(np.int32).max:
-            return
-        for layer in part.layers:
-            groups = [_row_group(space, group, layer) for group in part.groups]
-            found = [group for group in groups if group is not None]
-            if len(found) < len(groups) or not can_gather(found, space.dtypes[layer]):
-                # All layers or none: `read` makes one block of them, with the bounds and columns that they share.
-                self._gatherers = {}
-                return
-            self._gatherers[layer] = RowGatherer(found, space.n_read, space.dtypes[layer], threads=threads, pool=pool)
+        self._gatherer: RowGatherer | None = None
+        if space.sparse:
+            groups = [
+                RowGroup(group.indices, group.layers, space.column_maps[group.layout_uid])
+                for group in part.groups if group.indices is not None
+            ]  # fmt: skip
+            dtypes = {layer: space.dtypes[layer] for layer in part.layers}
+            self._gatherer = RowGatherer(groups, space.n_read, dtypes, threads=threads, pool=pool)
 
     @property
     def is_exact(self) -> bool:
         """Whether reading all cells at once takes no more memory than the result."""
-        made = self._gatherers.values()
-        local = all(g.complete and g.columns.is_local and g.values.is_local for g in made)
-        return bool(made) and local and not len(self.space.merged) and not self.space.nan
+        in_place = self._gatherer is not None and self._gatherer.in_place
+        return in_place and not len(self.space.merged) and not self.space.nan
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
         """Read some cells.
@@ -108,15 +93,13 @@ class PartReader:
             If stored bytes are not what was written.
         """
         space, part = self.space, self.part
-        if not space.sparse:
+        if self._gatherer is None:
             return _read_dense(space, part, rows)
-        code, layers = part.code[rows], dict[str, NDArray[Any]]()
+        code = part.code[rows]
         # Columns must ascend for the searches of `sum_merged_columns`; rows with NaN put in are always sorted.
         sort = sort or bool(len(space.merged)) or space.nan
-        for layer, gatherer in self._gatherers.items():
-            indptr, indices, layers[layer] = gatherer.gather(code, part.start[rows], part.end[rows], sort=sort)
-        block = CsrBlock(indptr, indices, layers, space.n_read) if layers else _decode_rows(space, part, rows)
-        block = sum_merged_columns(block, space)
+        found = self._gatherer.gather(code, part.start[rows], part.end[rows], sort=sort)
+        block = sum_merged_columns(CsrBlock(*found, space.n_read), space)
         return _with_unmeasured(block, space, part, code) if space.nan else block
 
     def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
@@ -214,13 +197,6 @@ class SpaceReader:
         )
 
 
-def _row_group(space: SpacePlan, group: GroupPlan, layer: str) -> RowGroup | None:
-    """Describe one group of a layer for the compiled gather."""
-    if group.indices is None or layer not in group.layers:
-        return None
-    return RowGroup(group.indices, group.layers[layer], space.column_maps[group.layout_uid])
-
-
 def row_blocks(space: SpacePlan, n_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[np.int64]]:
     """Split all cells of a space into runs of about `n_bytes` to read, at least one cell each."""
     total = np.cumsum(space.work_bytes())
@@ -262,62 +238,6 @@ def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBloc
             found[layer][at] = values
     indices = (union % n_cols).astype(blocks[0].indices.dtype)
     return CsrBlock(indptr, indices, {layer: found[layer] for layer in layers}, blocks[0].n_cols)
-
-
-def _decode_rows(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> CsrBlock:
-    """Read rows whose arrays the library does not decode (see `can_gather`)."""
-    code = part.code[rows]
-    used = np.unique(code[code >= 0]).tolist()
-    groups, places = [part.groups[g] for g in used], [np.flatnonzero(code == g) for g in used]
-    spans = [(part.start[rows[place]], part.end[rows[place]]) for place in places]
-    stored = [np.concatenate([[0], np.cumsum(end - start)]) for start, end in spans]
-    maps = [space.column_maps[group.layout_uid].astype(_index_dtype(space.n_read)) for group in groups]
-    # On a local disk the threads of one read are enough.
-    each = _in_turn if all(g.indices is None or g.indices.location.is_local for g in groups) else map_groups
-    columns = each(lambda i: _stored_columns(groups[i], *spans[i]), range(len(groups)))
-    lengths = np.zeros(len(rows), np.int64)
-    for i, group in enumerate(groups):
-        lengths[places[i]] = count_kept(stored[i], columns[i], maps[i], _described(group))
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    indices, at = np.empty(int(indptr[-1]), _index_dtype(space.n_read)), np.empty(int(indptr[-1]), np.int64)
-    first = np.cumsum([0, *(int(bounds[-1]) for bounds in stored)]).tolist()
-    state = GOOD
-    for i, group in enumerate(groups):
-        targets = indptr[:-1][places[i]]
-        here = map_rows(stored[i], columns[i], maps[i], space.n_read, targets, indices, at, first[i])
-        refuse_rows(here, _described(group), None, len(maps[i]))
-        state = max(state, here)
-    # One group, nothing sorted and nothing left out: the values are in place as they are read.
-    in_order = len(groups) == 1 and state == GOOD and len(at) == first[-1]
-    layers: dict[str, NDArray[Any]] = {}
-    for layer in part.layers:
-        stream = np.empty(first[-1], space.dtypes[layer])
-
-        def read(i: int, layer: str = layer, stream: NDArray[Any] = stream) -> None:
-            reader, out = groups[i].layers[layer], stream[first[i] : first[i + 1]]
-            same = np.dtype(reader.spec.dtype) == out.dtype
-            values = read_ranges(reader, *spans[i], out=out if same else None)
-            if not same:
-                out[...] = values
-
-        each(read, range(len(groups)))
-        layers[layer] = stream if in_order else stream[at]
-    return CsrBlock(indptr, indices, layers, space.n_read)
-
-
-def _in_turn(function: Callable[[int], A], items: Iterable[int]) -> list[A]:
-    return [function(item) for item in items]
-
-
-def _stored_columns(group: GroupPlan, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
-    assert group.indices is not None
-    local = read_ranges(group.indices, starts, ends)
-    # A negative column becomes a huge one, which is refused like any other that is outside.
-    return local if local.dtype.kind == "u" else local.astype(np.uint64)
-
-
-def _described(group: GroupPlan) -> str:
-    return f"The group {group.path} with the features of list {group.layout_uid}"
 
 
 def _index_dtype(n_cols: int) -> np.dtype[Any]:

@@ -63,11 +63,14 @@ class ChunkDecoder:
         Whether the last four bytes are the crc32c of those before.
     delta : bool
         Whether differences are stored.
+    compiled : bool
+        Whether the library decodes the compressor: of Blosc, LZ4 with or without shuffled bytes.
     """
 
     compressor: str
     checksum: bool
     delta: bool = False
+    compiled: bool = False
 
     def __call__(self, raw: Stored, out: NDArray[Any]) -> None:
         """Decode `raw` into the contiguous array `out`, which must have exactly the decoded size.
@@ -117,12 +120,14 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
     if checksum:
         names.pop()
     if names == [PACKED] and not delta:
-        return ChunkDecoder("packed", checksum)
+        return ChunkDecoder("packed", checksum, compiled=True)
     # `delta` counts as 0 or 1: the `bytes` codec follows the filter. For one-byte types it names no endianness.
     endian = (codecs[delta].get("configuration") or {}).get("endian", "little") if names else "big"
     if names[:1] != ["bytes"] or endian != "little" or names[1:] not in ([], ["blosc"], ["zstd"]):
         return None
-    return ChunkDecoder(names[1] if names[1:] else "none", checksum, delta)
+    blosc = (codecs[delta + 1].get("configuration") or {}) if names[1:] == ["blosc"] else {}
+    compiled = names[1:] == [] or (blosc.get("cname") == "lz4" and blosc.get("shuffle") != "bitshuffle")
+    return ChunkDecoder(names[1] if names[1:] else "none", checksum, delta, compiled)
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 4
+ABI = 5
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -33,7 +33,7 @@ GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME, OUTSIDE, REPEATED, OTHER_FRAME = range(
 BAD_BOUNDS, BAD_COLUMN, UNSORTED, BAD_TYPE = range(7, 11)
 CUT_SHORT, TRAILING, BAD_MODE, NEGATIVE = range(11, 15)
 NO_HEAD, NO_MAGIC, BAD_VERSION, BAD_RUNS, BAD_BITS, BAD_LISTS, BAD_OFFSETS, BEYOND, MISSING = range(15, 24)
-PLAIN, BLOSC, PACKED, CHECKED = 0, 1, 2, 8
+PLAIN, BLOSC, PACKED, STREAM, CHECKED, AS_IS = 0, 1, 2, 3, 8, 16
 
 TYPE_CODES = {"uint8": 0, "uint16": 1, "uint32": 2, "uint64": 3, "float32": 4, "float64": 5}
 """Element types of results, as ``enum ra_type`` numbers them."""
@@ -122,7 +122,12 @@ class Pieces(ctypes.Structure):
 class Rows(ctypes.Structure):
     """``struct ra_rows``."""
 
-    _fields_ = _fields(pointers="order", longs="n_order", pointers_="group start stop at", longs_="n_rows n_groups")
+    _fields_ = _fields(
+        pointers="order",
+        longs="n_order",
+        pointers_="group column_start value_start length at",
+        longs_="n_rows n_groups",
+    )
 
 
 class Array(ctypes.Structure):
@@ -223,7 +228,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_check_order": (_int, (_csr, _long, _where)),
     "ra_count_kept": (_int, (_csr, ANY, _long, _int, OUT_I64, _where)),
     "ra_map_rows": (
-        _int, (_csr, ANY, _long, _int, I64, _long, OUT, OUT_I64, _long, OUT_U64, OUT_I64, _long),
+        _int, (_csr, ANY, _long, _int, I64, OUT, OUT_I64, _long, OUT_U64, OUT_I64, _long),
     ),
     "ra_count_columns": (_int, (ANY, _long, _int, OUT_I64, _long)),
     "ra_claim_places": (_int, (U32, _long, OUT_I64, _long, OUT_I64)),

@@ -633,7 +633,7 @@ def is_packed(reader: ArrayReader) -> bool:
 def native_kind(reader: ArrayReader) -> int | None:
     """Return the kind by which the library decodes an array's chunks; None where Python must."""
     decoder = reader.decoder
-    if decoder is None or decoder.delta:
+    if decoder is None or decoder.delta or not decoder.compiled:
         return None
     return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(decoder.compressor)
 

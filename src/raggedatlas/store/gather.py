@@ -1,0 +1,539 @@
+"""The gather of sparse rows: of many ragged groups, in any codec, into one CSR. The loops are in ``native/gather.c``."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from raggedatlas.errors import CorruptError, SchemaError
+from raggedatlas.store.native import (
+    ANY,
+    AS_IS,
+    CHECKED,
+    FAULTS,
+    GOOD,
+    I32,
+    I64,
+    OUT,
+    OUT_I32,
+    OUT_I64,
+    OUT_U8,
+    OUTSIDE,
+    REPEATED,
+    STREAM,
+    TYPE_CODES,
+    U8,
+    U32,
+    U64,
+    Array,
+    Maps,
+    Result,
+    Room,
+    Rows,
+    library,
+)  # fmt: skip
+from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind, read_ranges
+from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_groups
+from raggedatlas.store.sparse import move_runs
+
+_ENTRIES_PER_THREAD = 2**19
+_SEARCH_BELOW = 32
+_BEYOND = 16
+_ENDLESS = 2**62
+"""Entries of a chunk that is a stream: what it has is said by its size."""
+
+_MAP_TYPES = (I32, I64, U8, U32, I32, I64)
+_INT32, _UINT32 = np.dtype(np.int32), np.dtype(np.uint32)
+_SLOTS = tuple(map(np.dtype, ("uint8", "uint16", "uint32", "uint64", "uint32", "uint64")))
+"""What of a row is noted by column, by type of the result."""
+
+
+Frames: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]
+"""Addresses, sizes and states of chunks."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One sparse group of a gather.
+
+    Parameters
+    ----------
+    columns : ArrayReader
+        Columns of its entries.
+    layers : mapping of str to ArrayReader
+        Values of its entries, by layer.
+    column_map : (n_local,) integers
+        Column of the result for every stored one, -1 where it is left out.
+    """
+
+    columns: ArrayReader
+    layers: Mapping[str, ArrayReader]
+    column_map: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of one gather: the group of each, and its first entry and how many it has there.
+
+    `order` lists those that have entries as they are stored, `at`, (n + 1,), is the first entry of each in the result,
+    and `longest` the most entries of one.
+    """
+
+    group: NDArray[np.int32]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    order: NDArray[np.int64]
+    at: NDArray[np.int64]
+    longest: int
+
+
+@dataclass(frozen=True)
+class _Touched:
+    """The chunks of an array that rows touch, what must be kept until they are read, and the first entry of each row there."""
+
+    frames: Frames
+    kept: list[Any]
+    start: NDArray[np.int64]
+
+
+class _ChunkTable:
+    """Addresses of all chunks of one array per group; local shards are mapped when first needed and stay mapped.
+
+    What the library does not decode is read anew at every call, the entries of its rows one behind the other: a stream,
+    which is one chunk.
+    """
+
+    def __init__(
+        self, readers: Sequence[ArrayReader], dtype: np.dtype[Any], convert: Callable[..., NDArray[Any]]
+    ) -> None:
+        self.readers, self.convert = readers, convert
+        self.is_local = all(reader.folder is not None for reader in readers)
+        forms = [_native_form(reader, dtype) for reader in readers]
+        self.dtypes = [form[1] for form in forms]
+        self.streamed = np.array([form[0] % CHECKED == STREAM for form in forms], bool)
+        per_chunk = [
+            _ENDLESS if stream else r.spec.chunk_shape[0] for r, stream in zip(readers, self.streamed, strict=True)
+        ]
+        per_shard = [1 if stream else r.spec.chunks_per_shard for r, stream in zip(readers, self.streamed, strict=True)]
+        counts = [-(-reader.spec.n_rows // size) for reader, size in zip(readers, per_chunk, strict=True)]
+        self.first_slot = np.cumsum([0, *counts])
+        # As `struct ra_array` has it: first slot, entries of a chunk, kind, bytes of an entry.
+        self.groups = np.array(
+            [
+                (slot, size, kind, held.itemsize)
+                for slot, size, (kind, held) in zip(self.first_slot.tolist(), per_chunk, forms, strict=False)
+            ],
+            np.int64,
+        ).reshape(len(readers), 4)
+        self.chunk_bytes = int(self.groups[~self.streamed][:, [1, 3]].prod(axis=1).max(initial=1))
+        self.per_shard = per_shard
+        self.first_shard = np.cumsum([0, *(-(-n // size) for n, size in zip(counts, per_shard, strict=True))])
+        self.grid = np.array(
+            [
+                (size * n, shard)
+                for size, n, shard in zip(per_chunk, per_shard, self.first_shard.tolist(), strict=False)
+            ],
+            np.int64,
+        ).reshape(len(readers), 2)
+        # Remote shards count as mapped; `touched` fetches their chunks at every call.
+        self.mapped = np.full(self.first_shard[-1], not self.is_local)
+        self.owners: list[Any] = []
+        self.lock = threading.Lock()
+        self.frames = self._fresh()
+
+    def _fresh(self) -> Frames:
+        """Return empty addresses, sizes and states; pages that are not touched cost nothing."""
+        n = int(self.first_slot[-1])
+        return np.zeros(n, np.uint64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+
+    @property
+    def shards(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Entries of a shard and first shard of every group, and which shards are mapped; of remote ones, all."""
+        return self.grid, self.mapped.view(np.uint8)
+
+    def touched(self, rows: _Rows, *, mapped: bool) -> _Touched:
+        """Return all chunks that rows touch; `mapped` says that no shard has to be mapped and no stream to be read."""
+        if mapped and self.is_local:
+            return _Touched(self.frames, self.owners, rows.start)
+        group = rows.group[rows.order]
+        streamed = self.streamed[group]
+        places = {number: rows.order[group == number] for number in np.unique(group[streamed]).tolist()}
+        native = rows.order[~streamed] if places else rows.order
+        asked = rows.group[native], rows.start[native], rows.start[native] + rows.length[native]
+        found = _Touched(*(self._map_shards(*asked) if self.is_local else self._fetch(*asked)), rows.start)
+        return self._with_streams(rows, places, found) if places else found
+
+    def _with_streams(self, rows: _Rows, places: Mapping[int, NDArray[np.int64]], found: _Touched) -> _Touched:
+        """Read the streams of some groups, of which `places` are the rows."""
+        (addresses, sizes, states), start = found.frames, rows.start.copy()
+        # Streams are of one call, but chunks that it finds sound stay so.
+        addresses, sizes, kept = addresses.copy(), sizes.copy(), list(found.kept)
+
+        def read(number: int) -> NDArray[Any]:
+            here, dtype = places[number], self.dtypes[number]
+            values = read_ranges(self.readers[number], rows.start[here], rows.start[here] + rows.length[here])
+            return values if values.dtype == dtype else self.convert(values, dtype)
+
+        # On a local disk as many threads as cores are enough.
+        streams = (map_decode if self.is_local else map_groups)(read, list(places))
+        for (number, here), values in zip(places.items(), streams, strict=True):
+            start[here] = np.cumsum(rows.length[here]) - rows.length[here]
+            slot = int(self.first_slot[number])
+            addresses[slot], sizes[slot] = ANY.address(values), values.nbytes
+            kept.append(values)
+        return _Touched((addresses, sizes, states), kept, start)
+
+    def native(self, frames: Frames) -> Array:
+        """Return what the library takes, of some frames."""
+        addresses, sizes, states = frames
+        return Array(
+            U64.address(addresses), I64.address(sizes), OUT_U8.address(states), len(sizes), I64.address(self.groups)
+        )
+
+    def _map_shards(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> tuple[Frames, list[Any]]:
+        """Map the local shards that rows touch."""
+        low = self.grid[group, 1] + start // self.grid[group, 0]
+        high = self.grid[group, 1] + (end - 1) // self.grid[group, 0]
+        # +1 at a row's first shard, -1 after its last: where the running sum is positive, rows touch the shard.
+        begun = (
+            np.bincount(low, minlength=len(self.mapped)) - np.bincount(high + 1, minlength=len(self.mapped) + 1)[:-1]
+        )
+        with self.lock:
+            for shard in np.flatnonzero((np.cumsum(begun) > 0) & ~self.mapped).tolist():
+                self._map(shard)
+        return self.frames, self.owners
+
+    def _map(self, shard: int) -> None:
+        """Map one local shard."""
+        if self.mapped[shard]:
+            return
+        g = int(np.searchsorted(self.first_shard, shard, side="right")) - 1
+        per_shard = self.per_shard[g]
+        begin = (shard - int(self.first_shard[g])) * per_shard
+        slot = int(self.first_slot[g]) + begin
+        n = min(per_shard, int(self.first_slot[g + 1]) - slot)
+        self._put(g, slot, np.arange(begin, begin + n), self.frames, self.owners)
+        # Last, because `gather` reads it without the lock and then takes the frames of the shard as complete.
+        self.mapped[shard] = True
+
+    def _put(
+        self, g: int, slot: int | NDArray[np.int64], chunks: NDArray[np.int64], frames: Frames, kept: list[Any]
+    ) -> None:
+        """Enter the frames of some chunks of a group."""
+        found = fetch_frames(self.readers[g], chunks)
+        positions = slot + np.arange(len(chunks)) if isinstance(slot, int) else slot
+        frames[0][positions], frames[1][positions] = found.addresses, found.sizes
+        kept.extend(found.owners)
+
+    def _fetch(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> tuple[Frames, list[Any]]:
+        """Fetch the chunks that rows touch; neighbouring rows and chunks share requests."""
+        # Fresh states too: they say which chunks were checked, and newly fetched bytes were not.
+        frames, kept = self._fresh(), list[Any]()
+        first, last = start // self.groups[group, 1], (end - 1) // self.groups[group, 1]
+
+        def fetch(g: int) -> None:
+            selected = group == g
+            touched = np.zeros(int(self.first_slot[g + 1] - self.first_slot[g]) + 1, np.int64)
+            np.add.at(touched, first[selected], 1)
+            np.add.at(touched, last[selected] + 1, -1)
+            chunks = np.flatnonzero(np.cumsum(touched)[:-1])
+            self._put(g, self.first_slot[g] + chunks, chunks, frames, kept)
+
+        map_groups(fetch, np.unique(group).tolist())
+        return frames, kept
+
+    def fault(self, slot: int, status: int) -> CorruptError:
+        """Name a bad chunk."""
+        g = int(np.searchsorted(self.first_slot, slot, side="right")) - 1
+        return bad_chunk(self.readers[g], slot - int(self.first_slot[g]), FAULTS[status])
+
+
+class RowGatherer:
+    """Reads rows of ragged groups into one CSR, columns mapped, in any order and as often as asked.
+
+    Arrays may have any codec and fill value; columns are integers, and values booleans, integers or floats that the dtype of
+    the result holds. Usable from several threads at once. It holds memory maps, so every process creates its own.
+
+    Parameters
+    ----------
+    groups : sequence of RowGroup
+        Each with all layers.
+    n_cols : int
+        Columns of the result.
+    dtypes : mapping of str to dtype
+        Of the result's values, by layer.
+    threads : int
+        Threads of one call; the result does not depend on them.
+    pool : BufferPool, optional
+        Where the memory of results comes from; fresh memory without one.
+
+    Raises
+    ------
+    CorruptError
+        If columns and values of a group differ in length or have other types.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[RowGroup],
+        n_cols: int,
+        dtypes: Mapping[str, np.dtype[Any]],
+        *,
+        threads: int = DECODE_THREADS,
+        pool: BufferPool | None = None,
+    ) -> None:
+        self.threads, self.pool = threads, pool or BufferPool(0)
+        self.dtypes = dtypes
+        for group in groups:
+            _refuse_arrays(group)
+        if any(int(group.column_map.max(initial=-1)) >= n_cols for group in groups):
+            raise SchemaError(f"A column map leads beyond the {n_cols} columns of the result.")
+        # Compiled code writes int32 columns; of a wider result it writes ranks, which `gather` replaces.
+        self.wide_columns: NDArray[np.int64] | None = None
+        if n_cols > np.iinfo(np.int32).max:
+            self.wide_columns, groups = _rank_columns(groups)
+            n_cols = len(self.wide_columns)
+        self.n_cols = n_cols
+        self.columns = _ChunkTable([group.columns for group in groups], _UINT32, _as_columns)
+        self.values = {
+            layer: _ChunkTable([group.layers[layer] for group in groups], dtype, np.ndarray.astype)
+            for layer, dtype in dtypes.items()
+        }
+        # The -2 at the end of each map is what a column finds that the group does not have.
+        ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
+        self.complete = all(-1 not in m for m in ends)
+        bounds = np.cumsum([0, *map(len, ends)])
+        kept_maps = [m[m >= 0] for m in ends]
+        monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
+        self.maps: tuple[NDArray[Any], ...] = (
+            np.concatenate([np.empty(0, np.int32), *ends]),
+            bounds,
+            monotone,
+            *_few_columns(groups),
+        )
+        n_entries = np.array([group.columns.spec.n_rows for group in groups], np.int64)
+        kept = list(map(len, kept_maps))
+        before = np.cumsum(n_entries) - n_entries
+        self.facts = np.stack([n_entries, before, np.diff(bounds) - 1, np.array(kept, np.int64)], axis=1)
+        self.own = threading.local()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether reading takes no memory that grows with the rows but that of the result."""
+        tables = (self.columns, *self.values.values())
+        return self.complete and all(table.is_local and not table.streamed.any() for table in tables)
+
+    def gather(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, sort: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[Any], dict[str, NDArray[Any]]]:
+        """Read rows.
+
+        Parameters
+        ----------
+        group : (n,) int32
+            Group of every row; -1 for an empty row.
+        start, end : (n,) int64
+            Entries of every row in the arrays of its group.
+        sort : bool
+            Whether the columns of every row are sorted. If not, and no column is left out, they come as stored.
+
+        Returns
+        -------
+        (indptr, indices, layers)
+            (n + 1,) int64, int32 or of a result too wide for it int64, and the values of each layer in its dtype.
+
+        Raises
+        ------
+        CorruptError
+            If a range is outside its group, a chunk is damaged, or a column is not one of its group.
+        """
+        group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
+        # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out.
+        plain = self.complete and not sort
+        columns, indices, layers = None, np.empty(0, _INT32), dict[str, NDArray[Any]]()
+        for layer, table in self.values.items():
+            rows, mapped = self._arrange(group, start, end, table)
+            at, total = rows.at, int(rows.at[-1])
+            columns = columns or self.columns.touched(rows, mapped=mapped)
+            indices = indices if layers else self.pool.take(total, _INT32)
+            layers[layer] = self.pool.take(total, self.dtypes[layer])
+            counts = None if plain else np.zeros(len(group), np.int64)
+            out = Result(
+                OUT_I32.address(indices), OUT.address(layers[layer]), 0 if counts is None else OUT_I64.address(counts), total,
+                self.n_cols, _type_code(self.dtypes[layer]),
+            )  # fmt: skip
+            run = partial(self._run, rows, columns, table, table.touched(rows, mapped=mapped), out)
+            work = total if plain else int(rows.length[rows.order].sum())
+            if rows.order.size and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
+                run(rows.order)
+            elif rows.order.size:
+                map_decode(run, _cut(rows.order, rows.length, self.threads))
+        if counts is not None and int(counts.sum()) < total:
+            at, indices, layers = _compact(at, counts, indices, layers)
+        return at, indices if self.wide_columns is None else self.wide_columns[indices], layers
+
+    def _arrange(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], table: _ChunkTable
+    ) -> tuple[_Rows, bool]:
+        """Check and order rows; also tell whether all shards of columns and values that they touch are mapped."""
+        n = len(group)
+        order, places, at, counted = (np.empty(size, np.int64) for size in (n, n, n + 1, 3))
+        shards = *self.columns.shards, *table.shards
+        status = library().ra_arrange_rows(
+            group, start, end, n, self.facts, len(self.facts), *shards, order, places, at, counted
+        )
+        found, longest, mapped = counted.tolist()
+        if status != GOOD:
+            raise self._misplaced(group, start, end, row=found, outside=status == OUTSIDE)
+        order = order[:found][np.argsort(places[:found])] if found > 1 else order[:found]
+        return _Rows(group, start, end - start, order, at, longest), bool(mapped)
+
+    def _run(
+        self,
+        rows: _Rows,
+        columns: _Touched,
+        table: _ChunkTable,
+        values: _Touched,
+        out: Result,
+        order: NDArray[np.int64],
+    ) -> None:
+        """Read some of the rows in the calling thread."""
+        given = Rows(
+            I64.address(order), order.size, I32.address(rows.group),
+            *(I64.address(item) for item in (columns.start, values.start, rows.length, rows.at)), rows.group.size, len(self.facts),
+        )  # fmt: skip
+        tables = (Array * 2)(self.columns.native(columns.frames), table.native(values.frames))
+        maps = Maps(*(kind.address(item) for kind, item in zip(_MAP_TYPES, self.maps, strict=True)))
+        room, _kept = self._room(rows.longest, out)
+        where, which = ctypes.c_int64(0), ctypes.c_int32(0)
+        status = library().ra_gather(given, tables, maps, out, room, where, which)
+        if status in {OUTSIDE, REPEATED}:
+            path = self.columns.readers[int(rows.group[where.value])].name
+            fault = "a feature that its list has not got" if status == OUTSIDE else "a feature twice in one cell"
+            raise CorruptError(f"{path} names {fault}; run validate().")
+        if status != GOOD:
+            raise (table if which.value else self.columns).fault(where.value, status)
+
+    def _room(self, longest: int, out: Result) -> tuple[Room, list[NDArray[Any]]]:
+        """Return the scratch of the calling thread, made when it first reads, and what must be kept while it is used."""
+        if not hasattr(self.own, "chunks"):
+            n_bytes = max(table.chunk_bytes for table in (self.columns, *self.values.values()))
+            self.own.chunks = [np.empty(n_bytes, np.uint8) for _ in range(3)]
+        chunks: list[NDArray[Any]] = self.own.chunks
+        sizes = [longest + _BEYOND] * 3 + [self.n_cols // 64 + 1, self.n_cols + 1] if out.counts else [0] * 5
+        slot = _SLOTS[out.type]
+        kinds: list[DTypeLike] = [np.int32, np.uint64 if slot == np.uint64 else np.uint32, np.int64, np.uint64, slot]
+        extra = [np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)]
+        # The bitmap of columns must start as zeros; the other buffers may hold anything.
+        extra[3][:] = 0
+        kept: list[NDArray[Any]] = [*chunks, *extra]
+        places = [OUT.address(item) for item in kept]
+        return Room(*places[:3], chunks[0].size, *places[3:6], longest, *places[6:]), kept
+
+    def _misplaced(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
+    ) -> CorruptError:
+        """Return the error of an invalid pointer."""
+        g = int(group[row])
+        name = self.columns.readers[g].name
+        if outside:
+            return CorruptError(
+                f"A cell points to [{start[row]}, {end[row]}) of {name}, which has {self.facts[g, 0]} entries; run "
+                "validate()."
+            )
+        return CorruptError(
+            f"A cell points to {end[row] - start[row]:,} entries of {name}: it names a feature twice, or one that its list "
+            "has not got; run validate()."
+        )
+
+
+def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
+    """Cut ordered rows into runs of about equally many entries, one for each thread where there are enough."""
+    total = np.cumsum(lengths[order])
+    n = min(threads, 1 + int(total[-1]) // _ENTRIES_PER_THREAD)
+    cuts = np.searchsorted(total, np.linspace(0, int(total[-1]), n + 1)[1:-1])
+    return [run for run in np.split(order, cuts) if run.size]
+
+
+def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArray[np.int32], NDArray[np.int64]]:
+    """List the kept columns, and what they map to, of packed groups that keep so few that searching is faster than mapping."""
+    wanted, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    bounds = [0]
+    for group in groups:
+        kept = np.flatnonzero(group.column_map >= 0)
+        if _SEARCH_BELOW * len(kept) <= len(group.column_map) and all(
+            map(is_packed, (group.columns, *group.layers.values()))
+        ):
+            wanted.append(kept)
+            targets.append(group.column_map[kept])
+        bounds.append(sum(map(len, wanted)))
+    return np.concatenate(wanted).astype(np.uint32), np.concatenate(targets).astype(np.int32), np.array(bounds)
+
+
+def _rank_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.int64], list[RowGroup]]:
+    """Return the columns that groups map to, ascending, and the groups mapped to places among these."""
+    columns = np.unique(np.concatenate([group.column_map[group.column_map >= 0] for group in groups]))
+    ranks = [np.where(m >= 0, np.searchsorted(columns, m), m) for m in (group.column_map for group in groups)]
+    return columns, [replace(group, column_map=rank) for group, rank in zip(groups, ranks, strict=True)]
+
+
+def _refuse_arrays(group: RowGroup) -> None:
+    """Refuse arrays that are not the columns and values of entries."""
+    columns = group.columns
+    for values in group.layers.values():
+        if columns.spec.shape != values.spec.shape:
+            raise CorruptError(f"{columns.name} and {values.name} differ in length; run validate().")
+        if len(values.spec.shape) != 1 or np.dtype(values.spec.dtype).kind not in "biuf":
+            raise CorruptError(
+                f"{values.name} has shape {values.spec.shape} and dtype {values.spec.dtype}; the values of sparse rows are one "
+                "list of booleans, integers or floats. Run validate()."
+            )
+    if np.dtype(columns.spec.dtype).kind not in "iu":
+        raise CorruptError(f"{columns.name} has dtype {columns.spec.dtype}, but columns are integers. Run validate().")
+
+
+def _native_form(reader: ArrayReader, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
+    """Return how the library reads entries that become `dtype`, as in ``struct ra_array``, and the dtype that it finds."""
+    spec, stored, kind = reader.spec, np.dtype(reader.spec.dtype), native_kind(reader)
+    # Of small unsigned integers the library makes any type, all else it copies.
+    number = stored.kind == "u" and stored.itemsize <= 4 and dtype != np.float16
+    flags = 0 if number else AS_IS
+    # A chunk that is not stored is zero to the library.
+    if kind is None or spec.fill().tobytes().strip(b"\0") or not (number or stored == dtype):
+        return STREAM + flags, stored if number else dtype
+    assert reader.decoder is not None
+    return kind + flags + CHECKED * reader.decoder.checksum, stored
+
+
+def _type_code(dtype: np.dtype[Any]) -> int:
+    """Return the ``ra_type`` by which values are written: of types that C does not know, the integer of their size."""
+    return TYPE_CODES.get(dtype.name, TYPE_CODES[f"uint{8 * dtype.itemsize}"])
+
+
+def _as_columns(columns: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Convert columns to an unsigned dtype; what is negative or too large becomes the largest, which no map has."""
+    return np.minimum(columns.astype(np.uint64), np.iinfo(dtype).max).astype(dtype)
+
+
+def _compact(
+    at: NDArray[np.int64], counts: NDArray[np.int64], indices: NDArray[np.int32], layers: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], dict[str, NDArray[Any]]]:
+    """Close the gaps behind rows of which entries were left out."""
+    indptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+
+    def close(array: NDArray[Any]) -> NDArray[Any]:
+        out = np.empty(int(indptr[-1]), array.dtype)
+        move_runs(array, at[:-1], counts, indptr[:-1], out)
+        return out
+
+    return indptr, close(indices), {layer: close(values) for layer, values in layers.items()}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +48,7 @@ from raggedatlas.catalog.versions import consistent_versions, list_versions, reg
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
+from raggedatlas.model.choices import Level
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -239,8 +239,6 @@ def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
     text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
     return [_problem(record, "store-files", text)]
 
-
-Level = Literal["quick", "rows", "deep"]
 
 _COPY = "Restore the atlas from a copy, or a snapshot with restore()."
 _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import print_status, progress
+from raggedatlas.model.choices import CrossLevel, Join, Layout, Merge
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
@@ -48,14 +49,12 @@ class GeometryOptions:
     )
     writing: Strings = repeatable("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option")
     level: int | None = option(None, "Geometry: which level of a store becomes a file", show="0", min=0)
-    layout: Literal["0.9", "0.7"] = option(None, "Geometry: layout of a store", default="0.9")
+    layout: Layout = option(None, "Geometry: layout of a store", default="0.9")
     chunk_shape: str | None = option("X,Y,...", "Geometry: edges of a chunk, world units", show="by the data")
     levels: int = option(None, "Geometry: how many coarser levels a store gets", default=0, min=0)
     factor: float = option(None, "Geometry: how many times fewer vertices each level has", default=8.0)
     sparsity: float = option(None, "Geometry: share of the objects that each level keeps", default=1.0)
-    level_links: Literal["none", "implicit", "explicit"] = option(
-        None, "Geometry: links between levels", default="none"
-    )
+    level_links: CrossLevel = option(None, "Geometry: links between levels", default="none")
 
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         """Return how to convert."""
@@ -254,18 +253,15 @@ def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -
     return open_sink(target, **options)
 
 
-MergeStrategy = Literal["same", "unique", "first", "only"]
-
-
 @dataclass(frozen=True)
 class ConcatOptions:
     """Arguments of `raggedatlas.concat`."""
 
-    join: Literal["inner", "outer"] = option(
+    join: Join = option(
         None, "Keep features, layers and columns of all files (inner) or of any (outer)", default="inner"
     )
-    merge: MergeStrategy | None = option(None, "What to keep of var, varm and varp", show="nothing")
-    uns_merge: MergeStrategy | None = option(None, "What to keep of uns", show="nothing")
+    merge: Merge | None = option(None, "What to keep of var, varm and varp", show="nothing")
+    uns_merge: Merge | None = option(None, "What to keep of uns", show="nothing")
     label: str | None = option("COLUMN", "Column of obs with the key of each cell's file", "--label")
     keys: Strings = repeatable("KEY", "Key of a file, in order; by default 0, 1, ...", "--key")
     index_unique: str | None = option("TEXT", "Append TEXT and the key of the file to each cell name", "--index-unique")

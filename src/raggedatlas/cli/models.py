@@ -28,6 +28,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text, progress
+from raggedatlas.model.choices import Metric, UmapMetric
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -293,9 +294,7 @@ class UmapLayoutOptions:
 
     n_neighbors: int = option(None, "Number of neighbours", default=15, min=2)
     min_dist: float = option(None, "Minimum distance of points", default=0.1, min=0, max=1)
-    metric: Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"] = option(
-        None, "Distance between rows", default="euclidean"
-    )
+    metric: UmapMetric = option(None, "Distance between rows", default="euclidean")
 
 
 @command(MODELS, "umap results/pca -o results/umap")
@@ -317,8 +316,8 @@ def umap(
 
 Results = Annotated[str, argument("Folder of results", "RESULTS")]
 Column = Annotated[str, typer.Option(help="Output, if there are several.")]
-Metric = Annotated[
-    Literal["l2", "cosine", "dot"],
+Distance = Annotated[
+    Metric,
     typer.Option(help="Squared Euclidean distance, or one minus the cosine or the dot product."),
 ]
 
@@ -351,7 +350,7 @@ def save_to_database(
     results: Results,
     *,
     column: Column = "data",
-    metric: Metric = "l2",
+    metric: Distance = "l2",
     least_rows: Annotated[
         int, typer.Option(min=0, help="Below, every row is compared, and no index is made.")
     ] = 50_000,
@@ -412,7 +411,7 @@ class Measured:
 
     k: int = option(None, "Neighbours of each", "-k", default=10, min=1)
     column: Column = "data"
-    metric: Metric = "l2"
+    metric: Distance = "l2"
     exact: bool = flag("--exact", "Compare every row even where there is an index")
 
 

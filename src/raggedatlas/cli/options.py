@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from raggedatlas.cli.printing import print_json, print_status, print_text
 from raggedatlas.errors import UnknownValueWarning
+from raggedatlas.model.choices import By, Missing, OnMerge, Profile, WideIntegers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -172,9 +173,7 @@ class BoxOptions:
         "XMIN,YMIN,XMAX,YMAX",
         "Keep cells whose shape intersects a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
     )
-    within_by: Literal["bbox", "centroid", "exact"] = option(
-        None, "Part of a shape that must intersect the box", default="bbox"
-    )
+    within_by: By = option(None, "Part of a shape that must intersect the box", default="bbox")
     centroids: str | None = option("GEOMETRY", "Add centroids as obsm['spatial']")
 
     def narrow(self, query: "Query", spaces: list[str]) -> "Query":
@@ -406,13 +405,11 @@ class Selection:
     space: Strings = repeatable("SPACE", "Read a feature space")
     layers: Strings = repeatable("LAYER", "Read a layer; the first becomes X", "--layers", "-l")
     join: str = option("HOW", "union, intersection, or how many datasets must have measured a feature", default="union")
-    missing: Literal["zero", "nan", "drop"] = option(
-        None, "Value of a feature that a dataset did not measure", default="zero"
-    )
+    missing: Missing = option(None, "Value of a feature that a dataset did not measure", default="zero")
     identity: str = option(
         "MAPPING", "Which features are the same: default, as-given, or as in a snapshot", default="default"
     )
-    on_merge: Literal["counts", "sum", "refuse", "apart"] = option(
+    on_merge: OnMerge = option(
         None, "Several columns of a dataset for one feature: add up counts, any layer, refuse, keep", default="counts"
     )
     orthologs: str | None = option("ORGANISM", "Let one-to-one orthologs count as genes of one organism")
@@ -485,7 +482,7 @@ class Method(StrEnum):
 class CxgOptions:
     """Options that write a CXG."""
 
-    profile: Literal["0.3.0", "0.2.0"] | None = option(
+    profile: Profile | None = option(
         None, "Version of a .cxg: 0.3.0 for the current Explorer, 0.2.0 for cellxgene 0.15 to 0.16.8", show="0.3.0"
     )
     strict: Strict = False
@@ -504,7 +501,7 @@ class CxgOptions:
     )
     var_index: str | None = option("COLUMN", "Column of var with the feature names of a .cxg", "--var-index")
     sort_categories: bool = flag("--sort-categories", "Sort categories by name in a .cxg")
-    wide_integers: Literal["refuse", "text"] | None = option(
+    wide_integers: WideIntegers | None = option(
         None, "What to do with integers beyond 32 bits, which a .cxg cannot hold", show="refuse"
     )
 

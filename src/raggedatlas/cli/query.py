@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from raggedatlas.cli.app import QUERY, command
 from raggedatlas.cli.options import (
@@ -26,6 +26,7 @@ from raggedatlas.cli.options import (
 )
 from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
 from raggedatlas.errors import DuplicateError, SourceError
+from raggedatlas.model.choices import Metric
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -215,7 +216,7 @@ class SearchOptions:
 
     column: Annotated[str, value_option(None, "Result, embedding or column to search")]
     k: int = option(None, "Number of cells", "-k", default=10, min=1)
-    metric: Literal["l2", "cosine", "dot"] = option(
+    metric: Metric = option(
         None, "Distance of vectors: squared Euclidean, or one minus the cosine or the dot product", default="l2"
     )
     where: Strings = repeatable("SQL", "Search only cells that satisfy a condition", "--where", "-w")

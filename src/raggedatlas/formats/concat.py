@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import hstack_blocks
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.choices import Join, Merge
 from raggedatlas.model.frames import Column, ColumnTable, Texts, frame_to_arrow
 from raggedatlas.model.protocols import MatrixInfo, Sink, Source, SourceSchema
 from raggedatlas.store.remote_path import AnyPath
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-
-Join = Literal["inner", "outer"]
-Merge = Literal["same", "unique", "first", "only"]
 
 VALUES = 1 << 22
 """Number of values of a table of cells that are concatenated at once; at least one column."""

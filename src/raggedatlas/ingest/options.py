@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.choices import Metric, OnConflict
+from raggedatlas.model.choices import Layout, Metric, OnConflict
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -116,7 +116,7 @@ class AddChoices(TypedDict, total=False):
     genes: str
     unassigned: Any
     counts: bool
-    layout: Literal["0.9", "0.7"]
+    layout: Layout
 
 
 OnDuplicate = Literal["error", "skip", "replace"]
@@ -216,7 +216,7 @@ class GeometryOptions(AddOptions):
     unassigned: Any = None
     counts: bool = False
     organism: str = "auto"
-    layout: Literal["0.9", "0.7"] = "0.9"
+    layout: Layout = "0.9"
 
     def __post_init__(self) -> None:
         """Refuse choices that contradict each other."""

@@ -9,3 +9,34 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 OnConflict = Literal["error", "replace", "keep"]
 """What to do with a cell that has another value."""
+
+Level = Literal["quick", "rows", "deep"]
+"""How much of an atlas is validated."""
+
+Missing = Literal["zero", "nan", "drop"]
+"""Fill value of features that the dataset of a cell did not measure."""
+
+OnMerge = Literal["counts", "sum", "refuse", "apart"]
+"""How columns of one dataset that are the same feature are combined."""
+
+By = Literal["bbox", "centroid", "exact"]
+"""Part of a shape that must intersect a box."""
+
+Join = Literal["inner", "outer"]
+Merge = Literal["same", "unique", "first", "only"]
+"""What concatenation keeps, as in `anndata.concat`."""
+
+Layout = Literal["0.9", "0.7"]
+"""Layout of a geometry store."""
+
+CrossLevel = Literal["none", "implicit", "explicit"]
+"""How a geometry store keeps the links between its levels."""
+
+Profile = Literal["0.3.0", "0.2.0"]
+"""Version of a CXG that is written."""
+
+WideIntegers = Literal["refuse", "text"]
+"""What to do with integers beyond 32 bits, which a CXG cannot hold."""
+
+UmapMetric = Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"]
+"""Distance of the rows that a UMAP lays out."""

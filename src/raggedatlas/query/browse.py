@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.choices import Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord, without_deleted
 from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from raggedatlas.query.identity import FeatureIdentity
     from raggedatlas.query.query import Query
-
-Level = Literal["quick", "rows", "deep"]
 
 
 @checked
@@ -274,7 +273,7 @@ class AtlasView(ReadOnlyAtlas):
         self,
         *,
         identity: str | int | Mapping[str, str] = "default",
-        on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts",
+        on_merge: OnMerge = "counts",
     ) -> "Query":
         """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from raggedatlas.catalog.assets import find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import GeometryRecord
+from raggedatlas.model.choices import By
 from raggedatlas.model.spaces import AXES
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.plan import plan_rows
@@ -306,9 +307,6 @@ def _piece(
     codes = np.array([*(place[label] for label in attribute.metadata["categories"]), -1], np.int64)
     values = attribute.values.astype(np.int64)
     return codes[np.where((values < 0) | (values >= len(codes) - 1), len(codes) - 1, values)]
-
-
-By = Literal["bbox", "centroid", "exact"]
 
 
 @dataclass(frozen=True)

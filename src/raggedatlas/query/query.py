@@ -17,6 +17,7 @@ from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
+from raggedatlas.model.choices import By, Missing, OnMerge
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
@@ -31,8 +32,6 @@ from raggedatlas.query.read import read_batches
 from raggedatlas.query.read_plan import (
     AS_GIVEN,
     DEFAULT,
-    Missing,
-    OnMerge,
     QuerySpec,
     Sample,
     check_count,
@@ -301,9 +300,7 @@ class Query:
             raise QueryError(f"missing takes 'zero', 'nan' or 'drop', not {how!r}.")
         return self._with(missing=how)
 
-    def within(
-        self, bbox: ArrayLike, space: str | None = None, *, by: Literal["bbox", "centroid", "exact"] = "bbox"
-    ) -> "Query":
+    def within(self, bbox: ArrayLike, space: str | None = None, *, by: By = "bbox") -> "Query":
         """Keep cells whose shape intersects a box, in addition to earlier conditions.
 
         Parameters

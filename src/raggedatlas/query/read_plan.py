@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
+from raggedatlas.model.choices import Missing, OnMerge
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Filter
@@ -17,13 +18,6 @@ from raggedatlas.store.read import ArrayReader, read_rows
 
 if TYPE_CHECKING:
     pass
-
-Missing = Literal["zero", "nan", "drop"]
-"""Fill value of features that the dataset of a cell did not measure."""
-
-
-OnMerge = Literal["counts", "sum", "refuse", "apart"]
-"""How columns of one dataset that are the same feature are combined."""
 
 DEFAULT, AS_GIVEN = "default", "as-given"
 """Mappings of features that are not named after a snapshot: the one of the queried snapshot, and none."""

@@ -8,19 +8,20 @@ to `Geometry`; reading assembles them again. Everything is a NumPy array; a list
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.model.choices import CrossLevel
 from raggedatlas.vectors.shapes import KINDS, Attributes, Groups, Strings
 
 CONVENTIONS = ("explicit", "implicit_sequential", "implicit_sequential_with_branches")
 INDEX_CONVENTIONS = ("standard", "identity")
 # Values of `cross_chunk_strategy` in the root, `boundary` in `ChunkingOptions`.
 CROSS_CHUNK = ("explicit_links", "boundary_deduplication", "both")
-CROSS_LEVEL = ("none", "implicit", "explicit")
+CROSS_LEVEL = get_args(CrossLevel)
 METHODS = ("per_object", "manual", "none")
 CAPABILITIES = ("fragment_index", "shared_fragments", "preserved_object_ids", "multiscale_links")
 """Supported tokens of ``format_capabilities``."""

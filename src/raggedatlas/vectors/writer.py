@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import get_args
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, ValuesError
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.choices import Layout
 from raggedatlas.store.location import Location, store_errors, write_pieces
 from raggedatlas.store.read import forget_indexes
 from raggedatlas.store.runtime import map_requests
@@ -384,7 +386,7 @@ def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
     return owner
 
 
-LAYOUTS = ("0.9", "0.7")
+LAYOUTS = get_args(Layout)
 
 
 @checked

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import Progress, checked, no_progress
+from raggedatlas.model.choices import UmapMetric
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
@@ -211,7 +212,7 @@ def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.flo
     return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)
 
 
-METRICS = ("euclidean", "cosine", "manhattan", "correlation", "chebyshev")
+METRICS = get_args(UmapMetric)
 
 
 @dataclass(frozen=True)

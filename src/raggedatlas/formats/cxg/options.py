@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.model.choices import Profile, WideIntegers
 
 Layout = Literal["dense", "sparse", "split"]
 """Storage layout of the matrix: `dense` and `sparse` are one two-dimensional array ``X``; `split` is ``Xr`` and ``Xc``, each
@@ -51,8 +52,7 @@ VERSIONS = (UNNAMED, "0.1", "0.2.0", "0.3.0")
 TITLED_BY_PROPERTIES = ("0.1",)
 """Versions in which the title in `PROPERTIES` takes precedence over the one in `CORPORA`."""
 
-Profile = Literal["0.3.0", "0.2.0"]
-PROFILES: tuple[Profile, ...] = ("0.3.0", "0.2.0")
+PROFILES: tuple[Profile, ...] = get_args(Profile)
 """Versions that can be written: the first for the current Explorer, the second for cellxgene 0.15 to 0.16.8."""
 
 HINT_TYPES = ("string", "categorical", "boolean", "int32", "float32", "int64", "float64")
@@ -245,7 +245,7 @@ class CxgOptions:
     compute_embedding: str | Embedder | None = None
     var_index: str | None = None
     sort_categories: bool = False
-    wide_integers: Literal["refuse", "text"] = "refuse"
+    wide_integers: WideIntegers = "refuse"
     on_losses: Callable[[tuple[ConversionLoss, ...]], None] | None = None
 
     @property
@@ -280,7 +280,7 @@ class CxgOptions:
             raise SourceError(f"Unknown CXG options {unknown}; available are {known}.")
         options = cls(**choices)
         values: dict[str, tuple[Any, ...]] = {
-            "profile": PROFILES, "layout": ("auto", "dense", "sparse"), "wide_integers": ("refuse", "text")
+            "profile": PROFILES, "layout": ("auto", "dense", "sparse"), "wide_integers": get_args(WideIntegers)
         }  # fmt: skip
         for name, legal in values.items():
             if getattr(options, name) not in legal:

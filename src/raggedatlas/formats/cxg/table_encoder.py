@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, ConversionLoss, Profile
+from raggedatlas.formats.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, ConversionLoss
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
+from raggedatlas.model.choices import Profile
 from raggedatlas.model.frames import Column as Given
 from raggedatlas.model.frames import ColumnTable, Texts
 from raggedatlas.store.runtime import release_unused_memory

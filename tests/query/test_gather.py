@@ -104,7 +104,7 @@ def test_what_was_not_measured_is_nan(view: ra.AtlasView, layer: str) -> None:
     rows = np.random.default_rng(2).permutation(2 * N_CELLS)[:50]
     block = SpaceReader(plan.single()).read(rows)
     assert isinstance(block, CsrBlock)
-    names = [feature.rsplit(":", 1)[-1] for feature in plan.single().features]
+    names = [feature.rsplit(":", 1)[-1] for feature in view.query().to_anndata().var_names]
     order = plan.obs.column("cell_name").to_pylist()
     right = expected(view, layer, np.nan).loc[[order[i] for i in rows], names].to_numpy()
     np.testing.assert_allclose(dense(block, layer), right, rtol=1e-6)

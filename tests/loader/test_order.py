@@ -1,5 +1,6 @@
 """Laws of the order: every epoch is covered exactly once, is a pure function of its key, and is as random as it says."""
 
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import QueryError
+from raggedatlas.loader import order as orders
 from raggedatlas.loader.order import (
+    GROUPED,
+    WEIGHTED,
     Batches,
     Order,
     Permutation,
@@ -246,6 +250,30 @@ def test_draws_follow_their_weights() -> None:
     within = np.bincount(rows[codes[rows] == 2], minlength=50)[:50] / 20_000
     np.testing.assert_allclose(within, 1 / 50, atol=0.005)
     assert (codes[rows] >= 0).all()
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 1e-9, 3.0, 1e9]), min_size=1, max_size=300).filter(any),
+    st.lists(st.integers(-1, 9), min_size=1, max_size=300).filter(lambda codes: max(codes) >= 0),
+)
+def test_strategies_are_those_of_all_values_at_once(weights: list[float], codes: list[int]) -> None:
+    """Values that are looked at a block at a time give the draws, groups and identifiers of sums and sorts over all cells."""
+    values, groups = np.array(weights), np.array(codes, np.int32)
+    drawn, grouped = Strategy(WEIGHTED, values, 500), Strategy(GROUPED, groups, len(codes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orders, "_BLOCK", 2 * orders._RUN)
+        total = np.cumsum(values)
+        assert drawn.ends.tolist() == [total[min(at, len(total)) - 1] for at in range(64, len(total) + 64, 64)]
+        found = epoch_batches(Order(len(values), 500, seed=5, strategy=drawn), 1).take(np.array([0])).rows
+        chance = orders._uniform(np.arange(500), 5, 1) * total[-1]
+        expected = np.minimum(np.searchsorted(total, chance, side="right"), np.flatnonzero(values)[-1])
+        assert found.tolist() == expected.tolist()
+        assert grouped.by_group.tolist() == [
+            cell for cell in np.argsort(groups, kind="stable").tolist() if codes[cell] >= 0
+        ]
+        assert grouped.sizes.tolist() == np.bincount(groups[groups >= 0]).tolist()
+        for one, given_values in ((drawn, values), (grouped, groups.astype(np.int64))):
+            assert one.digest().split()[1] == blake2b(given_values.tobytes(), digest_size=8).hexdigest()
 
 
 def test_a_strategy_of_the_callers_own_is_checked() -> None:

@@ -24,6 +24,7 @@ from raggedatlas.query.read_plan import PartPlan, SpacePlan
 from raggedatlas.query.selection import BLOCK_CELLS
 from raggedatlas.query.stream import CellStream, Kinds, can_stream
 from raggedatlas.store.record_files import RecordFolder, Records
+from raggedatlas.store.runtime import release_unused_memory
 from raggedatlas.store.tables import ROW_ID
 
 IN_MEMORY_CELLS = 2**17
@@ -197,6 +198,7 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
     survey = stream.survey(look, wanted)
     for coder in coders:
         coder.settle()
+    release_unused_memory()
     planned = stream.plan(survey.kinds)
     dtype = _dtype(planned, coders, rows=not survey.in_order)
     known = {
@@ -225,7 +227,9 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
             break
     if records is None:
         records = Records(np.concatenate([np.empty(0, dtype), *blocks()]), stored)
-    return _of_records(request, planned, replace(_facts(planned, hashlib.blake2b(), known), key=stored["key"]), records)
+    release_unused_memory()
+    facts = replace(_facts(planned, hashlib.blake2b(), known), key=stored["key"])
+    return _of_records(request, planned, facts, records)
 
 
 def _by_row(dtype: np.dtype[Any], blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:

@@ -1,6 +1,6 @@
-"""Which cells each batch of an epoch holds: pure functions of sizes, seeds, ranks and workers. No I/O, no state."""
+"""Which cells each batch of an epoch holds: pure functions of sizes, seeds, ranks and workers. No state, and no I/O but a scratch file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
 from raggedatlas.store.native import GOOD, library
+from raggedatlas.store.record_files import scratch_array
 
 Shuffle = Literal["full", "blocks"] | None
 Even = Literal["pad", "drop"] | None
 Sampler = Callable[[int, np.random.Generator], NDArray[np.int64]]
 """Called with the number of cells and a generator; returns the cells of one epoch, in order."""
+
+_RUN, _BLOCK = 64, 2**16
+"""Cells whose weights are added up for each draw, and cells that are looked at together."""
 
 EVERY, WEIGHTED, BALANCED, GROUPED, OWN = "every", "weighted", "balanced", "grouped", "own"
 
@@ -46,35 +50,65 @@ class Strategy:
         return Strategy, (self.kind, self.values, self.n_samples, self.own)
 
     @cached_property
-    def cumulated(self) -> NDArray[np.float64]:
-        """Sum of the weights up to and including each cell, (n_cells,)."""
-        assert self.values is not None
-        return np.cumsum(self.values, dtype=np.float64)
+    def ends(self) -> NDArray[np.float64]:
+        """Sum of the weights up to the end of each run of `_RUN` cells, added one after the other."""
+        ends, total = [np.empty(0)], np.zeros(1)
+        for _, values in self._blocks(np.float64):
+            sums = np.cumsum(np.concatenate([total, values]))
+            # A block is a multiple of the runs long, but for the last.
+            ends.append(np.append(sums[_RUN:-1:_RUN], sums[-1]))
+            total = sums[-1:]
+        return np.concatenate(ends)
 
     @cached_property
     def last_weighted(self) -> int:
         """The last cell with a weight above 0."""
-        assert self.values is not None
-        return int(np.flatnonzero(self.values)[-1])
+        return max(
+            start + int(np.flatnonzero(values)[-1]) for start, values in self._blocks(np.float64) if values.any()
+        )
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Number of cells of each group, (n_groups,)."""
-        assert self.values is not None
-        return np.bincount(self.values[self.values >= 0], minlength=1).astype(np.int64)
+        sizes = np.zeros(1, np.int64)
+        for _, codes in self._blocks(np.int64):
+            here = np.bincount(codes[codes >= 0], minlength=len(sizes))
+            here[: len(sizes)] += sizes
+            sizes = here
+        return sizes
 
     @cached_property
-    def by_group(self) -> NDArray[np.int64]:
+    def by_group(self) -> NDArray[Any]:
         """Cells that have a group, sorted by group."""
         assert self.values is not None
-        # Code -1, cells without a value, comes first and is cut off.
-        return np.argsort(self.values, kind="stable")[int((self.values < 0).sum()) :]
+        sizes = self.sizes
+        made = scratch_array(int(sizes.sum()), np.uint32 if len(self.values) <= 2**32 else np.int64)
+        place = np.cumsum(sizes) - sizes
+        for start, codes in self._blocks(np.int64):
+            # Code -1, cells without a value, comes first and is cut off.
+            cells = np.argsort(codes, kind="stable")[int((codes < 0).sum()) :]
+            groups, first, counts = np.unique(codes[cells], return_index=True, return_counts=True)
+            made[np.repeat(place[groups] - first, counts) + np.arange(len(cells))] = start + cells
+            place[groups] += counts
+        return made
+
+    @cached_property
+    def _values_hash(self) -> str:
+        digest = blake2b(digest_size=8)
+        for _, values in self._blocks(np.float64 if self.kind == WEIGHTED else np.int64):
+            digest.update(values.tobytes())
+        return digest.hexdigest()
+
+    def _blocks(self, dtype: type[np.generic]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Iterate over the values, which may be mapped from a file, with the number of the first cell of each block."""
+        values = np.empty(0) if self.values is None else self.values
+        for start in range(0, len(values), _BLOCK):
+            yield start, np.ascontiguousarray(values[start : start + _BLOCK], dtype)
 
     def digest(self) -> str:
         """Return a short identifier of this strategy."""
-        values = b"" if self.values is None else np.ascontiguousarray(self.values).tobytes()
         own = "" if self.own is None else getattr(self.own, "__qualname__", type(self.own).__qualname__)
-        return f"{self.kind} {own}{blake2b(values, digest_size=8).hexdigest()} {self.n_samples}"
+        return f"{self.kind} {own}{self._values_hash} {self.n_samples}"
 
 
 @dataclass(frozen=True)
@@ -433,12 +467,19 @@ def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.in
 
 def _draw_weighted(order: Order, epoch: int) -> Draw:
     """Draw with replacement, each cell with a chance in proportion to its weight."""
-    total, last = order.strategy.cumulated, order.strategy.last_weighted
+    ends, last, weights = order.strategy.ends, order.strategy.last_weighted, order.strategy.values
+    assert weights is not None
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        drawn = _uniform(positions, order.seed, epoch) * total[-1]
-        # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
-        rows: NDArray[np.int64] = np.minimum(np.searchsorted(total, drawn, side="right"), last)
+        drawn = _uniform(positions, order.seed, epoch) * ends[-1]
+        # A product may round up to `ends[-1]`, for which the search is beyond the last cell that has a weight.
+        run = np.minimum(np.searchsorted(ends, drawn, side="right"), len(ends) - 1)
+        cells = run[:, None] * _RUN + np.arange(_RUN)
+        inside = cells < len(weights)
+        sums = np.where(inside, weights[np.where(inside, cells, 0)].astype(np.float64), 0)
+        # Added one after the other to all before, as in `ends`, so that sums are equal to the last bit.
+        sums = np.cumsum(np.concatenate([np.append(0.0, ends)[run][:, None], sums], axis=1), axis=1)[:, 1:]
+        rows: NDArray[np.int64] = np.minimum(run * _RUN + (sums <= drawn[:, None]).sum(axis=1), last)
         return rows
 
     return Draw(order.strategy.n_samples, locate)
@@ -452,7 +493,7 @@ def _draw_balanced(order: Order, epoch: int) -> Draw:
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
         group = held[(_uniform(positions, order.seed, epoch) * len(held)).astype(np.int64)]
         within = (_uniform(positions, order.seed, epoch, 1) * sizes[group]).astype(np.int64)
-        rows: NDArray[np.int64] = cells[starts[group] + within]
+        rows: NDArray[np.int64] = cells[starts[group] + within].astype(np.int64)
         return rows
 
     return Draw(order.strategy.n_samples, locate)
@@ -483,7 +524,7 @@ def _grouped(order: Order, epoch: int) -> Draw:
             for one in np.unique(group).tolist():
                 here = group == one
                 place[here] = permutation(one)(place[here])
-        rows: NDArray[np.int64] = cells[starts[group] + place]
+        rows: NDArray[np.int64] = cells[starts[group] + place].astype(np.int64)
         return rows
 
     return Draw(int(bounds[-1]), locate, shuffled)

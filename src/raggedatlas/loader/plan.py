@@ -30,6 +30,7 @@ from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
 from raggedatlas.query.selection import BLOCK_CELLS
+from raggedatlas.store.record_files import scratch_array
 
 OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
 """Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
@@ -416,10 +417,10 @@ def _strategy(n_cells: int, options: LoaderOptions, column: ObsColumn | None) ->
         return Strategy(WEIGHTED, _weights(n_cells, options, column), n_samples)
     if column is None:
         return Strategy()
-    codes = _group_codes(column)
-    if not (codes >= 0).any():
+    strategy = Strategy(GROUPED if options.group else BALANCED, _group_codes(column), n_samples)
+    if not strategy.sizes.any():
         raise QueryError(f"Loader: the column {options.strategy_column!r} has no value in any of {n_cells:,} cells.")
-    return Strategy(GROUPED if options.group else BALANCED, codes, n_samples)
+    return strategy
 
 
 def _weights(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> NDArray[np.float64]:
@@ -435,17 +436,30 @@ def _weights(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> 
         raise QueryError(
             f"Loader got weights of shape {weights.shape} for {n_cells:,} cells; give one weight for each cell, in the query's order."
         )
-    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+    parts = (weights[start : start + BLOCK_CELLS] for start in range(0, n_cells, BLOCK_CELLS))
+    sound, any_above = True, False
+    for part in parts:
+        sound = sound and bool((np.isfinite(part) & (part >= 0)).all())
+        any_above = any_above or bool(part.any())
+    if not sound or not any_above:
         raise QueryError("Loader: weights are finite numbers from 0 on, at least one of them above 0.")
     return weights
 
 
-def _group_codes(column: ObsColumn) -> NDArray[np.int64]:
+def _group_codes(column: ObsColumn) -> NDArray[Any]:
     if column.categories is not None:
-        return column.values.astype(np.int64)
+        return column.values
     # All NaN become one value, whose code is turned into -1: the cell is left out.
-    known, codes = np.unique(column.values, return_inverse=True)
-    return np.where(np.isnan(known)[codes], -1, codes) if known.dtype.kind == "f" else codes
+    known = np.empty(0, column.values.dtype)
+    starts = range(0, len(column.values), BLOCK_CELLS)
+    for start in starts:
+        known = np.unique(np.concatenate([known, column.values[start : start + BLOCK_CELLS]]))
+    codes = scratch_array(len(column.values), np.int32)
+    for start in starts:
+        values = column.values[start : start + BLOCK_CELLS]
+        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+        codes[start : start + BLOCK_CELLS] = np.where(missing, -1, np.searchsorted(known, values))
+    return codes
 
 
 def plan_part(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import raggedatlas as ra
-from raggedatlas.errors import NotFoundError, SourceError, StoreError
+from raggedatlas.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
 from raggedatlas.store import runtime
 from raggedatlas.vectors import chunking
@@ -190,8 +190,8 @@ def test_what_is_no_table_of_points_is_refused(tmp_path: Path) -> None:
     refused(table.append_column("list", [[[1]] * 4]), SourceError, "holds list")
     refused(table.append_column("n", [pa.array([1, None, 2, 3])]), SourceError, "'n' of int64 has missing values")
     refused([table.to_batches()[0], table.drop_columns("gene").to_batches()[0]], SourceError, "different columns")
-    refused([table], SourceError, "expected a pyarrow.RecordBatch")
-    refused(3, SourceError, "not from int")
+    refused(iter([table]), SourceError, "expected a pyarrow.RecordBatch")
+    refused(3, ArgumentError, "not 3")
     refused(table.slice(0, 0), SourceError, "no points")
     refused(tmp_path / "none.parquet", NotFoundError, "no Parquet file")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")

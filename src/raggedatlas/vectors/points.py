@@ -27,7 +27,7 @@ USUAL_POSITIONS = (("x_location", "y_location", "z_location"), ("x", "y", "z"), 
 
 @checked
 def read_points(
-    source: Any,  # noqa: ANN401  (path, or Arrow data)
+    source: str | os.PathLike[str] | pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch],
     *,
     positions: Sequence[str] = (),
     columns: Sequence[str] | None = None,
@@ -197,10 +197,8 @@ def _batches(source: Any, storage_options: Mapping[str, str] | None) -> Iterator
         return _parquet_batches(as_path(source, storage_options))
     if isinstance(source, pa.Table):
         parts: Iterable[Any] = source.to_batches(BLOCK_ROWS)
-    elif isinstance(source, pa.RecordBatchReader | Iterable):
-        parts = source
     else:
-        raise SourceError(f"Points are read from a path or Arrow data, not from {type(source).__name__}.")
+        parts = source
     return _checked_batches(parts)
 
 

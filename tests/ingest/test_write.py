@@ -15,11 +15,13 @@ import pytest
 import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError, ValuesError
 from raggedatlas.ingest import commit
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.anndata_strategies import assert_same
+from raggedatlas.testing.atlases import small_anndata
 
 
 def plain(seed: int = 0, n: int = 12) -> ad.AnnData:
@@ -381,3 +383,21 @@ def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None
     assert sorted(atlas.list_datasets()["name"]) == sorted(r.name for r in reports)
     for i, report in enumerate(reports):
         assert_same(plain(i, 3 + i), atlas.dataset(report.name).to_anndata())
+
+
+def test_duplicates_are_found_among_many_small_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many datasets of one size and one set of features, the equal one is found, without a look at the cells of each."""
+    atlas = RaggedAtlas.create(str(tmp_path / "a"))
+    atlas.add([small_anndata(seed) for seed in range(1, 13)], organism="human", progress=False)
+    looks: list[object] = []
+    original = Tables.read
+
+    def counting(self: Tables, name: str, *given: object, **more: object) -> object:
+        looks.extend([name] if name == CELLS else [])
+        return original(self, name, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tables, "read", counting)
+    with pytest.raises(DuplicateError):
+        atlas.add(small_anndata(7), "again", organism="human", progress=False)
+    atlas.add(small_anndata(13), "new", organism="human", progress=False)
+    assert len(looks) < 8

@@ -129,6 +129,9 @@ class StagedDataset:
         self.arrays.child(self.plan.uid).delete_prefix()
 
 
+_ASKED_ONE_BY_ONE = 8
+"""Datasets whose cells are looked at one by one to find a duplicate."""
+
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 """Formats whose files are held against the rules of AnnData before they are opened."""
 
@@ -416,9 +419,10 @@ def _same_content(
     main = plan.groups[0]
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
     alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
+    known = {record.zarr_group for record in alike}
+    older = _uids_of_older_records(catalog, [r for r in records if r.zarr_group not in known], plan)
     # Values are read once more only for datasets that pass these filters.
-    alike = [record for record in alike if _may_have_these_cells(catalog, record, plan)]
-    older = _uids_of_older_records(catalog, [r for r in records if r not in alike], plan)
+    alike = _with_these_cells(catalog, alike, plan)
     if not alike and not older and not seen:
         return (), None
     contents = [_content_hash(plan), *(ContentHash(plan.cells, uids) for uids in older.values())]
@@ -469,13 +473,13 @@ def _uids_of_older_records(
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     wanted = _once_unique(main.features.rows.column("feature_id").to_pylist())
     found = {}
-    for record in records:
-        layout = layouts.get(record.layout_uid)
-        uids = [] if layout is None else [uid for uid in layout.features.tolist() if uid in id_of]
+    for uid, layout in layouts.items():
+        uids = [uid for uid in layout.features.tolist() if uid in id_of]
         uid_of = {id_of[uid] or uid: uid for uid in uids}
-        if len(uid_of) == len(uids) and uid_of.keys() == {*wanted} and _may_have_these_cells(catalog, record, plan):
-            found[record.zarr_group] = tuple(uid_of[name] for name in wanted)
-    return found
+        if len(uid_of) == len(uids) and uid_of.keys() == {*wanted}:
+            found[uid] = tuple(uid_of[name] for name in wanted)
+    records = _with_these_cells(catalog, [record for record in records if record.layout_uid in found], plan)
+    return {record.zarr_group: found[record.layout_uid] for record in records}
 
 
 def _once_unique(ids: Sequence[str]) -> list[str]:
@@ -493,6 +497,17 @@ def _once_unique(ids: Sequence[str]) -> list[str]:
         taken.add(made)
         unique.append(made)
     return unique
+
+
+def _with_these_cells(catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan) -> list[DatasetRecord]:
+    """Return the datasets that may have the cells of a plan, so that their values need to be compared."""
+    first = _names(plan)[:1].drop_null().to_pylist()
+    if first and len(records) > _ASKED_ONE_BY_ONE:
+        # One look for the first name, instead of one at each of many small datasets.
+        there = catalog.tables.read(CELLS, ["dataset_uid"], equals("cell_name", first[0]))
+        having, deleted = {*there.column(0).to_pylist()}, catalog.n_deleted()
+        records = [r for r in records if r.uid in having or r.uid in deleted or r.n_cells_added != r.n_cells]
+    return [record for record in records if _may_have_these_cells(catalog, record, plan)]
 
 
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:

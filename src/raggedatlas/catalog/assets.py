@@ -22,7 +22,6 @@ from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRe
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
-    datasets_from_table,
     entries_from_table,
     entries_to_table,
     read_json,
@@ -326,13 +325,7 @@ def read_records(catalog: Catalog) -> list[DatasetRecord]:
     CorruptError
         If a record is damaged; the message names its row and field.
     """
-    memo = catalog._memo.get("records")
-    if isinstance(memo, list):
-        return memo
-    records = datasets_from_table(catalog.tables.read(DATASETS))
-    if catalog.snapshot is not None:
-        catalog._memo["records"] = records
-    return records
+    return [*catalog.inventory().records]
 
 
 def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[DatasetRecord]]:
@@ -420,9 +413,8 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     tables, tried = Tables(catalog.tables.location), set[str]()
 
     def attempt() -> None:
-        version = tables.version(DATASETS)
-        rows = Tables(tables.location, {DATASETS: version}).read(DATASETS).cast(DATASETS_SCHEMA)
-        old = datasets_from_table(rows)
+        inventory = catalog.inventory()
+        version, old = inventory.version, [*inventory.records]
         if any(record.uid in tried for record in old):
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
@@ -431,8 +423,10 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         tried.update(record.uid for record in commit.records)
         if not commit.records:
             return
+        pinned = tables.at({DATASETS: version})
         # An empty inventory has no first row on which concurrent merges would conflict (see below).
         if commit.replaces or not old:
+            rows = pinned.read(DATASETS).cast(DATASETS_SCHEMA)
             kept = rows.filter(
                 pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
             )
@@ -440,7 +434,8 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
                 raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
             return
         # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
-        both = pa.concat_tables([rows.slice(0, 1), fresh])
+        first = pinned.read(DATASETS, where=equals("zarr_group", old[0].zarr_group)).cast(DATASETS_SCHEMA)
+        both = pa.concat_tables([first.slice(0, 1), fresh])
         tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
 
     tables.retry(DATASETS, attempt)

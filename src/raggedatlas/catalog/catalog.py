@@ -18,8 +18,10 @@ from raggedatlas.model.records import (
     LAYOUTS_SCHEMA,
     VERSIONS_SCHEMA,
     AtlasVersionRecord,
+    DatasetRecord,
     DeletionRecord,
     PurgeMark,
+    datasets_from_table,
     read_json,
 )
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
@@ -28,7 +30,7 @@ from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import CHANGED_AT, Tables
 
 RESULTS, GEOMETRY = RESULTS_TABLE, GEOMETRY_TABLE
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
@@ -209,6 +211,25 @@ class Catalog:
             counts.update({uid: cells.n_cells for uid, cells in record.datasets.items()})
         return counts
 
+    def inventory(self) -> "Inventory":
+        """Return the records of all datasets, in the order in which they were added; at the tip, only rows that changed since the last call are read.
+
+        Raises
+        ------
+        CorruptError
+            If a record is damaged; the message names its row and field.
+        """
+        known = self._memo.get(DATASETS)
+        if not isinstance(known, Inventory):
+            known = Inventory(0, ())
+        table = self.tables.open(DATASETS)
+        version = int(table.version)
+        if known.version == version:
+            return known
+        pinned = Tables(self.tables.location, {DATASETS: version}, None, {DATASETS: table})
+        self._memo[DATASETS] = made = known.updated(pinned, version)
+        return made
+
     def current(self) -> "Catalog":
         """Return the current content, which differs from the newest table versions only during a purge.
 
@@ -311,6 +332,47 @@ class Catalog:
                     raise
         if known is None:
             self.tables.update_metadata(DATASETS, {_SPACE_KEY + space.name: space.to_json()})
+
+
+_IDENTIFYING = ("zarr_group", "name", "content_hash")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The records of all datasets at one version of their table.
+
+    Parameters
+    ----------
+    version : int
+        The version; 0 is before the first.
+    records : tuple of DatasetRecord
+        In the order in which they were added.
+    """
+
+    version: int
+    records: tuple[DatasetRecord, ...]
+
+    def updated(self, tables: Tables, version: int) -> "Inventory":
+        """Return the records at a version; an atlas may have thousands, of which one `add` changes two.
+
+        Parameters
+        ----------
+        tables : Tables
+            Pinned to the version.
+        version : int
+            It.
+        """
+        if self.records and self.version < version:
+            known = {record.zarr_group: record for record in self.records}
+            changed = datasets_from_table(tables.read(DATASETS, where=f"{CHANGED_AT} > {self.version}"))
+            known |= {record.zarr_group: record for record in changed}
+            columns = tables.read(DATASETS, _IDENTIFYING).columns
+            rows = [*zip(*(column.to_pylist() for column in columns), strict=True)]
+            records = tuple(known[group] for group, *_ in rows if group in known)
+            # Unlike in a table that something other than this library has restored.
+            if [(r.zarr_group, r.name, r.content_hash) for r in records] == rows:
+                return Inventory(version, records)
+        return Inventory(version, tuple(datasets_from_table(tables.read(DATASETS))))
 
 
 def create_catalog(

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,19 @@ _GENE_TABLES = {
 }
 """Exports of Ensembl BioMart, made up."""
 
+_TERMS = {
+    "id": ["MY:1", "MY:2", "MY:3", "MY:4"],
+    "label": ["lymphocyte", "B", "T", "NK"],
+    "is_a": ["", "MY:1", "MY:1", "MY:1"],
+}
+"""An ontology of cell types, made up."""
+
 
 def make_atlas(folder: Path) -> Path:
     """Make an atlas with every kind of file.
 
     It has sparse and dense groups, a column-sorted copy, extras, results of both kinds, a geometry store, a link made by hand,
-    gene tables of both kinds.
+    gene tables of both kinds, an ontology, an annotation, and deleted cells.
 
     Parameters
     ----------
@@ -100,6 +107,9 @@ def make_atlas(folder: Path) -> Path:
     atlas.add(ResultDataset({}, folder / "z"), name="latent", as_="space", progress=False)
     atlas.add(ResultDataset({}, folder / "z"), name="vectors", as_="vector", progress=False)
     atlas.add(spots(), name="shapes", dataset="d3", progress=False)
+    atlas.load_terms(_TERMS)
+    atlas.map_terms("cell_type", "MY")
+    atlas.delete_cells(uids=list(uids[3:7]))
     atlas.snapshot("all")
     return path
 
@@ -193,7 +203,9 @@ def _rename_versions(catalog: Any, table: str) -> None:
 
     last = list_versions(catalog)[-1]
     versions = {**last.table_versions, table: catalog.tables.version(table)}
-    changed = last.model_copy(update={"table_versions": versions, "manifest": write_manifest(catalog, versions)})
+    changed = last.model_copy(
+        update={"table_versions": versions, "manifest": write_manifest(catalog, versions)}
+    ).sealed()
     change_versions(catalog, lambda old: [*old[:-1], changed])
 
 
@@ -344,6 +356,7 @@ _CHANGES: dict[str, Callable[[Path, random.Random], str]] = {
             "_feature_facts",
             "_genes",
             "_orthologs",
+            "_terms",
         )
     },
 }
@@ -355,6 +368,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
 
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.loader.loader import Loader
+    from raggedatlas.store.filters import under
     from raggedatlas.testing.atlases import GENES
 
     def atlas() -> RaggedAtlas:
@@ -384,6 +398,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
         "before": lambda: atlas().checkout("before").query().to_anndata(),
         "features": lambda: query().features([*GENES[11:13]]).to_anndata(),
         "where": lambda: query().where("cell_type = 'B'").to_pandas(),
+        "under": lambda: query().where(cell_type_ontology_term_id=under("MY:1")).count(),
         "aggregate": lambda: query().features([*GENES[:3]]).aggregate(["cell_type"]),
         "embedding": lambda: query().spaces("latent").to_anndata(),
         "linked": lambda: query().features([GENES[28]]).to_anndata(),
@@ -475,22 +490,20 @@ class Tally:
         return "\n".join([f"{self.n_bits:,} flipped bits, {self.n_values:,} other values: {counts}", *self.failures])
 
 
-def run_campaign(n: int, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None) -> Tally:
-    """Mutate an atlas n times, use each in a child process with limits, and count what happened.
+def run_campaign(numbers: Iterable[int], *, progress: Callable[[str], None] = lambda _: None) -> Tally:
+    """Mutate an atlas many times, use each in a child process with limits, and count what happened.
 
     Parameters
     ----------
-    n : int
-        Atlases; every second one has a flipped bit, the others another value.
-    seed : int
-        The first mutation; mutation i is made of ``seed + i`` alone.
+    numbers : iterable of int
+        Mutations, each made of its number alone: odd ones flip a bit, even ones change a value.
     progress : function
         Gets a line for each failure, and the counts after every 50.
     """
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         make_atlas(Path(folder))
-        waiting: Iterator[int] = iter(range(seed, seed + n))
+        waiting = iter(numbers)
         number = next(waiting, None)
         while number is not None:
             number = _run_child(Path(folder), number, waiting, tally, progress)

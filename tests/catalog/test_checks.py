@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, verification
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
@@ -334,7 +334,7 @@ def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, mo
     """Validation beside a drop and a collection reports neither damage nor a failed read."""
     catalog, first, _ = two
     optimization.optimize(catalog)
-    original, dropped = checks.check_bytes, []
+    original, dropped = verification.check_bytes, []
 
     def check_bytes(*args: Any) -> Any:
         if not dropped:
@@ -342,6 +342,6 @@ def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, mo
             maintenance.gc(catalog.tip(), dry_run=False)
         return original(*args)
 
-    monkeypatch.setattr(checks, "check_bytes", check_bytes)
+    monkeypatch.setattr(verification, "check_bytes", check_bytes)
     assert [problem for problem in checks.validate(catalog, "deep") if problem.rule != "unassigned-index"] == []
     assert dropped

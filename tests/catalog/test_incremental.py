@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, versions
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.location import Location
@@ -92,7 +92,7 @@ def test_damage_since_the_last_snapshot_is_found(two: Two, name: str, *, compact
     damage(catalog, first, second)
     if compacted:
         optimization.optimize(catalog)
-    found = checks.check_new(catalog.tip().hold().at(checks.consistent_versions(catalog)), catalog.at(record))
+    found = checks.check_new(catalog.tip().hold().at(versions.consistent_versions(catalog)), catalog.at(record))
     assert rule in {problem.rule for problem in found.problems}
     with pytest.raises(CorruptError, match="not sound"):
         snapshots.snapshot(catalog)
@@ -107,7 +107,7 @@ def test_an_unchanged_atlas_is_not_read(two: Two, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delattr(owner, name)
     second = snapshots.snapshot(catalog, "two")
     same = {"version": 2, "label": "two", "created_at": second.created_at}
-    assert second == first.model_copy(update=same)
+    assert second == first.model_copy(update=same).sealed()
     monkeypatch.undo()
     assert checks.validate(catalog, "deep") == []
     snapshots.drop_snapshot(catalog, "one")

@@ -2,7 +2,10 @@
 
 import datetime as dt
 import errno
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,11 +119,11 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
         shutil.copytree(target.path, place.path)
         done: list[str] = []
 
-        def dying(source: Location, key: str, target: Location, sha256: str, done: list[str] = done, n: int = n) -> int:
+        def dying(*words: Any, done: list[str] = done, n: int = n) -> int:
             if len(done) == n:
                 raise DiedError
-            done.append(key)
-            return original(source, key, target, sha256)
+            done.append(words[1])
+            return original(*words)
 
         monkeypatch.setattr(mirror, "_copy_file", dying)
         with pytest.raises(DiedError):
@@ -150,6 +153,51 @@ def test_a_full_disk_is_an_error_and_the_next_call_completes(
             copy(catalog, target)
     assert list(target.path.rglob("*.tmp")) == []
     copy(catalog, target)
+    assert_equal(catalog, target)
+
+
+_LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+from raggedatlas.cli import main
+sys.argv = ["raggedatlas", "sync", *sys.argv[1:3]]
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n_bytes", [100, 1000, 3000])
+def test_a_process_that_cannot_write_more_ends_with_one_line(grown: tuple[Catalog, Location], n_bytes: int) -> None:
+    """The system refuses files beyond a size: the mirror is as it was, nothing is left over, and the next call completes it."""
+    catalog, target = grown
+    words = [sys.executable, "-c", _LIMITED, catalog.location.uri, target.uri, str(n_bytes)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    (said,) = (line for line in ended.stderr.splitlines() if not line.startswith("sync: "))
+    assert ended.returncode == 1
+    assert re.match(rf"raggedatlas: Could not write {re.escape(target.uri)}/\S+: File too large", said)
+    assert list(target.path.rglob("*.tmp")) == []
+    there = open_catalog(target)
+    assert [record.version for record in list_versions(there)] == [1]
+    assert [p for p in validate(there, "deep") if p.level == "must"] == []
+    copy(catalog, target)
+    assert_equal(catalog, target)
+
+
+def test_what_a_killed_process_left_is_no_damage_and_goes(
+    grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file lies apart from the files of stores, and the next call that succeeds removes it."""
+    catalog, target = grown
+    with monkeypatch.context() as patch:
+        # A killed process does not come to its `finally`.
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(DiedError))
+        with pytest.raises(DiedError):
+            copy(catalog, target)
+    (left,) = target.path.rglob("*.tmp")
+    assert left.parent == target.path / mirror.PARTIAL
+    copy(catalog, target)
+    assert not left.parent.exists()
     assert_equal(catalog, target)
 
 

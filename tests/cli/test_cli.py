@@ -89,6 +89,24 @@ def test_conditions_name_datasets_and_columns_as_they_are_shown(made: Path) -> N
     assert read("query", made, "--where", "dataset LIKE 't%'", "--count") == {"n_cells": 12}
 
 
+def test_verify_names_what_is_damaged(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root hashes and counts; a second incremental call reads nothing, and damage ends with exit code 1 and its path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    record = read("versions", own)[0]
+    told = done("verify", own, "--incremental")
+    assert f"Snapshot 1: root hash {record['root']}" in told
+    assert "Nothing is wrong" in told
+    assert "0 files of 0 bytes read" in done("verify", own, "--incremental")
+    assert read("verify", own, "--snapshot", "first")["sound"]
+    assert read("validate", own, "--level", "deep", "--incremental") == []
+    assert "--level deep" in refused("validate", own, "--incremental", code=2)
+    file = next(path for path in own.glob("zarr_store/*/frames/obs.arrow"))
+    file.write_bytes(b"")
+    result = ask("verify", own, "--incremental", "--at", 1)
+    assert (result.exit_code, f"{file.parents[1].name}/frames/obs.arrow" in result.stdout) == (1, True)
+    assert not json.loads(ask("verify", own, "--json").stdout)["sound"]
+
+
 def test_a_misspelt_value_warns_and_is_refused_when_strict(made: Path, tmp_path: Path) -> None:
     """A value that no cell has is answered with the near ones on stderr; --strict makes it exit code 1 and writes nothing."""
     asked = ("query", made, "cell_type = 'nk'", "--count")

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
+from hypothesis import settings
 
 import raggedatlas as ra
 from campaigns.mutation_campaign import digest, run_campaign
@@ -163,7 +164,10 @@ def test_bounds_that_do_not_ascend_are_refused_by_every_reader(
         elif kind == "swapped":
             assert digest(use()) == expected[name], name
     problems = validate(open_catalog(Location(str(copied))), "deep")
-    assert [(p.rule, path in p.message) for p in problems if p.rule != "table-file"] == [("entry-bounds", True)]
+    found = {p.rule: p.message for p in problems}
+    assert path in found["entry-bounds"]
+    # The snapshot from before the change has the former checksum, and the former description of the array.
+    assert found.keys() <= {"entry-bounds", "checksum", "array-metadata", "group-metadata", "table-file"}
 
 
 @pytest.mark.parametrize("kind", list(HOSTILE))
@@ -254,7 +258,7 @@ def test_every_changed_name_or_number_in_the_metadata_of_a_group_is_found(copied
     solid = [i for i, byte in enumerate(data) if not chr(byte).isspace()]
     for at_byte in np.random.default_rng(2).choice(solid, 60).tolist():
         flip(file, data, 8 * at_byte)
-        problems = check_bytes(catalog, record)
+        problems = check_bytes(catalog.arrays, record)
         assert {problem.rule for problem in problems} & {"group-metadata", "array-metadata", "array-damaged"}, at_byte
 
 
@@ -398,10 +402,27 @@ def test_symlinks_inside_a_store_are_refused(copied: Path, tmp_path: Path, name:
         use()
 
 
+FOUND = {
+    20166: "a record with the uid of another dataset, some of whose cells were deleted",
+    20589: "the name of a column of the list of snapshots",
+    50104: "a result with the other kind of column",
+    20738: "an attribute of points that the store lacks",
+}
+"""Mutations with which a run of the campaign found an error of no class of ours."""
+
+
+@pytest.mark.long
+def test_a_few_mutated_atlases_are_read_refused_or_found() -> None:
+    """Those that found something once, and a few more: no crash, no foreign error, no silent other value, every flipped bit found."""
+    tally = run_campaign([*FOUND, 11, 12])
+    assert tally.failures == []
+    assert (tally.n_bits, tally.n_values) == (2, 4)
+    assert tally.outcomes["found"] == tally.n_bits
+
+
 @pytest.mark.nightly
 def test_mutated_atlases_are_read_refused_or_found() -> None:
-    """A small part of ``scripts/mutate_atlases``: no crash, no foreign error, no silent other value, every flipped bit found."""
-    tally = run_campaign(4, seed=11)
+    """As many as there are examples; ``scripts/mutate_atlases 10000`` goes on from there."""
+    tally = run_campaign(range(100_000, 100_000 + settings.default.max_examples))
     assert tally.failures == []
-    assert (tally.n_bits, tally.n_values) == (2, 2)
     assert tally.outcomes["found"] == tally.n_bits

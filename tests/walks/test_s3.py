@@ -75,18 +75,50 @@ def test_dropped_datasets_leave_the_bucket(remote: Remote, three: Path) -> None:
     assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []
 
 
+LOST = (
+    r"zarr_store/.*zarr\.json",
+    r"/c/0",
+    r"cells\.lance/_versions",
+    r"_refs/tags",
+    r"atlas_versions\.lance/_versions",
+    r"head\.json",
+)
+"""Writes of a mirror whose acknowledgement is lost: the store has the object, the caller is not told."""
+
+
 @pytest.mark.long
 def test_an_atlas_is_mirrored_into_a_bucket(remote: Remote, three: Path) -> None:
-    """The bucket has the snapshots, a second call copies nothing, and a lost acknowledgement changes nothing."""
+    """The bucket has the snapshots, a second call copies nothing, and lost acknowledgements change nothing."""
     atlas = ra.RaggedAtlas.open(three)
-    remote.proxy.cut_after("PUT", r"zarr_store/.*zarr\.json")
+    for pattern in LOST:
+        remote.proxy.cut_after("PUT", pattern)
     assert len(atlas.sync(remote.uri, storage_options=remote.options).groups) == 3
+    assert len(remote.proxy.lost) == len(LOST)
     view = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options)
     np.testing.assert_array_equal(
         view.query().to_anndata().X.toarray(), atlas.checkout(1).query().to_anndata().X.toarray()
     )
     assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
+    assert dict(view.verify().snapshots) == dict(atlas.verify().snapshots)
     assert atlas.sync(remote.uri, storage_options=remote.options).n_bytes == 0
+
+
+@pytest.mark.long
+def test_verification_of_a_bucket_skips_what_is_known(
+    remote: Remote, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An incremental call after another makes few requests; an object that is written again is read again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remote.upload(three)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    first = cost(remote.proxy, lambda: atlas.verify(incremental=True))
+    again = cost(remote.proxy, lambda: atlas.verify(incremental=True))
+    assert again < first / 2
+    assert atlas.verify(incremental=True).n_files == 0
+    uid = atlas.list_datasets().index[0]
+    atlas._catalog.arrays.child(uid, "frames").write_bytes("obs.arrow", b"damaged")
+    found = atlas.verify(incremental=True)
+    assert (found.sound, uid in found.problems[0].path) == (False, True)
 
 
 def cost(proxy: FaultyProxy, action: Callable[[], object]) -> int:

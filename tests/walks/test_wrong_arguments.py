@@ -144,6 +144,7 @@ CALLS: dict[str, Call] = {
     "checkout": lambda p: (p.atlas.checkout, {"version": "first"}),
     "dataset": lambda p: (p.atlas.dataset, {"uid_or_name": "d1"}),
     "diff": lambda p: (p.atlas.diff, {"old": "first", "new": "first"}),
+    "diff_files": lambda p: (p.atlas.diff_files, {"old": "first", "new": "first"}),
     "drop_dataset": lambda p: (p.atlas.drop_dataset, {"uid_or_name": "nope"}),
     "delete_cells": lambda p: (
         p.atlas.delete_cells,
@@ -173,6 +174,8 @@ CALLS: dict[str, Call] = {
         {"label": "ok"},
     ),
     "validate": lambda p: (p.atlas.validate, {}),
+    "sign": lambda p: (p.atlas.sign, {"version": "first", "key": b"no key"}),
+    "verify": lambda p: (p.atlas.verify, {"version": "first"}),
     "query": lambda p: (
         lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),
         {"identity": "default", "on_merge": "counts"},

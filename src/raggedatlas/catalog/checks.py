@@ -1,7 +1,5 @@
 """Checks of an atlas: tables, features, snapshots, and everything that is attached to cells."""
 
-import contextlib
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,7 +13,6 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
     RESULT_ASSETS,
-    asset_uids,
     geometry_columns,
     group_by_dataset,
     is_visible,
@@ -38,14 +35,15 @@ from raggedatlas.catalog.catalog import (
     Catalog,
 )
 from raggedatlas.catalog.cell_checks import CellCheck, Changed, check_counts, check_rows, count_results
-from raggedatlas.catalog.cells import check_frames, in_datasets
-from raggedatlas.catalog.deletion import check_deleted_rows, check_unfinished
+from raggedatlas.catalog.cells import in_datasets
+from raggedatlas.catalog.deletion import check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.integrity import check_arrays, check_bytes, check_files, check_specs
+from raggedatlas.catalog.integrity import check_arrays, check_pointers, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
-from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, versions_exist
-from raggedatlas.errors import AtlasError, WorkersError
+from raggedatlas.catalog.verification import COPY, check_stored, confirmed
+from raggedatlas.catalog.versions import list_versions, registry_tables, tip_versions
+from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
 from raggedatlas.model.choices import Level
@@ -53,7 +51,6 @@ from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     LAYOUTS_SCHEMA,
-    AtlasVersionRecord,
     DatasetRecord,
     without_deleted,
 )
@@ -62,7 +59,6 @@ from raggedatlas.model.spaces import AXES, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
@@ -94,7 +90,8 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Pro
 
 def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
     """Check every vector of the results that are stored in the cell table (rules ``result-values``, ``result-count``)."""
-    there = catalog.tables.schema(CELLS).names
+    # A column of another type is reported by `check_results`.
+    there = {field.name for field in catalog.tables.schema(CELLS) if pa.types.is_fixed_size_list(field.type)}
     vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
     datasets = {record.uid for record in read_records(catalog)}
     bad = dict.fromkeys(vectors, 0)
@@ -228,24 +225,13 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str,
     return problems
 
 
-def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
-    """Check every byte of a visible store (rule ``store-files``)."""
-    try:
-        n_files, n_bytes, digest = digest_files(arrays.child(*record.zarr_group.split("/")))
-    except AtlasError as error:
-        return [_problem(record, "store-files", f"it cannot be read: {error}")]
-    if digest == record.digest:
-        return []
-    text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
-    return [_problem(record, "store-files", text)]
-
-
-_COPY = "Restore the atlas from a copy, or a snapshot with restore()."
-_IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
-_ATTEMPTS = 10
-
-
-def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None) -> Problems:
+def validate(
+    catalog: Catalog,
+    level: Level = "quick",
+    executor: Executor | Workers | None = None,
+    *,
+    incremental: bool = False,
+) -> Problems:
     """Check the tip or a snapshot.
 
     Parameters
@@ -255,7 +241,11 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
     level : {"quick", "rows", "deep"}
         ``quick`` reads the inventory, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
         whether every array is there. ``deep`` also reads every byte: hashes of table files and frames, checksums of arrays, feature
-        numbers, layout hashes. At the tip it compares the table files of all snapshots; those that no snapshot reaches yet have no hash.
+        numbers, layout hashes. At the tip it compares the files of all snapshots; table files that no snapshot reaches yet have no hash.
+    executor : Executor, Workers or None
+        Whose workers read arrays and files.
+    incremental : bool
+        With ``deep``, skip bytes that an earlier call with this argument found sound and whose files have not changed since.
 
     Returns
     -------
@@ -267,53 +257,29 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
-    first = _check_once(catalog, level, executor)
-    if not first.breaks_must:
-        return first
-    # Nothing that was remembered of the first look may answer the second.
-    again = _check_once(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
-    # Damaged files fail both reads; a byte that was changed on its way, or a commit in between, fails only one.
-    known, there = {(p.rule, p.path) for p in first}, {(p.rule, p.path) for p in again}
-    found = Problems(p for p in again if p.level != "must" or (p.rule, p.path) in known)
-    once = [p for p in first if p.level == "must" and (p.rule, p.path) not in there]
-    if once and not catalog.read_only:
-        # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
-        with contextlib.suppress(AtlasError):
-            named = asset_uids(catalog.current())
-            once = [problem for problem in once if _groups_in(problem) <= named]
-    if once:
-        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
-        found.append(Problem("seen-once", "practice", catalog.location.uri, text, _IN_FLIGHT))
-    return found
+    if incremental and level != "deep":
+        raise ArgumentError(
+            f"incremental=True is of validate('deep'), which reads every byte; {level!r} skips nothing."
+        )
 
+    def check(at: Catalog) -> Problems:
+        problems = Problems()
+        try:
+            at = at.current()
+            if level == "deep":
+                problems += check_stored(at, incremental=incremental, executor=executor).problems
+            _validate(at, level, problems, executor)
+        # Workers that fail say nothing about the atlas, so this is not a problem `unreadable`.
+        except WorkersError:
+            raise
+        except AtlasError as error:
+            problems.append(Problem("unreadable", "must", at.location.uri, str(error), COPY))
+        return Problems(dict.fromkeys(problems))
 
-def _groups_in(problem: Problem) -> set[str]:
-    """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
-    return set(re.findall(r"([0-9a-f]{16})/", f"{problem.path} {problem.message}"))
-
-
-def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> Problems:
-    """Run all checks of a level once."""
-    problems = Problems()
-    try:
-        catalog = catalog.current()
-        problems += _check_files(catalog, executor) if level == "deep" else []
-        _validate(catalog, level, problems, executor)
-    # Workers that fail say nothing about the atlas, so this is not a problem `unreadable`.
-    except WorkersError:
-        raise
-    except AtlasError as error:
-        problems.append(Problem("unreadable", "must", catalog.location.uri, str(error), _COPY))
-    return problems
-
-
-def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[Problem]:
-    if catalog.snapshot is not None:
-        return check_files(catalog, [catalog.snapshot], head=False, executor=executor)
-    return check_files(catalog, list_versions(catalog), head=True, executor=executor)
+    return confirmed(catalog, check)
 
 
 def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor: Executor | Workers | None) -> None:
@@ -324,7 +290,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
             return
         problems += _check_versions(catalog) + check_unfinished(catalog)
         # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
-        catalog = catalog.at(_tip_versions(catalog))
+        catalog = catalog.at(tip_versions(catalog))
     found = _check_pinned(catalog)
     problems += found
     if found:
@@ -348,14 +314,12 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += _shared(catalog, [partial(check_arrays, catalog.arrays, group) for group in groups], executor)
         problems += check_shapes(catalog, shapes)
     if level == "deep":
-        known = {record.uid for record in records}
-        datasets = group_by_dataset(records).values()
-        frames = [partial(check, catalog, own) for own in datasets for check in (check_frames, check_deleted_rows)]
-        stores = [partial(check_store, catalog.arrays, record) for record in shapes if is_visible(record, known)]
-        problems += _shared(catalog, [*frames, *stores], executor)
         problems += check_values(catalog, results)
         problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
-        problems += _shared(catalog, [partial(check_bytes, catalog, group) for group in groups], executor)
+        # One damage gives one problem: of arrays that `check_stored` found damaged, nothing else is asked.
+        damaged = {problem.path for problem in problems}
+        sound = [record for record in records if record.zarr_group not in damaged]
+        problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
 
 
 @dataclass(frozen=True)
@@ -488,28 +452,18 @@ def _shared(
     return [problem for found in in_order(run_tasks(checks, executor, place=catalog.location)) for problem in found]
 
 
-def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
-    """Return consistent table versions of the tip, without writing."""
-    draft = consistent_versions(catalog)
-    for _ in range(_ATTEMPTS):
-        if versions_exist(catalog, draft):
-            break
-        draft = consistent_versions(catalog)
-    return draft
-
-
 def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Problem]:
     problems = []
     for name, schema in wanted.items():
         try:
             there = catalog.tables.schema(name)
         except AtlasError as error:
-            problems.append(Problem("missing-table", "must", name, str(error), _COPY))
+            problems.append(Problem("missing-table", "must", name, str(error), COPY))
             continue
         wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
         if wrong:
             problems.append(
-                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", _COPY)
+                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", COPY)
             )
     return problems
 
@@ -544,12 +498,12 @@ def _check_pinned(catalog: Catalog) -> list[Problem]:
                     "must",
                     CELLS,
                     f"column {column!r} points into the unknown feature space {space!r}",
-                    _COPY,
+                    COPY,
                 )
             )
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
-            problems.append(Problem("space-kind", "must", CELLS, text, _COPY))
+            problems.append(Problem("space-kind", "must", CELLS, text, COPY))
     return problems
 
 
@@ -608,7 +562,7 @@ def _check_records(
                     "must",
                     space.registry,
                     f"the features of {record.zarr_group} are not there",
-                    _COPY,
+                    COPY,
                 )
             )
         # The group becomes a path: exactly two plain names, the first of them the dataset's own.
@@ -697,5 +651,5 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
 
 def _hash_problem(layout: Layout) -> Problem:
     return Problem(
-        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY
+        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", COPY
     )

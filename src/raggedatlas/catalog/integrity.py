@@ -1,10 +1,9 @@
 """Manifests of snapshots, which hash every file, and checks of stored arrays against their records."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,15 +11,16 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from raggedatlas.catalog.assets import GRACE, is_atlas_group, read_specs
+from raggedatlas.catalog.assets import GRACE, RESULT_ASSETS, is_atlas_group, read_geometries, read_records, read_specs
 from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog
+from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
-from raggedatlas.store.executors import Workers, in_order, run_tasks
+from raggedatlas.store.bundle import FILE as BUNDLE
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.runtime import map_requests
@@ -31,8 +31,8 @@ _COPY = "Restore the file from a copy of the atlas, or go back to a sound snapsh
 _NEXT = "The next snapshot() records the hashes of what it reaches."
 _ATTEMPTS = 5
 
-FILES = 64
-"""Table files whose hashes one task compares."""
+ARRAYS = "zarr_store"
+"""Name of the Zarr store in paths below the atlas."""
 
 
 class FileEntry(NamedTuple):
@@ -164,14 +164,10 @@ def seal_versions(catalog: Catalog, written: Mapping[str, bytes] = MappingProxyT
             return
 
 
-def check_files(
-    catalog: Catalog,
-    records: Sequence[AtlasVersionRecord],
-    *,
-    head: bool,
-    executor: Executor | Workers | None = None,
-) -> list[Problem]:
-    """Compare every table file that snapshots reference with its recorded length and hash.
+def recorded_files(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head: bool
+) -> tuple[dict[str, FileEntry], list[Problem]]:
+    """Return what is recorded of the table files that snapshots reach, and what is wrong with the records.
 
     Parameters
     ----------
@@ -180,18 +176,21 @@ def check_files(
     records : sequence of AtlasVersionRecord
         The snapshots.
     head : bool
-        Whether to check the list of snapshots, too.
-    executor : Executor, Workers or None
-        Whose workers read the files.
+        Whether to include the list of snapshots and their tags.
 
     Returns
     -------
-    list of Problem
-        Rules ``table-file``, ``manifest``, and the note ``unverified-files``.
+    files : dict of str to FileEntry
+        Path below ``lance_db`` -> length and hash.
+    problems : list of Problem
+        Rules ``root``, ``manifest``, and the note ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
     for record in records:
         place = f"snapshot {record.version}"
+        if record.root and record.root != record.root_hash:
+            text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
+            problems.append(Problem("root", "must", place, text, _COPY))
         if not record.manifest:
             text = "its table files have no recorded hashes, because it was taken before they were recorded"
             problems.append(Problem("unverified-files", "practice", place, text, _NEXT))
@@ -210,24 +209,49 @@ def check_files(
                 problems.append(Problem("unverified-files", "practice", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
             problems.append(Problem("manifest", "must", VERSIONS, str(error), _COPY))
-    location, paths = catalog.tables.location, sorted(files)
-    tasks = (
-        partial(_compare, location, {path: files[path] for path in paths[at : at + FILES]})
-        for at in range(0, len(paths), FILES)
-    )
-    return problems + [
-        problem for found in in_order(run_tasks(tasks, executor, place=catalog.location)) for problem in found
-    ]
+    return files, problems
+
+
+def recorded_hashes(view: Catalog) -> dict[str, str]:
+    """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read.
+
+    Parameters
+    ----------
+    view : Catalog
+        Pinned to a snapshot. Of one without a manifest, table files have an empty hash.
+    """
+    record, tables = view.snapshot, "lance_db"
+    versions = record.table_versions.items() if record is not None else ()
+    if record is not None and record.manifest:
+        found = {f"{tables}/{path}": entry.sha256 for path, entry in read_manifest(view, record.manifest).items()}
+    else:
+        found = {f"{tables}/{name}.lance/{path}": "" for name, n in versions for path in view.tables.files(name, n)}
+    results = (result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group)
+    for group in [*read_records(view), *results]:
+        specs, checksums = group.array_specs, group.array_checksums
+        found |= {
+            f"{ARRAYS}/{group.zarr_group}/{path}": f"{checksums.get(path, '')} {json.dumps(spec, sort_keys=True)}"
+            for path, spec in specs.items()
+        }
+        facts = group.file_facts
+        found |= {f"{ARRAYS}/{frame_file(group.uid, name)}": sha for name, sha in facts.frames.items()}
+        if facts.bundle is not None:
+            found[f"{ARRAYS}/{group.uid}/{BUNDLE}"] = facts.bundle.sha256
+    for deletion in view.deletions():
+        for uid, cells in deletion.datasets.items():
+            found[f"{ARRAYS}/{frame_file(uid, deletion.frame)}"] = cells.rows
+    return found | {f"{ARRAYS}/{store.zarr_group}": store.digest for store in read_geometries(view)}
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Remove manifests older than `grace` that no snapshot names; return the bytes freed."""
+    """Remove manifests and signatures older than `grace` that are of no snapshot; return the bytes freed."""
     folder = catalog.tables.location.child(FOLDER)
     there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
     # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
-    named = {f"{record.manifest}.json" for record in list_versions(catalog)} if there else set()
+    records = list_versions(catalog) if there else []
+    named = {name for record in records for name in (record.manifest, record.root_hash)}
     oldest = datetime.now(UTC) - grace
-    free = [(key, size) for key, size, when in there if key not in named and when <= oldest]
+    free = [(key, size) for key, size, when in there if key.split(".")[0] not in named and when <= oldest]
     folder.delete_objects([key for key, _ in free])
     return sum(size for _, size in free)
 
@@ -281,7 +305,9 @@ def _hash_files(location: Location, paths: Sequence[str], *, missing_ok: bool = 
     return {path: found for path, found in zip(paths, each, strict=True) if found is not None}
 
 
-def _compare(location: Location, files: Files) -> list[Problem]:
+def compare_files(location: Location, files: Files) -> list[Problem]:
+    """Compare files with their recorded lengths and hashes (rule ``table-file``)."""
+
     def differs(path: str) -> str:
         try:
             found = FileEntry(*digest_file(location, path))
@@ -382,20 +408,20 @@ def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
         return None
 
 
-def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Read every byte of a record's arrays.
 
     Parameters
     ----------
-    catalog : Catalog
-        Pinned.
+    arrays : Location
+        The Zarr store.
     record : DatasetRecord
         One group.
 
     Returns
     -------
     list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
     """
     try:
         # A record that does not parse is reported by `check_specs`.
@@ -403,64 +429,63 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         checksums = record.array_checksums
     except AtlasError:
         return []
-    listed = _listed(catalog.arrays, record.zarr_group)
-    problems = _check_groups(catalog.arrays, record, specs, listed)
+    listed = _listed(arrays, record.zarr_group)
+    # A listed group has no metadata below it.
+    paths = [""] if listed is not None else specs
+    folders = {f"{record.zarr_group}/{path}".rpartition("/")[0] for path in paths}
+    problems = check_groups(arrays, record.zarr_group, folders, record.feature_space)
+    problems += [] if listed is None else _check_listed(record.zarr_group, specs, listed)
     sound = set()
     for path, spec in specs.items():
-        found = _check_array(catalog.arrays, record.zarr_group, path, spec, checksums.get(path), listed)
+        found = _check_array(arrays, record.zarr_group, path, spec, checksums.get(path), listed)
         problems += found
         if not found:
             sound.add(path)
     # Values are judged only in arrays that read without a problem, so one damage gives one problem.
-    bounds = _check_bounds(catalog.arrays, record.zarr_group, {path: specs[path] for path in sound})
+    bounds = _check_bounds(arrays, record.zarr_group, {path: specs[path] for path in sound})
     problems += bounds.values()
     sound -= bounds.keys()
     for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
-        if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
+        if path in sound and (beyond := _count_beyond(arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
             problems.append(Problem("feature-bounds", "must", record.zarr_group, text, _BACK))
     if COLUMNS in sound:
-        columns = read_slice(ArrayReader(catalog.arrays, specs[COLUMNS]), 0, record.n_features)
+        columns = read_slice(ArrayReader(arrays, specs[COLUMNS]), 0, record.n_features)
         if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
             text = f"{COLUMNS} does not give every column of the file a place of its own"
             problems.append(Problem("column-order", "must", record.zarr_group, text, _BACK))
-    if "csr/indptr" in sound and record.pointer:
-        problems += _check_pointers(catalog, record, specs["csr/indptr"])
     return problems
 
 
-def _check_groups(
-    arrays: Location, record: DatasetRecord, specs: Mapping[str, ArraySpec], listed: Mapping[str, object] | None
-) -> list[Problem]:
-    """Check the metadata of the groups that hold some arrays, the dataset's own and the group's included."""
-    # A listed group has no metadata below it.
-    parts = [
-        (record.zarr_group if listed is not None else f"{record.zarr_group}/{path}".rpartition("/")[0]).split("/")
-        for path in specs
-    ]
+def check_groups(arrays: Location, place: str, folders: Iterable[str], space: str = "") -> list[Problem]:
+    """Check the metadata of some groups and of all above them (rule ``group-metadata``, at `place`)."""
+    parts = [folder.split("/") for folder in folders]
     groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
     problems = []
     for group in sorted(groups):
         try:
-            if not is_atlas_group(read_group(arrays, group).attributes, record.feature_space):
+            if not is_atlas_group(read_group(arrays, group).attributes, space):
                 text = f"{group}/zarr.json has attributes that were not written there"
-                problems.append(Problem("group-metadata", "must", record.zarr_group, text, _BACK))
+                problems.append(Problem("group-metadata", "must", place, text, _BACK))
         except NotFoundError:
             continue  # zarr-python takes a folder without metadata for a group
         except AtlasError as error:
-            problems.append(Problem("group-metadata", "must", record.zarr_group, str(error), _BACK))
-    if listed is None:
-        return problems
+            problems.append(Problem("group-metadata", "must", place, str(error), _BACK))
+    return problems
+
+
+def _check_listed(group: str, specs: Mapping[str, ArraySpec], listed: Mapping[str, object]) -> list[Problem]:
+    """Check what the metadata of a group list besides its arrays, which are compared one by one."""
     wanted = listed_nodes(specs)
-    # Arrays are compared one by one. What is listed of a copy that `add_csc` did not finish is not recorded.
+    # What is listed of a copy that `add_csc` did not finish is not recorded.
     nodes = {
         path for path in listed.keys() - specs.keys() if path.split("/")[0] != "csc"
     } | wanted.keys() - specs.keys()
     wrong = sorted(path for path in nodes if listed.get(path) != wanted.get(path))
-    if wrong:
-        text = f"{record.zarr_group}/zarr.json does not describe {', '.join(wrong)} as it was written"
-        problems.append(Problem("group-metadata", "must", record.zarr_group, text, _BACK))
-    return problems
+    if not wrong:
+        return []
+    text = f"{group}/zarr.json does not describe {', '.join(wrong)} as it was written"
+    return [Problem("group-metadata", "must", group, text, _BACK)]
 
 
 def _check_array(
@@ -502,7 +527,11 @@ def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
     return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))
 
 
-def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
+def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+    """Compare the pointers of the cells with the bounds of the rows of a group whose arrays are sound (rule ``pointer-bounds``)."""
+    if not record.pointer or "csr/indptr" not in described_paths(record):
+        return []
+    spec = read_specs(record)["csr/indptr"]
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()

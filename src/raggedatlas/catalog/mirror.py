@@ -1,13 +1,16 @@
 """Mirror the snapshots of an atlas to another place: only what differs, resumable, and never visible in part."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from raggedatlas.catalog.assets import asset_uids
+from raggedatlas.catalog.assets import GRACE, asset_uids
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import FileEntry, read_manifest, seal_versions
+from raggedatlas.catalog.signing import signature_files
 from raggedatlas.catalog.versions import FOLDER, NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
@@ -19,6 +22,9 @@ from raggedatlas.store.tables import Tables
 
 _LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)
 """Tables whose new versions become visible after those of all others, in this order: a record comes after what it names."""
+
+PARTIAL = "_partial"
+"""Folder of a mirror in which files lie while they are copied."""
 
 _BLOCK = 256
 """Files that are compared or copied between two reports of progress."""
@@ -88,6 +94,9 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     mirror = catalog_at(target)
     held = list_versions(mirror) if is_atlas(target) else []
     _refuse_foreign(catalog, mirror, records, held)
+    partial = mirror.location.child(PARTIAL)
+    if not dry_run:
+        _remove_partial(partial, GRACE)
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in asset_uids(mirror.at(record))}
     uids = sorted({uid for record in records for uid in asset_uids(catalog.at(record))})
@@ -98,7 +107,7 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
             _File(key, size, settled=uid in known and not key.endswith("zarr.json"))
             for key, size, _ in catalog.arrays.child(uid).list_objects()
         ]
-        copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), dry_run=dry_run)
+        copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), partial, dry_run=dry_run)
         n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
@@ -106,12 +115,13 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
         # Tags of a snapshot move when the source purges a dataset; the hashes of the old ones would be reported as damage.
         delete_manifest_log(mirror)
     for step in _table_steps(catalog, records, _entries(mirror, held)):
-        copied = _copy(step, catalog.tables.location, mirror.tables.location, dry_run=dry_run)
+        copied = _copy(step, catalog.tables.location, mirror.tables.location, partial, dry_run=dry_run)
         n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
         progress("tables", 0, 1)
     if not dry_run:
         _remove_tags(mirror, records)
         seal_versions(mirror)
+        _remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
     notes = (f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}",)
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=notes)
@@ -184,14 +194,15 @@ def _table_steps(
     steps = [[file for file in files if file not in newer], *versions.values()]
     tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
     manifests = {f"{FOLDER}/{record.manifest}.json" for record in records if record.manifest}
-    steps.append([_File(path) for path in sorted(tags | manifests)])
+    signatures = set(signature_files(catalog, records))
+    steps.append([_File(path) for path in sorted(tags | manifests | signatures)])
     own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
     listed = {path for path in own if "/_versions/" in path}
     steps += [[_File(path) for path in sorted(part)] for part in (own - listed, listed)]
     return steps
 
 
-def _copy(files: Sequence[_File], source: Location, target: Location, *, dry_run: bool) -> list[int]:
+def _copy(files: Sequence[_File], source: Location, target: Location, partial: Location, *, dry_run: bool) -> list[int]:
     """Copy the files that the target lacks or has otherwise; return their lengths."""
     there = {key: size for key, size, _ in target.list_objects()}
 
@@ -203,7 +214,7 @@ def _copy(files: Sequence[_File], source: Location, target: Location, *, dry_run
         return not file.settled and not _same_file(source, target, file.key)
 
     def copy(file: _File) -> int:
-        return max(file.n_bytes, 0) if dry_run else _copy_file(source, file.key, target, file.sha256)
+        return max(file.n_bytes, 0) if dry_run else _copy_file(source, file.key, target, partial, file.sha256)
 
     apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
     missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
@@ -227,8 +238,24 @@ def _remove_tags(mirror: Catalog, records: Iterable[AtlasVersionRecord]) -> None
                 tables.untag(name, tag)
 
 
-def _copy_file(source: Location, key: str, target: Location, sha256: str = "") -> int:
+def _remove_partial(partial: Location, grace: timedelta) -> None:
+    """Remove what calls that died have copied in part, from the time before `grace`."""
+    if partial.is_local and partial.exists():
+        oldest = datetime.now(UTC) - grace
+        with store_errors(f"clean up {partial.uri}"):
+            for key, _, when in partial.list_objects():
+                if when <= oldest:
+                    (partial.checked_path() / key).unlink(missing_ok=True)
+            # Another call may be copying.
+            with contextlib.suppress(OSError):
+                partial.checked_path().rmdir()
+
+
+def _copy_file(source: Location, key: str, target: Location, partial: Location, sha256: str = "") -> int:
     """Copy one file to the same key of another location; readers of the target see all of it or nothing.
+
+    In a folder it is written to `partial` first: what a process that dies leaves must not lie among the files of a geometry store, whose
+    digest is over all of them.
 
     Raises
     ------
@@ -257,8 +284,9 @@ def _copy_file(source: Location, key: str, target: Location, sha256: str = "") -
     with store_errors(f"write {file.uri}"):
         if target.is_local:
             path = file.checked_path()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+            temporary = partial.checked_path() / f"{uuid4().hex}.tmp"
+            for folder in (path.parent, temporary.parent):
+                folder.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as opened:
                     opened.writelines(checked())

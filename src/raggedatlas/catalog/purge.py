@@ -241,7 +241,7 @@ def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Re
             "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != uid],
         }
-    )
+    ).sealed()
     # The row before the tags: if the process dies in between, `repair_tags` moves them to what the row names.
     change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
     delete_manifest_log(catalog)

@@ -21,7 +21,7 @@ from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
-from raggedatlas.catalog.integrity import seal_versions, write_manifest
+from raggedatlas.catalog.integrity import recorded_hashes, seal_versions, write_manifest
 from raggedatlas.catalog.optimization import KEEP, WORTH_INDEXING, side_by_side, update_tables, vacuum_tables
 from raggedatlas.catalog.versions import (
     change_versions,
@@ -49,7 +49,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
-from raggedatlas.model.reports import Difference, MaintenanceReport
+from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import in_list
@@ -113,6 +113,41 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         geometry_removed=_geometry_beyond(before, after),
         annotations_added=_annotations_beyond(after, before),
         annotations_removed=_annotations_beyond(before, after),
+    )
+
+
+def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog | None = None) -> FileDifference:
+    """Compare what two snapshots record of their files, without reading data.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    old, new : int or str
+        Numbers or labels.
+    other : Catalog or None
+        The atlas of `new`, if it is another one.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such snapshot.
+    CorruptError
+        If a manifest or record is damaged.
+    """
+    there = catalog if other is None else other
+    records = find_version(catalog, old), find_version(there, new)
+    roots = records[0].root_hash, records[1].root_hash
+    if roots[0] == roots[1] != "":
+        return FileDifference(records[0].version, records[1].version, *roots)
+    was, now = recorded_hashes(catalog.at(records[0])), recorded_hashes(there.at(records[1]))
+    return FileDifference(
+        records[0].version,
+        records[1].version,
+        *roots,
+        added=tuple(sorted(now.keys() - was)),
+        removed=tuple(sorted(was.keys() - now)),
+        changed=tuple(sorted(path for path in was.keys() & now if was[path] != now[path])),
     )
 
 
@@ -697,7 +732,7 @@ def _record(
         # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
         catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
-        tried.append(draft.model_copy(update={"version": number}))
+        tried.append(draft.model_copy(update={"version": number}).sealed())
         # The new row has the highest number, so rows that only reserved one can go.
         return [*(record for record in old if record.table_versions), tried[-1]]
 

@@ -33,10 +33,15 @@ PURGE_TAG = re.compile(rf"{PURGING}[0-9a-f]+")
 FOLDER, HEAD = "_manifests", "head.json"
 """Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.integrity``."""
 
+SIGNATURE = ".sig"
+"""Ending of the signatures in that folder, whose names begin with the root hash of the snapshot; see ``catalog.signing``."""
+
 LATEST = "latest"
 """Alias of the newest snapshot, in place of its number or label."""
 
 _ATTEMPTS = 60
+_TRIES = 10
+"""How often consistent versions are looked for while datasets vanish."""
 
 T = TypeVar("T")
 
@@ -183,6 +188,16 @@ def held_versions(catalog: Catalog) -> AtlasVersionRecord:
     spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
     versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}
     return AtlasVersionRecord(version=0, table_versions=versions, spaces=spaces)
+
+
+def tip_versions(catalog: Catalog) -> AtlasVersionRecord:
+    """Return consistent table versions of the tip, without writing."""
+    draft = consistent_versions(catalog)
+    for _ in range(_TRIES):
+        if versions_exist(catalog, draft):
+            break
+        draft = consistent_versions(catalog)
+    return draft
 
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:

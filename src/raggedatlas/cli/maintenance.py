@@ -2,18 +2,22 @@
 
 import datetime as dt
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, command, methods_to_commands
+from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, methods_to_commands
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
     Space,
+    WorkerCount,
     argument,
     parse_pairs,
     parse_version,
+    process_pool,
     repeatable_option,
     value_option,
 )
@@ -29,13 +33,32 @@ Snapshot = Annotated[str, argument("Number or label of a snapshot")]
 def snapshot(
     atlas_options: AtlasOptions,
     label: Annotated[str | None, value_option(None, "Label of the snapshot")] = None,
+    sign_key: Annotated[Path | None, value_option("FILE", "Sign it with this private key (Ed25519, PEM)")] = None,
 ) -> tuple[Any, str]:
     """Create an immutable snapshot of the atlas; queries run on snapshots."""
-    number = atlas_options.open().snapshot(label)
+    from raggedatlas.catalog.signing import private_key
+
+    # Read first: a wrong key is refused before there is a snapshot.
+    key = None if sign_key is None else private_key(sign_key)
+    atlas = atlas_options.open()
+    number = atlas.snapshot(label)
+    if key is not None:
+        atlas.sign(number, key)
     return {
         "version": number,
         "label": label,
     }, f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}"
+
+
+@command(SNAPSHOTS, "sign pbmc.atlas first key.pem")
+def sign(
+    atlas_options: AtlasOptions,
+    version: Snapshot,
+    key: Annotated[Path, argument("Private key (Ed25519, PEM)", "KEY")],
+) -> tuple[Any, str]:
+    """Sign the root hash of a snapshot, for verify --public-key."""
+    atlas_options.open().sign(parse_version(version), key)
+    return {"signed": parse_version(version)}, f"Signed snapshot {version} of {atlas_options.atlas}"
 
 
 @command(SNAPSHOTS, "versions pbmc.atlas")
@@ -84,29 +107,60 @@ def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
 
 
 @command(SNAPSHOTS, "diff pbmc.atlas 1 2")
-def diff(atlas_options: AtlasOptions, old: Snapshot, new: Snapshot) -> None:
+def diff(
+    atlas_options: AtlasOptions,
+    old: Snapshot,
+    new: Snapshot,
+    files: Annotated[
+        bool, typer.Option("--files", help="Compare their files by recorded hashes; no data are read.")
+    ] = False,
+    other: Annotated[
+        str | None, value_option("ATLAS", "NEW is a snapshot of this atlas, e.g. a mirror; with --files")
+    ] = None,
+    other_option: Annotated[
+        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the other atlas", "--other-option")
+    ] = None,
+) -> None:
     """Show the differences between two snapshots."""
-    found = atlas_options.open().diff(parse_version(old), parse_version(new))
+    if other is not None and not files:
+        raise typer.BadParameter("is used with --files", param_hint="--other")
+    atlas, versions = atlas_options.open(), (parse_version(old), parse_version(new))
+    if files:
+        options = parse_pairs(other_option or [], "--other-option")
+        by_files = atlas.diff_files(*versions, other=other, storage_options=options)
+        report = by_files.to_dict()
+        signs = {"-": by_files.removed, "+": by_files.added, "~": by_files.changed}
+        lines = [f"{sign} {path}" for sign, paths in signs.items() for path in paths]
+        facts = {}
+    else:
+        report = atlas.diff(*versions).to_dict()
+        lines, facts = [], _facts(report)
     if atlas_options.as_json:
-        print_json(found.to_dict())
+        print_json(report)
         return
-    facts = {
-        "datasets added": list(found.datasets_added),
-        "datasets removed": list(found.datasets_removed),
-        "cells added": found.cells_added,
-        "cells removed": found.cells_removed,
-        "cells changed": found.cells_changed,
-        "columns added": list(found.columns_added),
-        "columns removed": list(found.columns_removed),
-        "results added": list(found.results_added),
-        "results removed": list(found.results_removed),
-    }
-    for what in ("added", "removed", "changed"):
-        for space, names in getattr(found, f"features_{what}").items():
-            more = f", ... ({len(names):,} in all)" if len(names) > 5 else ""
-            facts[f"{space} features {what}"] = ", ".join(names[:5]) + more
-    changes = {name: value for name, value in facts.items() if value}
-    print_facts(changes) if changes else print_text(f"Snapshots {old} and {new} do not differ.")
+    for line in lines:
+        print_text(line)
+    if facts:
+        print_facts(facts)
+    if not (lines or facts):
+        print_text(f"Snapshots {old} and {new} do not differ.")
+
+
+def _facts(difference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs, with few names of each kind."""
+    facts: dict[str, Any] = {}
+    for name, value in difference.items():
+        shown = name.replace("_", " ")
+        if isinstance(value, Mapping):
+            facts |= {f"{space} {shown}": _few(names) for space, names in value.items()}
+        elif name not in {"old", "new"}:
+            facts[shown] = value if isinstance(value, int) else _few(value)
+    return {name: value for name, value in facts.items() if value}
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f", ... ({len(names):,} in all)" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 @command(SNAPSHOTS, "restore pbmc.atlas first")
@@ -284,6 +338,47 @@ def sync(
         report = atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
     done = f"{'Would copy' if dry_run else 'Copied'} {report.n_bytes:,} bytes to {target}: {'; '.join(report.notes)}"
     return report.to_dict(), done
+
+
+@command(MAINTENANCE, "verify pbmc.atlas --incremental")
+def verify(
+    atlas_options: AtlasOptions,
+    snapshot: Annotated[
+        str | None,
+        value_option("SNAPSHOT", "Only this snapshot, by number or label; by default everything", "--snapshot", "--at"),
+    ] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option(
+            "--incremental",
+            help="Skip files that an earlier call with this option found sound and that have not changed since.",
+        ),
+    ] = False,
+    public_key: Annotated[
+        Path | None,
+        value_option("FILE", "Every snapshot must be signed with the private half of this key (Ed25519, PEM)"),
+    ] = None,
+    workers: WorkerCount = 1,
+) -> None:
+    """Compare every stored byte with what was recorded when it was written; exit code 1 if any differs."""
+    version = None if snapshot is None else parse_version(snapshot)
+    atlas = atlas_options.open()
+    from raggedatlas.model.validation import Problems
+
+    with process_pool(workers) as executor:
+        found = atlas.verify(version, incremental=incremental, public_key=public_key, executor=executor)
+    if atlas_options.as_json:
+        print_json({**found.to_dict(), "sound": found.sound})
+    else:
+        for number, root in found.snapshots.items():
+            print_text(f"Snapshot {number}: root hash {root or 'not recorded'}")
+        for problem in found.problems:
+            print_text(methods_to_commands(str(problem)))
+        skipped = f", {found.n_skipped:,} skipped, read since {minute(found.skipped_since)}" if found.n_skipped else ""
+        read = f"{found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}"
+        print_text(f"{Problems(found.problems).summary()}: {read}.")
+    if not found.sound:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _removed(report: "MaintenanceReport") -> tuple[Any, str]:

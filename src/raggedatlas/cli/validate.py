@@ -76,11 +76,19 @@ def validate(
         ),
     ] = None,
     workers: WorkerCount = 1,
+    incremental: Annotated[
+        bool,
+        typer.Option(
+            "--incremental", help="Of an atlas, with --level deep: skip files that an earlier such call found sound."
+        ),
+    ] = False,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
     if schema is not None:
-        if (level, at, fix, workers) != (None, None, None, 1):
-            raise typer.BadParameter("is used without --level, --at, --fix and --workers", param_hint="--schema")
+        if (level, at, fix, workers, incremental) != (None, None, None, 1, False):
+            raise typer.BadParameter(
+                "is used without --level, --at, --fix, --workers and --incremental", param_hint="--schema"
+            )
         from raggedatlas.formats.curation import validate_schema
 
         _show_problems(atlas_options, validate_schema(atlas_options.atlas, schema), schema)
@@ -98,11 +106,14 @@ def validate(
     ):
         if given and refusal:
             raise typer.BadParameter(refusal, param_hint=name)
+    if incremental and (kind is not ATLAS or level != "deep"):
+        raise typer.BadParameter("is used with an atlas and --level deep", param_hint="--incremental")
     if fix is not None:
         _fix_file(atlas_options, fix, level or "full")
     elif kind is ATLAS:
         with process_pool(workers) as executor:
-            problems = atlas_options.open_at(at).validate(cast("Any", level or kind.default), executor=executor)
+            opened = atlas_options.open_at(at)
+            problems = opened.validate(cast("Any", level or kind.default), incremental=incremental, executor=executor)
         _show_problems(atlas_options, problems, level or kind.default)
     else:
         assert kind.check is not None

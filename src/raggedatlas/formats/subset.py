@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import FeatureError, QueryError
+from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.formats.composite_source import MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
@@ -233,9 +233,16 @@ class SelectedRows:
         Selected rows, ascending.
     columns : (n,) int64 or None
         Selected columns; None is all.
+
+    Raises
+    ------
+    CorruptError
+        If the matrix has fewer rows or columns than are selected from.
     """
 
     def __init__(self, matrix: RowReader, rows: NDArray[np.int64], columns: NDArray[np.int64] | None = None) -> None:
+        for selected, n in zip((rows, columns), matrix.shape, strict=False):
+            _refuse_beyond(selected, n, "A matrix")
         self._matrix, self._rows, self._columns = matrix, rows, columns
         self.form, self.dtype, self.n_entries = matrix.form, matrix.dtype, matrix.n_entries
         self.wide: tuple[bool, bool] = getattr(matrix, "wide", NARROW)
@@ -295,6 +302,7 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     def element(key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
         value, own = parts.elements[key](), chosen(key)
         for axis in range(_cell_axes(key)):
+            _refuse_beyond(own, value.shape[axis] if hasattr(value, "shape") else len(value), key)
             value = take(value, own, axis)
         return value
 
@@ -308,6 +316,14 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
         parts, n_cells=len(rows), cells=lambda: take(parts.cells(), rows), matrices=matrices, others=others, present=present,
         elements=elements, tables=tables,
     )  # fmt: skip
+
+
+def _refuse_beyond(selected: NDArray[np.int64] | None, n: int, what: str) -> None:
+    """Raise if rows or columns are selected that are not there: a damaged record can give a dataset the rows of another."""
+    if selected is not None and len(selected) and selected[-1] >= n:
+        raise CorruptError(
+            f"{what} has {n:,} cells where {int(selected[-1]) + 1:,} or more are expected; run validate('deep')."
+        )
 
 
 def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[np.int64]) -> ColumnTable | None:

@@ -1,11 +1,12 @@
 """Records of an atlas (datasets, feature layouts, snapshots) and their conversion to and from Arrow rows, the one place that parses them."""
 
 import datetime as dt
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_origin
 
 import numpy as np
 import pyarrow as pa
@@ -516,6 +517,8 @@ class AtlasVersionRecord(BaseModel):
     manifest : str
         SHA-256 of the manifest, which lists every table file that the snapshot reaches with its length and hash; empty in
         snapshots that were taken before there were manifests.
+    root : str
+        `root_hash` when the snapshot was recorded; empty in snapshots that were taken before there were root hashes.
 
     Examples
     --------
@@ -534,11 +537,29 @@ class AtlasVersionRecord(BaseModel):
     n_datasets: int = 0
     ignored: list[str] = Field(default_factory=list)
     manifest: str = ""
+    root: str = ""
 
     @property
     def tag(self) -> str:
         """The Lance tag that keeps this snapshot's table versions."""
         return f"atlas-v{self.version}"
+
+    @property
+    def root_hash(self) -> str:
+        """SHA-256 over all that is recorded of the snapshot, `root` excepted; empty without a manifest.
+
+        It covers the manifest's hash, by that the table files, and by these the checksums of everything else: snapshots of equal root
+        hashes are equal.
+        """
+        if not self.manifest:
+            return ""
+        # Without what is empty, so that a field that is added later does not change the hash of a snapshot that lacks it.
+        known = {name: value for name, value in self.model_dump(exclude={"root"}).items() if value}
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def sealed(self) -> Self:
+        """Return the record with its root hash."""
+        return self.model_copy(update={"root": self.root_hash})
 
 
 class PurgeMark(BaseModel):
@@ -709,6 +730,7 @@ VERSIONS_SCHEMA = pa.schema(
         ("n_datasets", pa.int64()),
         ("ignored", pa.list_(pa.string())),
         ("manifest", pa.string()),
+        ("root", pa.string()),
     ]
 )
 """Arrow schema of the table `atlas_versions`."""
@@ -734,12 +756,19 @@ def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
 def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
     """Read rows of `atlas_versions`, sorted by number.
 
+    Raises
+    ------
+    CorruptError
+        If a row is damaged, or a column is missing.
+
     Examples
     --------
     >>> versions_from_table(versions_to_table([AtlasVersionRecord(version=2)]))[0].tag
     'atlas-v2'
     """
     name = "atlas_versions"
+    if missing := sorted(set(JSON_COLUMNS) - set(table.column_names)):
+        raise CorruptError(f"Table {name!r} has no columns {missing}; restore the atlas from a copy.")
     rows = [
         row | {key: read_json(dict[str, Any], row[key] or "", name, row["version"], key) for key in JSON_COLUMNS}
         for row in rows_of(table, name)

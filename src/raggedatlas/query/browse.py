@@ -1,21 +1,23 @@
 """Views of snapshots, and the read-only methods that they share with atlases: listings, validation and diffs."""
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord, without_deleted
-from raggedatlas.model.reports import Difference
+from raggedatlas.model.reports import Difference, FileDifference, Verification
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problems
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
+from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,7 +206,9 @@ class ReadOnlyAtlas:
 
         return FeatureIdentity(self._catalog)
 
-    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> Problems:
+    def validate(
+        self, level: Level = "quick", *, incremental: bool = False, executor: Executor | Workers | None = None
+    ) -> Problems:
         """Check the atlas for errors.
 
         Parameters
@@ -212,6 +216,8 @@ class ReadOnlyAtlas:
         level : {"quick", "rows", "deep"}
             ``quick`` compares the tables, ``rows`` also the pointers of every cell, ``deep`` also reads every stored byte and
             compares its checksums.
+        incremental : bool
+            With ``deep``, skip bytes that an earlier call with this argument found sound; see `verify`.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
 
@@ -222,7 +228,48 @@ class ReadOnlyAtlas:
         """
         from raggedatlas.catalog.checks import validate
 
-        return validate(self._catalog, level, executor)
+        return validate(self._catalog, level, executor, incremental=incremental)
+
+    def verify(
+        self,
+        version: int | str | None = None,
+        *,
+        incremental: bool = False,
+        public_key: Any = None,  # noqa: ANN401  (a path, bytes, or a key of cryptography)
+        executor: Executor | Workers | None = None,
+    ) -> Verification:
+        """Compare every stored byte with what was recorded when it was written.
+
+        This is the part of ``validate("deep")`` that reads files: root hashes of snapshots, table files, arrays, frames, geometry.
+
+        Parameters
+        ----------
+        version : int, str or None
+            Number or label of a snapshot. None means all of an atlas, its snapshots included, or the snapshot of a view.
+        incremental : bool
+            Skip files that an earlier call with this argument, or ``validate("deep", incremental=True)``, found sound, and that have the
+            same size, times and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
+            ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
+        public_key : path, bytes or Ed25519PublicKey, optional
+            Every snapshot must be signed with the private half of this key (`RaggedAtlas.sign`); a PEM file or its bytes.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read.
+
+        Returns
+        -------
+        Verification
+            Root hashes, counts, and the problems, each with the path of what is damaged.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot.
+        ArgumentError, MissingFileError, MissingExtraError
+            If `public_key` is no key, or cryptography is not installed.
+        """
+        from raggedatlas.catalog.verification import verify
+
+        return verify(self._catalog, version, incremental=incremental, public_key=public_key, executor=executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""
@@ -235,6 +282,40 @@ class ReadOnlyAtlas:
         from raggedatlas.catalog.snapshots import diff
 
         return diff(self._catalog, old, new)
+
+    def diff_files(
+        self,
+        old: int | str,
+        new: int | str,
+        *,
+        other: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> FileDifference:
+        """Compare the files of two snapshots by what is recorded of them: root hashes, manifests and checksums; no data are read.
+
+        Parameters
+        ----------
+        old, new : int or str
+            Numbers or labels.
+        other : str or path, optional
+            Another atlas, such as a mirror, which `new` is a snapshot of.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of `other`.
+
+        Returns
+        -------
+        FileDifference
+            Files that only one of them has, and those that differ. `diff` says what cells, datasets and features differ.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot, or `other` is no atlas.
+        """
+        from raggedatlas.catalog.snapshots import diff_files
+
+        there = None if other is None else open_catalog(Location.of(other, storage_options))
+        return diff_files(self._catalog, old, new, there)
 
 
 @checked

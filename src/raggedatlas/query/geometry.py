@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.catalog.assets import find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.choices import By
 from raggedatlas.model.spaces import AXES
@@ -156,6 +156,11 @@ def read_points(
     store = store_of(catalog, record)
     asked = None if attributes is None else list(dict.fromkeys([*attributes, record.owner]))
     points = store.box(*box, level=0, attributes=asked, whole=False)
+    if record.owner not in points.vertex_attributes:
+        raise CorruptError(
+            f"The geometry {record.name!r} has the cells of its points in the attribute {record.owner!r}, which its store lacks; "
+            "run validate('deep')."
+        )
     cell = points.vertex_attributes[record.owner].values
     order = np.argsort(ids, kind="stable")
     at = np.searchsorted(ids, cell, sorter=order) if len(ids) else np.zeros(len(cell), np.int64)

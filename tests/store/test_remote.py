@@ -38,17 +38,21 @@ def test_a_remote_array_reads_as_a_local_one(s3: Location) -> None:
     np.testing.assert_array_equal(zarr.open_group(s3.zarr_store(), mode="r")["d1/csr/indices"][:], VALUES)
 
 
-def test_requests_are_few(s3: Location, s3_server) -> None:  # noqa: ANN001
-    """A shard costs one request to write; a read costs one per touched shard, and one for each new index."""
+@pytest.mark.parametrize(("small", "expected"), [(0, (4, 2, 0)), (None, (2, 0, 0))])
+def test_requests_are_few(s3: Location, s3_server, monkeypatch, small, expected) -> None:  # noqa: ANN001
+    """A shard costs one request to write; a read costs one per touched shard, and one for each new index, with which a small shard comes."""
+    if small is not None:
+        monkeypatch.setattr("raggedatlas.store.read.SMALL_SHARD", small)
     before = len(s3_server.requests)
     writer = ArrayWriter(s3, "x", "uint32", chunk_rows=16, shard_rows=512)
     writer.append(VALUES)
     spec = writer.close()
     assert [method for method, _ in s3_server.requests[before:]] == ["PUT"] * 6  # 4 shards, root, zarr.json
     reader = ArrayReader(s3, spec)
-    for asked, n_requests in (([0, 100, 1600], 4), ([3, 200, 1900], 2), ([], 0)):
+    for asked, n_requests in zip(([0, 100, 1600], [3, 200, 1900], []), expected, strict=True):
         before = len(s3_server.requests)
-        read_ranges(reader, asked, np.array(asked, int) + 20)
+        found = read_ranges(reader, asked, np.array(asked, int) + 20)
+        assert found.tolist() == [VALUES[row + i] for row in asked for i in range(20)]
         assert len(s3_server.requests) - before == n_requests
     before = len(s3_server.requests)
     create_group(s3, "d2/gene_expression", {"n": 1})
@@ -79,3 +83,12 @@ def test_remote_damage_raises(s3: Location) -> None:
     gone = ArrayReader(s3, dataclasses.replace(spec, path="gone"))
     with pytest.raises(CorruptError, match="gone/c/0 is missing"):
         read_slice(gone, 0, 20)
+
+
+def test_validation_reads_a_small_shard_again(s3: Location) -> None:
+    """Damage that comes after a shard was read is found by `verify`, and not hidden by what this process keeps."""
+    reader = ArrayReader(s3, write(s3))
+    assert read_slice(reader, 0, N).tolist() == VALUES.tolist()
+    good = s3.read_bytes("d1/csr/indices/c/0")
+    s3.write_bytes("d1/csr/indices/c/0", bytes([good[0] ^ 1]) + good[1:])
+    assert verify(reader)[0]

@@ -36,7 +36,7 @@ class Shard:
     size : int
         Size of the shard in bytes.
     data : (size,) uint8 or None
-        The mapped bytes of a local shard.
+        The bytes, mapped where they are local; None where chunks have to be fetched.
     stamp : tuple
         What tells that the file has changed since.
     """
@@ -45,6 +45,10 @@ class Shard:
     size: int
     data: NDArray[np.uint8] | None = None
     stamp: tuple[int, ...] = ()
+
+
+SMALL_SHARD = 32 * 2**10
+"""Bytes of a remote shard that is fetched in one request, which takes about as long as one for its index alone."""
 
 
 def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, span: Span | None = None) -> Shard:
@@ -125,6 +129,8 @@ def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
 def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
 
+    A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks instead.
+
     Raises
     ------
     CorruptError
@@ -151,13 +157,15 @@ def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     shard = _held_index(location, name, n_chunks)
     if shard is not None:
         return shard
+    n_bytes = index_bytes(n_chunks)
     try:
-        tail, size = _fetch_tail(location, key, index_bytes(n_chunks))
+        tail, size = _fetch_tail(location, key, n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD))
     except FileNotFoundError:
         raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
-    if size < index_bytes(n_chunks):
+    if size < n_bytes:
         raise _cut_short(name, size, n_chunks)
-    return Shard(parse_index(tail, size, name), size)
+    data = np.frombuffer(tail, np.uint8)
+    return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
 
 
 def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -220,7 +228,7 @@ def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[
 
 
 def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
-    """Return the last bytes of a remote object and its size; one request where the store knows suffix ranges."""
+    """Return the last bytes of a remote object, all if it has fewer, and its size; one request where the store knows suffix ranges."""
     import obstore
     from obstore.exceptions import BaseError
 
@@ -235,9 +243,8 @@ def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]
                 if isinstance(error, FileNotFoundError):
                     raise
         size = int(obstore.head(store, key)["size"])
-        if size < n_bytes:
-            return b"", size
-        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)), size
+        n_bytes = min(n_bytes, size)
+        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)) if n_bytes else b"", size
 
 
 def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
@@ -491,6 +498,8 @@ def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
     """
     spec = reader.spec
     reader = replace(reader, location=reader.location.uncached())
+    # Small shards are kept in memory with their indexes.
+    forget_indexes(reader.target)
     problems: list[str] = []
     crc = 0
     per_chunk = spec.chunk_shape[0]

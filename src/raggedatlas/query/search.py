@@ -19,6 +19,7 @@ from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_ce
 from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.read_plan import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
+from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
 from raggedatlas.store.sql_parser import as_filter, to_sql
@@ -249,7 +250,8 @@ def _nearest_result(
     values = np.full(cells.n, np.nan)
     row_ids = cells.table.column("_rowid").to_numpy()
     with filter_errors(where, table):
-        for batch in table.to_batches(columns=[record.column], filter=where, with_row_id=True):
+        serves = index_serves(table, where)
+        for batch in table.to_batches(columns=[record.column], filter=where, with_row_id=True, use_scalar_index=serves):
             batch = batch.filter(batch.column(record.column).is_valid())  # noqa: PLW2901
             flat = batch.column(record.column).flatten().to_numpy(zero_copy_only=False)
             # Cells were read with the same conditions, in the order of row ids, so that every row here is among them.
@@ -379,7 +381,10 @@ def _from_index(
     """Query an index and map its rows to the cells; ties in table order."""
     with filter_errors(where, table):
         # With `prefilter`, else Lance filters the k best of all rows and returns fewer than k.
-        found = table.to_table(columns=["uid", value], filter=where, prefilter=True, with_row_id=True, **question)
+        # The search asks its own index in any case; that of the filter only where it serves.
+        found = table.to_table(
+            columns=["uid", value], filter=where, prefilter=True, with_row_id=True, use_scalar_index=index_serves(table, where), **question
+        )  # fmt: skip
     ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)
     order = np.lexsort((ids, values if value == "_distance" else -values))
     row_ids = cells.table.column("_rowid").to_numpy()

@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import anndata as ad
 import numpy as np
@@ -28,9 +29,11 @@ from anndata.tests.helpers import assert_equal
 
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.remote_path import BLOCK, RemotePath
 from raggedatlas.testing.atlases import small_anndata
+from raggedatlas.testing.cxg_files import write_cxg
 from raggedatlas.testing.object_store import FaultyProxy, GoogleStorage
 
 DATA = Path(__file__).parent.parent / "data"
@@ -57,23 +60,48 @@ class Home:
 def google(folder: Path) -> Iterator[Home]:
     """Run Google's store; the file of its service account names the proxy."""
 
-    def login(name: str, address: str) -> dict[str, str]:
-        account = {
-            "gcs_base_url": address,
-            "disable_oauth": True,
-            "client_email": "",
-            "private_key": "",
-            "private_key_id": "",
-        }
-        (folder / name).write_text(json.dumps(account))
-        return {"google_service_account": str(folder / name), "allow_http": "true"}
-
     with GoogleStorage() as server, FaultyProxy(server.address) as proxy:
         server.buckets["cells"] = {}
-        wrong = {**login("wrong.json", proxy.address), "google_service_account": str(folder / "none.json")}
-        yield Home(
-            "gs://cells", proxy, login("right.json", proxy.address), wrong, login("dead.json", "http://127.0.0.1:9")
-        )
+        right = google_options(folder / "right.json", proxy.address)
+        wrong = {**right, "google_service_account": str(folder / "none.json")}
+        yield Home("gs://cells", proxy, right, wrong, google_options(folder / "dead.json", "http://127.0.0.1:9"))
+
+
+def google_options(file: Path, address: str) -> dict[str, str]:
+    """Write the file of a service account that names a server of one's own, and return the options with it."""
+    account = {
+        "gcs_base_url": address,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "",
+        "private_key_id": "",
+    }
+    file.write_text(json.dumps(account))
+    return {"google_service_account": str(file), "allow_http": "true"}
+
+
+SERVE = """
+import sys
+from raggedatlas.testing.object_store import GoogleStorage
+with GoogleStorage() as server:
+    server.buckets["cells"] = {}
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def direct(home: Home, folder: Path) -> Iterator[dict[str, str]]:
+    """Give options that lead to a server in another process: TileDB keeps the lock of the interpreter while it reads."""
+    if home.uri.startswith("az"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AZURITE_BLOB_STORAGE_URL", home.proxy.upstream)
+            yield home.options
+        return
+    words = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield google_options(folder / "direct.json", cast("IO[str]", server.stdout).readline().strip())
+        server.terminate()
 
 
 @contextmanager
@@ -162,6 +190,24 @@ def test_a_file_is_written_and_read(name: str, home: Home, tmp_path: Path) -> No
     atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(target, storage_options=home.options, progress=False)
     assert atlas.list_datasets()[["name", "source"]].iloc[0].tolist() == [Path(name).stem, target]
+
+
+@pytest.mark.long
+def test_a_cxg_is_written_and_read(home: Home, tmp_path: Path) -> None:
+    """TileDB reads there what it reads in a folder, with the same options; an atlas takes it."""
+    source = write_cxg(tmp_path / "source.cxg")
+    local = ra.copy(source, tmp_path / "small.cxg")
+    target = f"{home.uri}/small.cxg"
+    with direct(home, tmp_path) as options:
+        assert ra.copy(source, target, storage_options=options) == target
+        assert_equal(ra.read(target, storage_options=options), ra.read(local))
+        assert cxg.validate(RemotePath(target, options)) == cxg.validate(local)
+        ra.copy(target, tmp_path / "back.h5ad", storage_options=options)
+        atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+        atlas.add(target, storage_options=options, progress=False)
+        assert atlas.list_datasets()[["name", "source"]].iloc[0].tolist() == ["small", target]
+        with pytest.raises(NotFoundError, match="There is no file or folder"):
+            ra.read(f"{home.uri}/none.cxg", storage_options=options)
 
 
 @pytest.mark.long

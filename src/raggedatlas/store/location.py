@@ -53,7 +53,11 @@ OPTION_NAMES = (*CLIENT_OPTIONS, *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CAC
 _LONGEST_NAME = 255
 """Bytes of one part of a local path; no common file system takes more."""
 
-_TRUE = ("1", "true", "yes", "on")
+TRUE_WORDS = ("1", "true", "yes", "on")
+"""What switches a storage option on, in any case of letters."""
+
+EMULATED_ACCOUNT = "devstoreaccount1"
+"""The account that every emulator of Azure's store has; obstore knows it, Lance and TileDB do not."""
 
 
 @cache
@@ -242,11 +246,10 @@ class Location:
         """Return the storage options in Lance's spelling."""
         options = {name: value for name, value in self.storage_options.items() if name not in CACHE_OPTIONS}
         if (
-            options.get("azure_storage_use_emulator", "").lower() in _TRUE
+            options.get("azure_storage_use_emulator", "").lower() in TRUE_WORDS
             and "AZURE_STORAGE_ACCOUNT_NAME" not in os.environ
         ):
-            # The account that every emulator has; obstore knows it, Lance does not.
-            options.setdefault("azure_storage_account_name", "devstoreaccount1")
+            options.setdefault("azure_storage_account_name", EMULATED_ACCOUNT)
         return options
 
     @cached_property
@@ -567,10 +570,10 @@ def _open_remote(location: Location, retries: Mapping[str, Any] | None) -> "Obje
     options: dict[str, Any] = {names[key]: value for key, value in given.items() if key in names}
     for name in ("use_emulator", "skip_signature"):
         if name in options:
-            options[name] = options[name].lower() in _TRUE
+            options[name] = options[name].lower() in TRUE_WORDS
     client: dict[str, Any] = {"timeout": given["timeout"]} if "timeout" in given else {}
     if "allow_http" in given:
-        client["allow_http"] = given["allow_http"].lower() in _TRUE
+        client["allow_http"] = given["allow_http"].lower() in TRUE_WORDS
     if retries is not None:
         options["retry_config"] = retries
     with store_errors(f"open {location.uri}"):

@@ -1,6 +1,7 @@
 """Servers on loopback for tests: a proxy with faults on demand to stand before an object store, web files, and Google's object store."""
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -473,9 +474,14 @@ class _Stored:
         return {"ETag": f'"{number}"', "x-goog-generation": number, "Last-Modified": formatdate(self.when, usegmt=True)}
 
 
+def _item(key: str, stored: _Stored) -> dict[str, str]:
+    """Return what the JSON API tells of an object."""
+    return {"kind": "storage#object", "name": key, "size": str(len(stored.data)), "generation": str(stored.generation)}
+
+
 @dataclass
 class GoogleStorage(_Loopback):
-    """The part of Google Cloud Storage's XML API that object_store uses, in memory, to be used as a context manager.
+    """Google Cloud Storage in memory, to be used as a context manager: what object_store uses of its XML API, and reads by its JSON API, as TileDB's.
 
     Objects and ranges of them, lists, copies, uploads in parts, and writes under a condition on the generation. Who asks is not checked.
 
@@ -519,11 +525,14 @@ class _GoogleHandler(_Serving):
     """Answers one connection's requests to a `GoogleStorage`."""
 
     owner: GoogleStorage
+    _json: re.Match[str] | None = None
 
     def do_GET(self) -> None:
         """Send an object, a part of it, or a list."""
         bucket, key, query, _ = self._request()
-        if not key and bucket in self.owner.buckets:
+        if self._json:
+            self._tell(bucket, key, query)
+        elif not key and bucket in self.owner.buckets:
             self._list(self.owner.buckets[bucket], query)
         elif stored := self._find(bucket, key):
             self.send_part(BytesIO(stored.data), stored.headers(), self.headers.get("Range", ""))
@@ -579,6 +588,10 @@ class _GoogleHandler(_Serving):
         """Return bucket, key, query and body of the request."""
         parts = urlsplit(self.path)
         bucket, _, key = parts.path.lstrip("/").partition("/")
+        # In the JSON API: /storage/v1/b/BUCKET/o/KEY, the slashes of the key quoted.
+        self._json = re.fullmatch(r"/(?:download/)?storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", parts.path)
+        if self._json:
+            bucket, key = self._json[1], self._json[2] or ""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return unquote(bucket), unquote(key), dict(parse_qsl(parts.query, keep_blank_values=True)), body
 
@@ -588,6 +601,25 @@ class _GoogleHandler(_Serving):
         if stored is None:
             self._refuse(404, "NoSuchKey" if bucket in self.owner.buckets else "NoSuchBucket")
         return stored
+
+    def _tell(self, bucket: str, key: str, query: dict[str, str]) -> None:
+        """Answer a request to read by the JSON API: an object, what is known of it, or all that begin with a prefix."""
+        if key:
+            stored = self._find(bucket, key)
+            if stored and query.get("alt") == "media":
+                self.send_part(BytesIO(stored.data), stored.headers(), self.headers.get("Range", ""))
+            elif stored:
+                self._send_json(_item(key, stored))
+            return
+        objects, prefix, delimiter = self.owner.buckets.get(bucket, {}), query.get("prefix", ""), query.get("delimiter")
+        listed = [key for key in sorted(objects) if key.startswith(prefix)]
+        cut = {key: key[len(prefix) :].partition(delimiter or "\0") for key in listed}
+        items = [_item(key, objects[key]) for key in listed if not cut[key][1]]
+        folders = sorted({f"{prefix}{first}{divided}" for first, divided, _ in cut.values() if divided})
+        self._send_json({"kind": "storage#objects", "items": items, "prefixes": folders})
+
+    def _send_json(self, told: dict[str, Any]) -> None:
+        self.send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _list(self, objects: dict[str, _Stored], query: dict[str, str]) -> None:
         """Send a page of the objects with a prefix; what comes before a delimiter stands for all that begin with it."""

@@ -1,8 +1,9 @@
 """Access to TileDB arrays: the library, its context, checks of untrusted files, and array metadata."""
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
+from raggedatlas.store.location import EMULATED_ACCOUNT, TRUE_WORDS
 from raggedatlas.store.remote_path import AnyPath, RemoteFile, RemotePath
 from raggedatlas.store.runtime import DECODE_THREADS
 
@@ -56,8 +58,7 @@ def _vfs_settings(path: RemotePath) -> dict[str, str]:
     """Return the settings of TileDB's own access to an object store that correspond to storage options."""
     given = path.storage_options
     settings = {_VFS_SETTINGS[name]: value for name, value in given.items() if name in _VFS_SETTINGS}
-    if "google_service_account" in given:
-        settings["vfs.gcs.service_account_key"] = Path(given["google_service_account"]).read_text()
+    settings |= _google_settings(given) | _azure_settings(given)
     if "aws_endpoint" in given:
         scheme, _, host = given["aws_endpoint"].rpartition("://")
         settings |= {
@@ -68,6 +69,32 @@ def _vfs_settings(path: RemotePath) -> dict[str, str]:
     # The default of five tries waits for minutes where nothing answers.
     return {"vfs.s3.connect_max_tries": "3", "vfs.s3.connect_timeout_ms": "10000", **settings}
 
+
+def _google_settings(given: Mapping[str, str]) -> dict[str, str]:
+    if "google_service_account" not in given:
+        return {}
+    # obstore has read the file before, and refused one that is missing or no JSON.
+    account = Path(given["google_service_account"]).read_text("utf-8")
+    told = json.loads(account)
+    # Keys of object_store, by which the file of an emulator is known; TileDB sends no credentials where an endpoint is set.
+    endpoint = {"vfs.gcs.endpoint": told["gcs_base_url"]} if "gcs_base_url" in told else {}
+    return endpoint if told.get("disable_oauth") else {**endpoint, "vfs.gcs.service_account_key": account}
+
+
+def _azure_settings(given: Mapping[str, str]) -> dict[str, str]:
+    if given.get("azure_storage_use_emulator", "").lower() not in TRUE_WORDS:
+        return {}
+    address = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000").rstrip("/")
+    account = given.get("azure_storage_account_name", EMULATED_ACCOUNT)
+    return {
+        "vfs.azure.blob_endpoint": f"{address}/{account}",
+        "vfs.azure.storage_account_name": account,
+        "vfs.azure.storage_account_key": given.get("azure_storage_account_key", _EMULATED_KEY),
+    }
+
+
+_EMULATED_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The published key of the account that every emulator of Azure's store has."""
 
 _VFS_SETTINGS = {
     "aws_access_key_id": "vfs.s3.aws_access_key_id",

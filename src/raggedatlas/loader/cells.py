@@ -86,7 +86,7 @@ class PlannedCells:
     columns : mapping of str to ObsColumn
         Metadata.
     extra : ObsColumn or None
-        The extra column; a pickle leaves it out.
+        The extra column; a pickle has it if it has the name of a file, see `keeps_extra`.
     facts : BatchMetadata
         What all batches share.
     records : Records or None
@@ -105,6 +105,11 @@ class PlannedCells:
     def n(self) -> int:
         """Number of cells."""
         return len(self.uids)
+
+    @property
+    def keeps_extra(self) -> bool:
+        """Whether a pickle has the extra column."""
+        return self.extra is not None and self.records is not None and self.records.path is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name of the file in place of the arrays, which another process of the machine maps too."""

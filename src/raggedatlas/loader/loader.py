@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from ctypes import byref, c_int64
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Unpack
 
@@ -25,7 +26,16 @@ from raggedatlas.loader.batch import (
     this_worker,
     torch_dataset,
 )
-from raggedatlas.loader.order import Batches, Share, Shuffle, count_batches, epoch_batches, read_units, worker_batches
+from raggedatlas.loader.order import (
+    VALUED,
+    Batches,
+    Share,
+    Shuffle,
+    count_batches,
+    epoch_batches,
+    read_units,
+    worker_batches,
+)
 from raggedatlas.loader.plan import (
     BatchPlan,
     LoaderChoices,
@@ -35,6 +45,7 @@ from raggedatlas.loader.plan import (
     plan_order,
     plan_part,
     split_choices,
+    strategy_values,
 )
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
@@ -564,12 +575,19 @@ class Loader(_Planned):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
-        return {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
+        """Leave out what belongs to this process, and values of the strategy that are in the file of the cells."""
+        state = {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
+        if self._order.strategy.values is not None and self._plan.cells.keeps_extra:
+            state["_order"] = replace(self._order, strategy=replace(self._order.strategy, values=None))
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore in another process."""
         self.__dict__.update(state)
+        strategy = self._order.strategy
+        if strategy.values is None and strategy.kind in VALUED:
+            values = strategy_values(self._plan, self._options)
+            self._order = replace(self._order, strategy=replace(strategy, values=values))
         self._settle()
 
     def _facts(self) -> dict[str, Any]:

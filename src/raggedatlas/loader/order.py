@@ -22,6 +22,8 @@ _RUN, _BLOCK = 64, 2**16
 """Cells whose weights are added up for each draw, and cells that are looked at together."""
 
 EVERY, WEIGHTED, BALANCED, GROUPED, OWN = "every", "weighted", "balanced", "grouped", "own"
+VALUED = (WEIGHTED, BALANCED, GROUPED)
+"""Strategies by a value of each cell."""
 
 
 @dataclass(frozen=True)

@@ -462,6 +462,15 @@ def _group_codes(column: ObsColumn) -> NDArray[Any]:
     return codes
 
 
+def strategy_values(plan: BatchPlan, options: LoaderOptions) -> NDArray[Any] | None:
+    """Return the values of a strategy that a column gives, from a plan whose cells still have it; None if no column gives any."""
+    column = plan.cells.extra
+    if column is None:
+        return None
+    values = _group_codes(column) if options.weights is None else _weights(plan.cells.n, options, column)
+    return values if plan.rows is None else values[plan.rows]
+
+
 def plan_part(
     plan: BatchPlan,
     order: Order,

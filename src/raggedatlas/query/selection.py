@@ -146,6 +146,16 @@ def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.in
 
 def hash_uids(uids: NDArray[np.bytes_], seed: int) -> NDArray[np.uint64]:
     """Hash cell uids with a seed, (n,) uint64: the same on every machine, and whatever other uids there are."""
+    start = np.frombuffer(hashlib.sha256(f"sample {seed}".encode()).digest()[:8], "<u8")[0]
+    made = np.empty(len(uids), np.uint64)
+    for at in range(0, len(uids), BLOCK_CELLS):
+        block = uids[at : at + BLOCK_CELLS]
+        made[at : at + len(block)] = _mix(_uid_numbers(block) ^ start)
+    return made
+
+
+def _uid_numbers(uids: NDArray[np.bytes_]) -> NDArray[np.uint64]:
+    """Return the number that a uid of 16 hex digits is, and a hash of any other."""
     chars = np.ascontiguousarray(uids).view(np.uint8).reshape(len(uids), uids.dtype.itemsize)
     digits = _DIGIT_OF[chars[:, :_UID_DIGITS]]
     regular = (digits < 16).all(axis=1) & ~chars[:, _UID_DIGITS:].any(axis=1) & (chars.shape[1] >= _UID_DIGITS)
@@ -154,8 +164,7 @@ def hash_uids(uids: NDArray[np.bytes_], seed: int) -> NDArray[np.uint64]:
         raw = raw << np.uint64(4) | column
     for at in np.flatnonzero(~regular).tolist():
         raw[at] = int(hashlib.sha256(uids[at]).hexdigest()[:_UID_DIGITS], 16)
-    start = hashlib.sha256(f"sample {seed}".encode()).digest()
-    return _mix(raw ^ np.frombuffer(start[:8], "<u8")[0])
+    return raw
 
 
 _UID_DIGITS = 16

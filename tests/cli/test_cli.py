@@ -100,10 +100,10 @@ def test_verify_names_what_is_damaged(own: Path, tmp_path: Path, monkeypatch: py
     assert read("verify", own, "--snapshot", "first")["sound"]
     assert read("validate", own, "--level", "deep", "--incremental") == []
     assert "--level deep" in refused("validate", own, "--incremental", code=2)
-    file = next(path for path in own.glob("zarr_store/*/frames/obs.arrow"))
+    file = next(own.glob("zarr_store/*/bundle.zip"))
     file.write_bytes(b"")
     result = ask("verify", own, "--incremental", "--at", 1)
-    assert (result.exit_code, f"{file.parents[1].name}/frames/obs.arrow" in result.stdout) == (1, True)
+    assert (result.exit_code, f"{file.parent.name}/bundle.zip" in result.stdout) == (1, True)
     assert not json.loads(ask("verify", own, "--json").stdout)["sound"]
 
 

@@ -11,7 +11,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
-from raggedatlas.catalog.maintenance import KEEP, gc, optimize
+from raggedatlas.catalog.maintenance import gc
+from raggedatlas.catalog.optimization import KEEP, optimize
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
 from raggedatlas.testing.atlases import GENES, small_anndata

@@ -151,7 +151,7 @@ def _public_key(key: Any) -> "Ed25519PublicKey":  # noqa: ANN401
 
 
 def _load(key: Any, which: str, load: Any, kind: type) -> Any:  # noqa: ANN401
-    if not isinstance(key, str | os.PathLike | bytes):
+    if not isinstance(key, str | os.PathLike | bytes) or (isinstance(key, str) and "\0" in key):
         raise ArgumentError(f"A {which} key is a path to a PEM file, its bytes, or a key of cryptography, not {key!r}.")
     shown = "the bytes" if isinstance(key, bytes) else os.fspath(key)
     data = key

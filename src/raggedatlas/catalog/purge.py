@@ -30,7 +30,7 @@ from raggedatlas.catalog.catalog import (
 )
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
-from raggedatlas.catalog.optimization import optimize_table, vacuum_tables
+from raggedatlas.catalog.optimization import WORTH_INDEXING, optimize_table, vacuum_tables
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
@@ -196,12 +196,22 @@ def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceRepor
 def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done."""
     uid, tips = mark.uid, mark.tables
+    # No other process writes, so each table is opened once.
+    held = catalog.hold()
     for name, version in tips.items():
         # Nothing is rewritten before the mark exists, so the tag cannot come too late to keep the version.
-        catalog.tables.tag(name, f"{PURGING}{uid}", version)
-    rewriter = _Rewriter(catalog, uid, tips)
-    for record in list_versions(catalog):
-        _purge_snapshot(catalog, record, rewriter)
+        held.tables.tag(name, f"{PURGING}{uid}", version)
+    rewriter = _Rewriter(held, uid, tips)
+    records = list_versions(held)
+    found = [_without_dataset(held, record, rewriter) for record in records]
+    changed = {record.version: record for record in found if record is not None}
+    if changed:
+        # All rows in one commit, and before the tags: if the process dies in between, `repair_tags` moves them to what the rows name.
+        change_versions(held, lambda old: [changed.get(record.version, record) for record in old])
+        delete_manifest_log(held)
+    for record in changed.values():
+        for name, version in record.table_versions.items():
+            held.tables.tag(name, record.tag, version)
     for name in (CELLS, RESULTS, GEOMETRY, DATASETS):
         if name in tips:
             rewriter.rewrite(name, tips[name])
@@ -220,8 +230,8 @@ def _untag_others(catalog: Catalog, names: Sequence[str]) -> None:
                 untag_everywhere(catalog, tag, [name])
 
 
-def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter") -> None:
-    """Create table versions without the dataset, name them in the snapshot's row, and move its tags to them."""
+def _without_dataset(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter") -> AtlasVersionRecord | None:
+    """Create table versions without the dataset, and return the snapshot with them; None if it has nothing of the dataset."""
     pinned, uid = catalog.at(record), rewriter.uid
     n = pinned.tables.count(CELLS, equals("dataset_uid", uid))
     listed = any(r.uid == uid for r in read_records(pinned))
@@ -230,23 +240,18 @@ def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Re
     # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
     deleted = any(pinned.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))
     if not (n or listed or in_results or in_geometry or deleted):
-        return
+        return None
     old = record.table_versions
     versions = {**old, **{name: rewriter.version(name, old[name]) for name in _TABLES if name in old}}
-    changed = record.model_copy(
+    return record.model_copy(
         update={
             "table_versions": versions,
-            "manifest": write_manifest(catalog, versions),
+            "manifest": write_manifest(catalog, versions, [record]),
             "n_cells": record.n_cells - (n if listed else 0),
             "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != uid],
         }
     ).sealed()
-    # The row before the tags: if the process dies in between, `repair_tags` moves them to what the row names.
-    change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
-    delete_manifest_log(catalog)
-    for name, version in versions.items():
-        catalog.tables.tag(name, record.tag, version)
 
 
 class _Rewriter:
@@ -266,6 +271,7 @@ class _Rewriter:
         self.catalog, self.uid = catalog, uid
         self.stores = _find_stores(catalog, uid, tips)
         self._arrays = _rewrite_arrays(catalog, uid, tips)
+        self._results = {record.uid: record for _, record in _all_results(catalog, {})}
         self._versions: dict[tuple[str, int], int] = {}
 
     def version(self, name: str, old: int) -> int:
@@ -279,7 +285,7 @@ class _Rewriter:
         if name == CELLS:
             return self._rewrite_cells(old)
         tables = self.catalog.tables
-        rows = Tables(tables.location, {name: old}).read(name)
+        rows = tables.at({name: old}).read(name)
         if name == DATASETS:
             rows = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
         elif name == RESULTS:
@@ -295,17 +301,19 @@ class _Rewriter:
 
     def _rewrite_cells(self, old: int) -> int:
         tables, own = self.catalog.tables, equals("dataset_uid", self.uid)
-        n_kept = Tables(tables.location, {CELLS: old}).count(CELLS, negation(own))
+        n_kept = tables.at({CELLS: old}).count(CELLS, negation(own))
         if tables.version(CELLS) != old:
             tables.restore(CELLS, old)
         tables.delete(CELLS, own)
         # Deleted rows, also of a dataset that was dropped earlier, stay in the files until these are rewritten.
         if tables.has_deleted_rows(CELLS):
-            results = {record.uid: record for _, record in _all_results(self.catalog, {})}
-            optimize_table(self.catalog, CELLS, everything=True, results=list(results.values()))
+            optimize_table(
+                self.catalog, CELLS, everything=True, results=[*self._results.values()], least=WORTH_INDEXING
+            )
         # Another process may have committed in between; a different number of rows reveals it.
+        tables.forget(CELLS)
         newest = tables.version(CELLS)
-        if Tables(tables.location, {CELLS: newest}).count(CELLS) != n_kept:
+        if tables.count(CELLS) != n_kept:
             raise _concurrent_write_error(self.catalog)
         return newest
 

@@ -162,6 +162,9 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
         Number 0, without label and counts.
     """
     tables = catalog.tables
+    # During a purge, the current content is not the newest.
+    if tables.pinned is not None:
+        return held_versions(catalog)
     if tables.session is None:
         return held_versions(Catalog(catalog.location, tables.hold(), catalog.arrays))
     tables.list_again()

@@ -184,7 +184,7 @@ def index(tables: Tables, name: str, column: str, kind: str, *, rebuild: bool = 
     name, column, kind : str
         Table, column and kind of the index.
     rebuild : bool
-        Whether to build it anew.
+        Whether to build it anew; with too few rows, one that is there is removed.
     least : int
         Number of rows without an index from which it is built or updated.
     """
@@ -198,11 +198,9 @@ def index(tables: Tables, name: str, column: str, kind: str, *, rebuild: bool = 
         n_rows = sum(there.values())
         if rebuild and parts is not None:
             table.drop_index(index_name)
-        if n_rows == 0:
+        if n_rows < least and (rebuild or parts is None):
             return rebuild and parts is not None
         if rebuild or parts is None:
-            if not rebuild and n_rows < least:
-                return False
             table.create_scalar_index(column, stored, name=index_name, **options)
             return True
         n_new = n_rows - sum(parts)

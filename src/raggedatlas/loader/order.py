@@ -18,8 +18,8 @@ Even = Literal["pad", "drop"] | None
 Sampler = Callable[[int, np.random.Generator], NDArray[np.int64]]
 """Called with the number of cells and a generator; returns the cells of one epoch, in order."""
 
-_RUN, _BLOCK = 64, 2**16
-"""Cells whose weights are added up for each draw, and cells that are looked at together."""
+_BLOCK = 2**16
+"""Cells whose values are looked at together."""
 
 EVERY, WEIGHTED, BALANCED, GROUPED, OWN = "every", "weighted", "balanced", "grouped", "own"
 VALUED = (WEIGHTED, BALANCED, GROUPED)
@@ -52,15 +52,16 @@ class Strategy:
         return Strategy, (self.kind, self.values, self.n_samples, self.own)
 
     @cached_property
-    def ends(self) -> NDArray[np.float64]:
-        """Sum of the weights up to the end of each run of `_RUN` cells, added one after the other."""
-        ends, total = [np.empty(0)], np.zeros(1)
-        for _, values in self._blocks(np.float64):
+    def cumulated(self) -> NDArray[np.float64]:
+        """Sum of the weights up to and including each cell, (n_cells,)."""
+        assert self.values is not None
+        made, total = scratch_array(len(self.values), np.float64), np.zeros(1)
+        for start, values in self._blocks(np.float64):
+            # From the sum before, so that sums are those over all cells to the last bit.
             sums = np.cumsum(np.concatenate([total, values]))
-            # A block is a multiple of the runs long, but for the last.
-            ends.append(np.append(sums[_RUN:-1:_RUN], sums[-1]))
+            made[start : start + len(values)] = sums[1:]
             total = sums[-1:]
-        return np.concatenate(ends)
+        return made
 
     @cached_property
     def last_weighted(self) -> int:
@@ -469,19 +470,12 @@ def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.in
 
 def _draw_weighted(order: Order, epoch: int) -> Draw:
     """Draw with replacement, each cell with a chance in proportion to its weight."""
-    ends, last, weights = order.strategy.ends, order.strategy.last_weighted, order.strategy.values
-    assert weights is not None
+    total, last = order.strategy.cumulated, order.strategy.last_weighted
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        drawn = _uniform(positions, order.seed, epoch) * ends[-1]
-        # A product may round up to `ends[-1]`, for which the search is beyond the last cell that has a weight.
-        run = np.minimum(np.searchsorted(ends, drawn, side="right"), len(ends) - 1)
-        cells = run[:, None] * _RUN + np.arange(_RUN)
-        inside = cells < len(weights)
-        sums = np.where(inside, weights[np.where(inside, cells, 0)].astype(np.float64), 0)
-        # Added one after the other to all before, as in `ends`, so that sums are equal to the last bit.
-        sums = np.cumsum(np.concatenate([np.append(0.0, ends)[run][:, None], sums], axis=1), axis=1)[:, 1:]
-        rows: NDArray[np.int64] = np.minimum(run * _RUN + (sums <= drawn[:, None]).sum(axis=1), last)
+        drawn = _uniform(positions, order.seed, epoch) * total[-1]
+        # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
+        rows: NDArray[np.int64] = np.minimum(np.searchsorted(total, drawn, side="right"), last)
         return rows
 
     return Draw(order.strategy.n_samples, locate)

@@ -18,8 +18,10 @@ from raggedatlas.store import runtime
 from raggedatlas.vectors import chunking
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.points import read_points
+from raggedatlas.vectors.points import append_points, read_points
 from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
 
 UNASSIGNED = "UNASSIGNED"
@@ -173,6 +175,47 @@ def test_a_store_of_points_on_disk_is_that_of_points_in_memory(tmp_path: Path, l
     assert files[0].keys() == files[1].keys()
     assert [key for key in files[0] if files[0][key] != files[1][key] and key != "zarr.json"] == []
     assert open_vectors(tmp_path / "a").read().n_vertices == 50
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+def test_points_are_appended_to_a_store(tmp_path: Path, layout: str) -> None:
+    places, genes, cells = transcripts(60)
+    first, second = (make_transcripts(places[rows], genes[rows], cells[rows]) for rows in (slice(20), slice(20, 60)))
+    grid = ChunkingOptions(chunk_shape=(20, 20), bin_shape=(10, 10))
+    write(make_geometry(first, grid, metadata={"crs": {"unit": "um"}}), tmp_path / "a", layout=layout)
+    append_points(tmp_path / "a", second)
+    store = open_vectors(tmp_path / "a")
+    assert store.layout == layout
+    assert store.geometry.bin_shape == (10, 10)
+    assert store.geometry.metadata["crs"] == {"unit": "um"}
+    assert not validate(tmp_path / "a")
+    found = store.read()
+
+    def rows(shapes: Shapes) -> list[tuple[Any, ...]]:
+        named = [np.array(a.metadata["categories"])[a.values] for _, a in sorted(shapes.vertex_attributes.items())]
+        return sorted(zip(shapes.positions.tolist(), *named, strict=True))
+
+    assert rows(found) == rows(make_transcripts(places, genes, cells))
+
+
+def test_only_like_points_are_appended(tmp_path: Path) -> None:
+    shapes = make_transcripts(*transcripts(9))
+    write(make_geometry(shapes), tmp_path / "points")
+    before = {path: path.read_bytes() for path in (tmp_path / "points").rglob("*") if path.is_file()}
+    line = Shapes("line", np.zeros((2, 2)))
+    others = {
+        "no point cloud without objects": line,
+        "dtypes": Shapes("point_cloud", shapes.positions.astype("f8"), vertex_attributes=shapes.vertex_attributes),
+        "other attributes": Shapes("point_cloud", shapes.positions),
+    }
+    for text, other in others.items():
+        with pytest.raises(SourceError, match=text):
+            append_points(tmp_path / "points", other)
+    write(make_geometry(line), tmp_path / "line")
+    with pytest.raises(SourceError, match="no point cloud"):
+        append_points(tmp_path / "line", shapes)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "points").rglob("*") if path.is_file()}
 
 
 def refused(table: Any, error: type[Exception], text: str, **options: Any) -> None:

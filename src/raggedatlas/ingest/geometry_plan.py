@@ -36,7 +36,7 @@ from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
 from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.points import read_points
+from raggedatlas.vectors.points import collect_points, read_points
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.writer import write
@@ -257,7 +257,9 @@ def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
 
 def _open_store(place: Location) -> GeometrySource:
     store = open_vectors(place)
-    shapes = store.read(level=0, shared="each")
+    # Points without objects may be more than fit into memory.
+    is_cloud = store.kind == "point_cloud" and not store.has_objects
+    shapes = collect_points(store.point_blocks()) if is_cloud else store.read(level=0, shared="each")
     axes = tuple(axis.name for axis in store.geometry.axes if axis.type == "space")
     levels = np.zeros(shapes.n_objects, np.int16)
     for level in range(1, 1 if shapes.ids is None else store.n_levels):

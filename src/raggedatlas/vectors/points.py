@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
+from raggedatlas.store.location import Location
 from raggedatlas.store.remote_path import RemotePath, as_path
 from raggedatlas.store.runtime import ScratchFile
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import BLOCK_ROWS, row_blocks
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import POSITION_TYPES, Attribute, Shapes
+from raggedatlas.vectors.writer import write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,66 +87,166 @@ def read_points(
             raise NotFoundError(
                 f"{_described(source)} has no column {name!r} (or several of that name); it has {schema.names}."
             )
-    with ExitStack() as stack:
-        dtype = np.result_type(*(_number_type(schema.field(axis)) for axis in axes))
-        places = stack.enter_context(ScratchFile(dtype, (len(axes),)))
-        kept = {name: _Column(schema.field(name), stack) for name in names}
-        for batch in chain([first], batches):
-            if not batch.schema.equals(schema):
-                raise SourceError(
-                    f"{_described(source)} has parts of different columns: {schema.names} of {schema.types}, then "
-                    f"{batch.schema.names} of {batch.schema.types}; cast them to one schema first."
-                )
-            places.append(np.stack([_numbers(axis, batch.column(axis), dtype) for axis in axes], axis=1))
-            for name, column in kept.items():
-                column.append(batch.column(name))
+    dtype = np.result_type(*(_number_type(schema.field(axis)) for axis in axes))
+
+    def points(batch: pa.RecordBatch) -> Shapes:
+        if not batch.schema.equals(schema):
+            raise SourceError(
+                f"{_described(source)} has parts of different columns: {schema.names} of {schema.types}, then "
+                f"{batch.schema.names} of {batch.schema.types}; cast them to one schema first."
+            )
+        positions = np.stack([_numbers(axis, batch.column(axis), dtype) for axis in axes], axis=1)
         return Shapes(
-            "point_cloud",
-            places.array(),
-            vertex_attributes={name: column.attribute() for name, column in kept.items()},
+            "point_cloud", positions, vertex_attributes={name: _attribute(name, batch.column(name)) for name in names}
         )
 
+    made = collect_points(map(points, chain([first], batches)))
+    attributes = {name: _with_sorted_categories(attribute) for name, attribute in made.vertex_attributes.items()}
+    return Shapes("point_cloud", made.positions, vertex_attributes=attributes)
 
-class _Column:
-    """One column, appended part by part.
+
+@checked
+def append_points(location: Location | str | os.PathLike[str], points: Shapes) -> None:
+    """Append points to a store of points without objects, in memory that does not grow with either.
+
+    The store is written anew, with chunks of the same size, and replaced when it is complete: readers see the old points or all. The time is that of
+    writing all points.
 
     Parameters
     ----------
-    field : pyarrow.Field
-        Name and type.
-    stack : ExitStack
-        Closes its file.
+    location : Location, str or path
+        A zarr-vectors store of one level.
+    points : Shapes
+        A point cloud without objects, as `read_points` returns it, of the same dtype, axes and attributes.
+
+    Raises
+    ------
+    SourceError
+        If the store or the points have objects, several levels, or other attributes or dtypes than the other.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas.vectors.builder import make_geometry
+    >>> from raggedatlas.vectors.writer import write
+    >>> folder = tempfile.mkdtemp() + "/points"
+    >>> write(make_geometry(Shapes("point_cloud", np.array([[1.0, 2.0], [3.0, 4.0]]))), folder)
+    >>> append_points(folder, Shapes("point_cloud", np.array([[5.0, 6.0]])))
+    >>> open_vectors(folder).read().n_vertices
+    3
     """
+    place = Location.of(location)
+    store = open_vectors(place)
+    for kind, has_objects, what in (
+        (store.kind, store.has_objects, place.uri),
+        (points.kind, points.ids is not None, "What is appended"),
+    ):
+        if kind != "point_cloud" or has_objects:
+            raise SourceError(f"{what} is no point cloud without objects; only points are appended to.")
+    root = store.geometry
+    if store.n_levels > 1:
+        raise SourceError(
+            f"{place.uri} has {store.n_levels} levels; append to level 0 alone and build the others again."
+        )
+    blocks = (
+        Shapes(
+            "point_cloud",
+            points.positions[rows],
+            vertex_attributes={name: attribute.take(rows) for name, attribute in points.vertex_attributes.items()},
+        )
+        for rows in row_blocks(points.n_vertices)
+    )
+    grid = ChunkingOptions(root.chunk_shape, root.bin_shape, root.axes)
+    geometry = make_geometry(collect_points(chain(store.point_blocks(), blocks)), grid, metadata=dict(root.metadata))
+    write(geometry, place, layout=store.layout, overwrite=True)
 
-    def __init__(self, field: pa.Field, stack: ExitStack) -> None:
-        self.name = field.name
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        self.is_text = any(test(kind) for test in _TEXT)
-        self.codes: dict[str, int] = {}
-        self.file = stack.enter_context(ScratchFile(np.int32 if self.is_text else _number_type(field)))
 
-    def append(self, values: pa.Array) -> None:
-        """Append values; text as codes in the order in which labels appear."""
-        if not self.is_text:
-            self.file.append(_numbers(self.name, values, self.file.dtype))
-            return
-        coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-        labels = coded.dictionary.cast(pa.string()).to_pylist()
-        codes = np.array([self.codes.setdefault(label, len(self.codes)) for label in labels] + [-1], np.int32)
-        self.file.append(codes[pc.fill_null(coded.indices.cast(pa.int64()), len(labels)).to_numpy()])
+def collect_points(parts: Iterable[Shapes]) -> Shapes:
+    """Put parts of a point cloud without objects together in scratch arrays; categories are the union, in order of appearance.
 
-    def attribute(self) -> Attribute:
-        """Return the values; codes count in sorted categories, which do not depend on the order of the points."""
-        values = self.file.array()
-        if not self.is_text:
-            return Attribute(values)
-        labels = sorted(self.codes)
-        place = np.empty(len(labels) + 1, np.int32)
-        place[[self.codes[label] for label in labels]] = np.arange(len(labels))
-        place[-1] = -1
-        for rows in row_blocks(len(values)):
-            values[rows] = place[values[rows]]
-        return Attribute(values, metadata={"encoding": "dictionary", "categories": labels, "ordered": False})
+    Raises
+    ------
+    SourceError
+        If the parts have other attributes or dtypes than the first.
+    """
+    with ExitStack() as stack:
+        files: dict[str, ScratchFile] = {}
+        first, codes = None, dict[str, dict[Any, int]]()
+        for part in parts:
+            if first is None:
+                first, codes = (
+                    part,
+                    {name: {} for name, a in part.vertex_attributes.items() if "categories" in a.metadata},
+                )
+                for name, values in _arrays(part).items():
+                    dtype = np.int32 if name in codes else values.dtype
+                    files[name] = stack.enter_context(ScratchFile(dtype, values.shape[1:]))
+            _refuse_other(first, part)
+            for name, values in _arrays(part).items():
+                stored = values
+                if name in codes:
+                    labels = part.vertex_attributes[name].metadata["categories"]
+                    known = codes[name]
+                    place = np.array([known.setdefault(label, len(known)) for label in labels] + [-1], np.int32)
+                    # Codes that name no category find the last entry, which is -1.
+                    stored = place[np.where((values < 0) | (values >= len(labels)), len(labels), values)]
+                files[name].append(stored)
+        if first is None:
+            raise SourceError("There are no points.")
+        attributes = {
+            name: replace(
+                attribute,
+                values=files[name].array(),
+                metadata={**attribute.metadata, "categories": list(codes[name])}
+                if name in codes
+                else attribute.metadata,
+            )
+            for name, attribute in first.vertex_attributes.items()
+        }
+        return Shapes("point_cloud", files[""].array(), vertex_attributes=attributes)
+
+
+def _arrays(points: Shapes) -> dict[str, NDArray[Any]]:
+    return {"": points.positions} | {name: attribute.values for name, attribute in points.vertex_attributes.items()}
+
+
+def _refuse_other(first: Shapes, part: Shapes) -> None:
+    facts = [
+        {
+            name or "positions": (
+                "categories" if name and "categories" in points.vertex_attributes[name].metadata else str(values.dtype),
+                values.shape[1:],
+            )
+            for name, values in _arrays(points).items()
+        }
+        for points in (first, part)
+    ]
+    if facts[0] != facts[1]:
+        raise SourceError(f"Points of other attributes or dtypes are no part of these: {facts[0]} and {facts[1]}.")
+
+
+def _attribute(name: str, values: pa.Array) -> Attribute:
+    """Return a column as an attribute; text as codes of the labels of this part."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not any(test(kind) for test in _TEXT):
+        return Attribute(_numbers(name, values, _number_type(pa.field(name, values.type))))
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    labels = coded.dictionary.cast(pa.string()).to_pylist()
+    codes = pc.fill_null(coded.indices.cast(pa.int64()), -1).to_numpy()
+    return Attribute(codes, metadata={"encoding": "dictionary", "categories": labels, "ordered": False})
+
+
+def _with_sorted_categories(attribute: Attribute) -> Attribute:
+    """Return an attribute whose codes count in sorted categories, which do not depend on the order of the points."""
+    labels = attribute.metadata.get("categories")
+    if labels is None:
+        return attribute
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    place = np.full(len(labels) + 1, -1, np.int32)
+    place[order] = np.arange(len(labels))
+    for rows in row_blocks(len(attribute.values)):
+        attribute.values[rows] = place[attribute.values[rows]]
+    return replace(attribute, metadata={**attribute.metadata, "categories": [labels[i] for i in order]})
 
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

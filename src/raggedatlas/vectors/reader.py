@@ -1,7 +1,7 @@
 """Reader of geometry stores: all shapes, a box, objects or groups, on any level, with any attributes."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -39,6 +39,8 @@ from raggedatlas.vectors.storage.level_reader import (
     read_tables,
 )
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, node_attributes
+
+_CHUNKS_AT_ONCE = 64
 
 # Value of `OWNER_ATTRIBUTE` for a fragment of several objects, which only the object index names.
 _SHARED = -2
@@ -423,6 +425,19 @@ class VectorStore:
             if self._open(number).reader.n_vertices <= budget:
                 return self._open(number)
         return self._open(self.n_levels - 1)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether the finest level has objects."""
+        return self._open(0).has_objects
+
+    def point_blocks(self) -> Iterator[Shapes]:
+        """Yield the points of the finest level of a point cloud, chunk by chunk, some chunks at once."""
+        query = self._open(0)
+        n = len(query.reader.keys.keys)
+        for start in range(0, max(n, 1), _CHUNKS_AT_ONCE):
+            level, _ = query.load(np.arange(start, min(start + _CHUNKS_AT_ONCE, n)), None)
+            yield Shapes("point_cloud", level.positions, vertex_attributes=level.vertex_attributes)
 
     def vertex_counts(self) -> list[int]:
         """Return the number of vertices of each level, from its metadata."""

@@ -61,10 +61,31 @@ def test_a_dataset_is_a_file_for_each_matrix_and_three_more(tmp_path: Path) -> N
     assert sound(atlas)
 
 
-@pytest.mark.parametrize("codec", ["packed", "standard"])
-def test_zarr_python_opens_the_group_that_a_record_names(tmp_path: Path, codec: str) -> None:
+def test_arrays_of_standard_codecs_have_metadata_of_their_own(tmp_path: Path) -> None:
+    """A reader that knows no consolidated metadata opens each by its path, bounds and columns too; the other checks hold as well."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"), codec="standard")
+    path = made_file(tmp_path, "full")
+    atlas.add(path, "full", progress=False)
+    atlas.add_csc("full", space=SPACE)
+    (record,) = read_records(atlas._catalog)
+    group = tmp_path / "atlas" / "zarr_store" / record.zarr_group
+    parts = [zarr.open_array(group / "csr" / name, mode="r")[:] for name in ("layers/counts", "indices", "indptr")]
+    columns = zarr.open_array(group / "columns", mode="r")[:]
+    by_row = sp.csr_matrix(tuple(parts), shape=(N_CELLS, len(columns))).toarray()
+    assert np.array_equal(by_row[:, columns], ad.read_h5ad(path).X.toarray())
+    parts = [zarr.open_array(group / "csc" / name, mode="r")[:] for name in ("layers/counts", "indices", "indptr")]
+    assert np.array_equal(sp.csc_matrix(tuple(parts), shape=by_row.shape).toarray(), by_row)
+    assert zarr.open_group(group, mode="r").attrs["raggedatlas"] == {"feature_space": SPACE, "kind": "sparse"}
+    assert_equal(atlas.dataset("full").to_anndata(), ad.read_h5ad(path))
+    assert sound(atlas)
+    metadata = group / "csr" / "indices" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace("uint32", "uint64"))
+    assert not sound(atlas)
+
+
+def test_zarr_python_opens_the_group_that_a_record_names(tmp_path: Path) -> None:
     """From the root or by its path, with the arrays of the column-sorted copy; bounds and columns are in the ZIP file."""
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"), codec=codec)
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
     made = small_anndata(0, N_CELLS)
     atlas.add(made, "d", progress=False)
     atlas.add_csc("d", space=SPACE)

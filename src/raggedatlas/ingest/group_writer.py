@@ -25,9 +25,9 @@ from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group, describe_group
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.codecs import is_exact
+from raggedatlas.store.codecs import STANDARD, is_exact
 from raggedatlas.store.location import Location
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
@@ -62,6 +62,9 @@ class WrittenGroup:
         Cell of each row; None when row i is cell i.
     n_rows, n_entries, n_summed, n_new_features : int
         Rows, entries or values, summed duplicate entries, and new features.
+    listed : bool
+        Whether the metadata of the group describe its arrays; not in an atlas of standard codecs, which is for readers that may not know
+        consolidated metadata.
     """
 
     group: GroupPlan
@@ -76,6 +79,7 @@ class WrittenGroup:
     n_summed: int = 0
     present: NDArray[np.int64] | None = None
     n_new_features: int = 0
+    listed: bool = True
 
 
 def specs_json(specs: Mapping[str, ArraySpec]) -> str:
@@ -548,6 +552,8 @@ def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
 
 def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None, bundle: Bundle) -> None:
     writers = {}
+    if arrays is not None:
+        written.listed = arrays.catalog.codec() != STANDARD
     if arrays is not None and arrays.indices is not None and written.indptr is not None:
         writers["csr/indices"] = arrays.indices
         kept = {"csr/indptr": arrays.writer(f"{written.path}/csr/indptr", np.int64)}
@@ -555,7 +561,7 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
         if written.group.columns is not None:
             kept[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
             kept[COLUMNS].append(written.group.columns.astype(np.uint32))
-        _close_arrays(written, kept, bundle)
+        _close_arrays(written, kept, bundle if written.listed else None)
     for layer in layers:
         if layer.writer is None and arrays is not None:
             # A layer without rows still has an array.
@@ -671,7 +677,7 @@ def _close_arrays(
 ) -> None:
     """Close arrays by their path below the group, and record their descriptions and checksums; those that are small go into the bundle."""
     for path, writer in writers.items():
-        written.specs[path] = writer.close(listed=True, bundle=bundle)
+        written.specs[path] = writer.close(listed=writer.profile != STANDARD, bundle=bundle)
         written.checksums[path] = writer.checksum
 
 
@@ -691,6 +697,9 @@ def seal(arrays: Location, groups: Sequence[WrittenGroup], extras: WrittenElemen
     """
     for n, written in enumerate(groups):
         space, specs = written.group.space, written.specs | (extras.specs if n == 0 else {})
-        facts = {"feature_space": space.name, "kind": space.kind.value}
-        describe_group(arrays, written.path, {"raggedatlas": facts}, specs)
+        facts = {"raggedatlas": {"feature_space": space.name, "kind": space.kind.value}}
+        if written.listed:
+            describe_group(arrays, written.path, facts, specs)
+        else:
+            create_group(arrays, written.path, facts)
     bundle.write(arrays)

@@ -510,9 +510,11 @@ def _archive(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
     return BloscEncoder(dtype.itemsize, 65536, 16 * 2**20, "zstd", delta)
 
 
+STANDARD = "standard"
+
 PROFILES: dict[str, Callable[[np.dtype[Any], str], ChunkEncoder]] = {
     "packed": _packed,
-    "standard": _standard,
+    STANDARD: _standard,
     "archive": _archive,
 }
 """The codec profiles of an atlas: fast random reads, codecs that any Zarr v3 reader knows, or the fewest bytes."""
@@ -542,7 +544,7 @@ def chunk_encoder(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = N
     ascents = values[1:] > values[:-1]
     ascending = len(ascents) and np.count_nonzero(ascents) * 8 >= ascents.size * 7
     delta = kind.newbyteorder("<").str if ascending else ""
-    return PROFILES[profile if values.ndim == 1 else "standard"](kind, delta)
+    return PROFILES[profile if values.ndim == 1 else STANDARD](kind, delta)
 
 
 def array_codecs(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = None) -> dict[str, Any]:

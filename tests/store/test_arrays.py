@@ -298,3 +298,12 @@ def test_metadata_that_do_not_parse_are_corrupt(local: Location, text: str) -> N
         ArraySpec.open(local, "x")
     with pytest.raises(CorruptError, match=r"x/zarr\.json|not a group"):
         read_group(local, "x")
+
+
+def test_a_description_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A damaged record is refused when it is parsed, not by what splits the path later."""
+    writer = ArrayWriter(Location(tmp_path), "d1/x", np.uint8, (), profile="packed")
+    writer.append(np.arange(3, dtype=np.uint8))
+    text = json.dumps({**json.loads(writer.close().to_json()), "path": 1.5})
+    with pytest.raises(CorruptError, match="does not parse"):
+        ArraySpec.from_json(text)

@@ -199,11 +199,11 @@ class ArraySpec:
             data = json.loads(text)
             for key in ("shape", "chunk_shape", "shard_shape"):
                 data[key] = tuple(data[key]) if data[key] is not None else None
-            if data.get("within") is not None:
-                data["within"] = Span(**data["within"])
+            data["within"] = None if data.get("within") is None else Span(**data["within"])
             spec = cls(**data)
             refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
             # Called for their errors: a damaged record fails here, with its text, and not in a later read.
+            spec.path.split("/")
             spec.decoder()
             spec.fill()
         except AtlasError:

@@ -447,11 +447,18 @@ def open_catalog(location: Location) -> Catalog:
     NotFoundError
         If there is no complete atlas.
     """
+    return open_held(location).tip()
+
+
+def open_held(location: Location) -> Catalog:
+    """Open an atlas as `open_catalog` does, for one call: the tables that were looked at stay open."""
     _refuse_file(location)
-    catalog = catalog_at(location)
+    catalog = Catalog(location, Tables(location.child("lance_db")).hold(), location.child("zarr_store"))
+    # Side by side, because each takes two requests.
+    map_requests(catalog.tables.has, (DATASETS, VERSIONS))
     try:
         version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
-        complete = is_atlas(location)
+        complete = catalog.tables.has(VERSIONS)
     except NotFoundError as error:
         raise NotFoundError(
             f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, read_geometries, read_records
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_held
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
@@ -434,8 +434,8 @@ def open_latest(
     SchemaError
         If a column of `schema` is missing or has another type.
     """
-    catalog = open_catalog(location)
-    view = open_snapshot(catalog, find_version(catalog))
+    held = open_held(location)
+    view = open_snapshot(held.tip(), find_version(held))
     if arrays is not None:
         view = replace(view, arrays=arrays)
     if schema is not None:

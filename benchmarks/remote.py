@@ -26,9 +26,9 @@ from raggedatlas.store.remote_path import RemotePath
 from raggedatlas.testing.object_store import WebServer
 
 
-def make_file(path: Path, n_cells: int, n_genes: int = 20_000, per_cell: int = 1_500) -> Path:
-    """Write counts as a sequencer gives them: few genes of most entries, small numbers."""
-    rng = np.random.default_rng(0)
+def make_cells(n_cells: int, n_genes: int = 20_000, per_cell: int = 1_500, seed: int = 0) -> anndata.AnnData:
+    """Make counts as a sequencer gives them: few genes of most entries, small numbers."""
+    rng = np.random.default_rng(seed)
     columns = np.sort((n_genes * rng.random((n_cells, per_cell)) ** 2).astype(np.int32), axis=1)
     values = rng.geometric(0.4, n_cells * per_cell).astype(np.float32)
     pointers = np.arange(0, n_cells * per_cell + 1, per_cell)
@@ -37,8 +37,7 @@ def make_file(path: Path, n_cells: int, n_genes: int = 20_000, per_cell: int = 1
     adata = anndata.AnnData(counts)
     adata.obs["cell_type"] = rng.choice(["B cell", "T cell", "monocyte"], n_cells)
     adata.obsm["X_pca"] = rng.normal(size=(n_cells, 50)).astype(np.float32)
-    adata.write_h5ad(path, compression="gzip")
-    return path
+    return adata
 
 
 def serve(folder: Path, latency: float) -> None:
@@ -119,7 +118,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), asked.latency) as server:
         Path(folder, "bucket").mkdir()
-        file = make_file(Path(folder, "bucket", "cells.h5ad"), asked.cells)
+        file = Path(folder, "bucket", "cells.h5ad")
+        make_cells(asked.cells).write_h5ad(file, compression="gzip")
         add(file, {})
         size = file.stat().st_size
         print(f"{asked.cells:,} cells, {size / 1e6:.0f} MB, {asked.latency * 1000:.0f} ms before each answer\n")

@@ -1,0 +1,123 @@
+"""Make and read the stores of annbatch and tiledbsoma-ml for `stores.py`; run by the interpreters of ``.venv-peers`` and ``.venv-peers-3.11``.
+
+``peer_stores.py SYSTEM make STORE FILE...`` writes the store, ``peer_stores.py SYSTEM read ADDRESS BUCKET/PREFIX SEED`` prints the steps of
+an epoch as `stores.perform` does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BATCH = 512
+LOGIN = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+
+
+def step(name: str, action: Callable[[], Any], cells: Callable[[Any], int] = lambda _: 0) -> Any:
+    """Run an action, print name, seconds, processor seconds and cells, and wait for a line."""
+    began, worked = time.perf_counter(), time.process_time()
+    result = action()
+    took = [time.perf_counter() - began, time.process_time() - worked]
+    print(json.dumps([name, *took, cells(result)]), flush=True)
+    sys.stdin.readline()
+    return result
+
+
+def make_annbatch(store: str, *files: str) -> None:
+    """Write the shuffled collection with annbatch's defaults."""
+    import annbatch
+    import numpy as np
+
+    annbatch.DatasetCollection(store).add_adatas(files, rng=np.random.default_rng(0))
+
+
+def read_annbatch(address: str, place: str, seed: str) -> None:
+    """Iterate over one epoch with annbatch's own sizes of chunks: 512 neighbours, 32 of them at once."""
+    import annbatch
+    import anndata as ad
+    import numpy as np
+    import zarr
+    from obstore.store import S3Store
+    from zarr.storage import ObjectStore
+
+    bucket, prefix = place.split("/", 1)
+    login: dict[str, Any] = {**LOGIN, "endpoint": address, "client_options": {"allow_http": True}}
+    store = ObjectStore(S3Store(bucket, prefix=prefix, **login), read_only=True)
+
+    def load(group: Any) -> ad.AnnData:
+        return ad.AnnData(X=ad.io.sparse_dataset(group["X"]), obs=ad.io.read_elem(group["obs"])[["cell_type"]])
+
+    def begin() -> Any:
+        collection = annbatch.DatasetCollection(zarr.open_group(store, mode="r"), mode="r")
+        loader = annbatch.Loader(
+            batch_size=BATCH,
+            chunk_size=512,
+            preload_nchunks=32,
+            shuffle=True,
+            preload_to_gpu=False,
+            rng=np.random.default_rng(int(seed)),
+        )
+        return loader.use_collection(collection, load_adata=load)
+
+    loader = step("open and loader", begin)
+    step("epoch", lambda: sum(batch["X"].shape[0] for batch in loader), int)
+
+
+def make_soma(store: str, *files: str) -> None:
+    """Write the files as one experiment."""
+    import anndata as ad
+    import tiledbsoma.io
+
+    adata = ad.concat([ad.read_h5ad(file) for file in files], index_unique="-")
+    tiledbsoma.io.from_anndata(store, adata, measurement_name="RNA")
+
+
+def read_soma(address: str, place: str, seed: str) -> None:
+    """Iterate over one epoch with tiledbsoma-ml's own sizes: runs of 64 cells, 65,536 cells at once."""
+    import tiledbsoma
+    import tiledbsoma_ml
+
+    config = {
+        "vfs.s3.endpoint_override": address.removeprefix("http://"),
+        "vfs.s3.scheme": "http",
+        "vfs.s3.use_virtual_addressing": "false",
+        "vfs.s3.region": LOGIN["region"],
+        "vfs.s3.aws_access_key_id": LOGIN["access_key_id"],
+        "vfs.s3.aws_secret_access_key": LOGIN["secret_access_key"],
+    }
+    context = tiledbsoma.SOMATileDBContext(tiledb_config=config)
+    opened = step("open", lambda: tiledbsoma.Experiment.open(f"s3://{place}", context=context))
+    with opened as experiment, experiment.axis_query(measurement_name="RNA") as query:
+
+        def begin() -> Any:
+            return tiledbsoma_ml.ExperimentDataset(
+                query,
+                layer_name="data",
+                obs_column_names=["cell_type"],
+                batch_size=BATCH,
+                shuffle=True,
+                seed=int(seed),
+                return_sparse_X=True,
+            )
+
+        def sizes(dataset: Any) -> Iterator[int]:
+            for matrix, _ in tiledbsoma_ml.experiment_dataloader(dataset):
+                yield matrix.shape[0]
+
+        dataset = step("loader", begin)
+        step("epoch", lambda: sum(sizes(dataset)), int)
+
+
+if __name__ == "__main__":
+    steps = {
+        ("annbatch", "make"): make_annbatch,
+        ("annbatch", "read"): read_annbatch,
+        ("tiledbsoma-ml", "make"): make_soma,
+        ("tiledbsoma-ml", "read"): read_soma,
+    }
+    steps[sys.argv[1], sys.argv[2]](*sys.argv[3:])

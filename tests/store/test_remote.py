@@ -1,13 +1,16 @@
 """Arrays on an object store: the same values, in a counted number of requests."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.records import Span
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_ranges, read_slice, verify
 
@@ -85,10 +88,23 @@ def test_remote_damage_raises(s3: Location) -> None:
         read_slice(gone, 0, 20)
 
 
-def test_validation_reads_a_small_shard_again(s3: Location) -> None:
+def bundled(location: Location) -> ArraySpec:
+    """Write the array as a part of a bundle."""
+    writer, bundle = ArrayWriter(location, "d1/csr/indices", "uint32", chunk_rows=16), Bundle("d1")
+    writer.append(VALUES)
+    spec = writer.close(bundle=bundle)
+    bundle.write(location)
+    return spec
+
+
+@pytest.mark.parametrize("make", [write, bundled])
+def test_verify_reads_a_small_shard_again(s3: Location, make: Callable[[Location], ArraySpec]) -> None:
     """Damage that comes after a shard was read is found by `verify`, and not hidden by what this process keeps."""
-    reader = ArrayReader(s3, write(s3))
+    reader = ArrayReader(s3, make(s3))
     assert read_slice(reader, 0, N).tolist() == VALUES.tolist()
-    good = s3.read_bytes("d1/csr/indices/c/0")
-    s3.write_bytes("d1/csr/indices/c/0", bytes([good[0] ^ 1]) + good[1:])
+    span = reader.spec.within or Span("d1/csr/indices/c/0", 0, 0)
+    good = s3.read_bytes(span.file)
+    s3.write_bytes(span.file, good[: span.offset] + bytes([good[span.offset] ^ 1]) + good[span.offset + 1 :])
     assert verify(reader)[0]
+    s3.write_bytes(span.file, good)
+    assert verify(reader)[0] == []

@@ -123,7 +123,11 @@ def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
         return Shard(index, data.size, data)
 
     parts: LRUCache[Shard] = process_cache("parts")
-    return parts.get_or_make((location.uri, span, *location.storage_options.items()), fetch)
+    return parts.get_or_make(_part_key(location, span), fetch)
+
+
+def _part_key(location: Location, span: Span) -> tuple[object, ...]:
+    return (location.uri, span, *location.storage_options.items())
 
 
 def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
@@ -498,8 +502,12 @@ def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
     """
     spec = reader.spec
     reader = replace(reader, location=reader.location.uncached())
-    # Small shards are kept in memory with their indexes.
+    # Small shards are kept in memory with their indexes, and parts of bundles are.
     forget_indexes(reader.target)
+    if spec.within is not None:
+        parts = process_cache("parts")
+        with parts.lock:
+            parts.entries.pop(_part_key(reader.location, spec.within), None)
     problems: list[str] = []
     crc = 0
     per_chunk = spec.chunk_shape[0]

@@ -288,11 +288,12 @@ def damage_missing(own: Modelled) -> None:
     ],
 )
 def test_damage_is_found(own: Modelled, damage: Callable[[Modelled], None], level: Any, rule: str) -> None:
-    """Each way to be wrong is told by its rule, at its level, and no snapshot is taken of what the rows show."""
+    """Each way to be wrong is told by its rule, at its level, and no snapshot is taken of a change that is wrong."""
     damage(own)
     atlas = own.open()
     assert rule in {problem.rule for problem in atlas.validate(level)}
-    if level != "deep":
+    # A snapshot does not look again for files of results that an earlier one has.
+    if damage not in (damage_bytes, damage_missing):
         with pytest.raises(CorruptError, match=rule):
             atlas.snapshot()
 

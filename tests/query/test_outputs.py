@@ -314,7 +314,7 @@ def test_texts_are_found_with_and_without_an_index(own: Any, monkeypatch: pytest
     assert (indexed["search_score"] > 0).all()
     # As where deleted rows left holes: the index of the filter is passed over, that of the search is not.
     monkeypatch.setattr("raggedatlas.query.search.index_serves", lambda *_: False)
-    catalog.tables.index(CELLS, "dataset_uid", "BTREE")
+    index(catalog.tables, CELLS, "dataset_uid", "BTREE")
     scanned = Query(catalog.tip()).where(dataset="first").search("d1", column="donor", k=50).to_pandas()
     assert scanned["search_score"].to_dict() == indexed["search_score"].to_dict()
 

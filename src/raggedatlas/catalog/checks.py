@@ -365,6 +365,9 @@ def check_new(catalog: Catalog, before: Catalog | None) -> NewCheck:
     problems += check_results(catalog, results) + check_geometries(catalog, shapes)
     problems += _check_records(catalog, records, changed)
     old_results, old_shapes = ([] if before is None else kind.read(before) for kind in (RESULT_ASSETS, GEOMETRY_ASSETS))
+    # A record that says something else of the same cells is compared with all of them.
+    for one, other in ((results, old_results), (old_results, results)):
+        suspects |= {uid for record in one if record not in other for uid in record.cells_of}
     new_results = [record for record in results if record.zarr_group and record not in old_results]
     new_groups = [*changed, *(record.as_group(stored=True) for record in new_results)]
     rows: list[CellCheck] = []

@@ -40,7 +40,7 @@ class Bundle:
     --------
     >>> bundle = Bundle("d1")
     >>> bundle.add({"d1/frames/obs.arrow": b"ARROW1"})
-    {'d1/frames/obs.arrow': Span(file='d1/bundle.zip', offset=128, n_bytes=6)}
+    {'d1/frames/obs.arrow': Span(file='d1/bundle.zip', offset=64, n_bytes=6)}
     """
 
     def __init__(self, folder: str) -> None:

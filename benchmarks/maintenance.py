@@ -182,7 +182,9 @@ def multiply(atlas: "ra.RaggedAtlas", n: int) -> None:
             "zarr_group": f"{uid}/{first.feature_space}",
             "content_hash": uid,
         }
-        records.append(first.model_copy(update={**facts, "arrays": first.arrays.replace(first.uid, uid)}))
+        for name in ("arrays", "facts"):
+            facts[name] = getattr(first, name).replace(first.uid, uid)
+        records.append(first.model_copy(update=facts))
         own = cells.set_column(0, cells.schema.field(0), new_uids(cells.num_rows))
         own = own.set_column(1, cells.schema.field(1), pa.array([uid] * cells.num_rows, pa.string()))
         at = cells.schema.get_field_index(first.pointer)

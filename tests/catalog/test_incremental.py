@@ -1,6 +1,7 @@
 """A snapshot checks what changed since the one before, and finds the same as a check of everything."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import raggedatlas as ra
 from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, versions
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.location import Location
 from raggedatlas.store.upkeep import LARGE_ROWS, SMALL_ROWS, Size, choose_fragments, parts_to_merge
-from raggedatlas.testing.atlases import write_dataset
+from raggedatlas.testing.atlases import small_anndata, write_dataset
 
 Two = tuple[Catalog, str, str]
 
@@ -151,3 +153,15 @@ def test_repeated_small_additions_rewrite_each_row_few_times() -> None:
         assert len(parts) < 10
     assert rewritten / 2_000_000 < 40
     assert fragments[0] == 3 * LARGE_ROWS
+
+
+def test_a_copied_record_says_what_its_own_facts_say(tmp_path: Path) -> None:
+    """What a record keeps of its facts is not that of the record that it was copied from."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(small_anndata(1, 7), "one", progress=False)
+    (record,) = assets.read_records(atlas._catalog)
+    assert record.n_cells_added == 7
+    assert record.feature_set
+    other = record.model_copy(update={"facts": "{}", "n_cells": 3})
+    assert (other.n_cells_added, other.feature_set) == (3, None)
+    assert record.model_copy() == record

@@ -366,11 +366,10 @@ class Inventory:
             known = {record.zarr_group: record for record in self.records}
             changed = datasets_from_table(tables.read(DATASETS, where=f"{CHANGED_AT} > {self.version}"))
             known |= {record.zarr_group: record for record in changed}
-            columns = tables.read(DATASETS, _IDENTIFYING).columns
-            rows = [*zip(*(column.to_pylist() for column in columns), strict=True)]
-            records = tuple(known[group] for group, *_ in rows if group in known)
+            columns = [column.to_pylist() for column in tables.read(DATASETS, _IDENTIFYING).columns]
+            records = tuple(known[group] for group in columns[0] if group in known)
             # Unlike in a table that something other than this library has restored.
-            if [(r.zarr_group, r.name, r.content_hash) for r in records] == rows:
+            if columns == [[getattr(r, name) for r in records] for name in _IDENTIFYING]:
                 return Inventory(version, records)
         return Inventory(version, tuple(datasets_from_table(tables.read(DATASETS))))
 

@@ -343,10 +343,9 @@ def records_with_features(
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
     if not wanted:
         return [r for r in alike if not r.layout_uid]
-    kept: dict[str, str | None] = {r.zarr_group: r.file_facts.feature_set for r in alike}
-    older = read_layouts(catalog, {r.layout_uid for r in alike if kept[r.zarr_group] is None})
+    older = read_layouts(catalog, {r.layout_uid for r in alike if r.feature_set is None})
     of_layout = {uid: feature_set(layout.features.tolist()) for uid, layout in older.items()}
-    return [r for r in alike if (kept[r.zarr_group] or of_layout.get(r.layout_uid)) == wanted]
+    return [r for r in alike if (r.feature_set or of_layout.get(r.layout_uid)) == wanted]
 
 
 def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:

@@ -555,12 +555,14 @@ def recheck_duplicates(
     """
     plan, space = staged.plan, staged.plan.groups[0].space.name
     # Duplicates with feature uids of an older version have another hash; `stage` found them.
-    same = tuple(
-        uid
-        for uid, own in records.items()
-        if uid in staged.replaces
-        or any(r.content_hash == staged.content_hash and r.feature_space == space for r in own)
-    )
+    hashed = {
+        r.uid
+        for own in records.values()
+        for r in own
+        if r.content_hash == staged.content_hash and r.feature_space == space
+    }
+    hashed.update(staged.replaces)
+    same = tuple(uid for uid in records if uid in hashed)
     if same and options.on_duplicate == "skip":
         return _skipped(plan, staged.content_hash, same[0])
     # Only a name that nobody chose gets a number; a chosen one is refused below.

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_origin
 
 import numpy as np
@@ -402,10 +402,23 @@ class DatasetRecord(BaseModel):
         """`facts`, read."""
         return read_json(DatasetFacts, self.facts, "datasets", self.zarr_group, "facts")
 
-    @property
+    # The two that every `add` asks of all datasets are kept; whole facts of thousands of them would take much memory.
+    @cached_property
     def n_cells_added(self) -> int:
         """Number of cells that the dataset was added with, in this space or not."""
         return self.n_cells if self.file_facts.n_cells is None else self.file_facts.n_cells
+
+    @cached_property
+    def feature_set(self) -> str | None:
+        """Hash of the set of features, None if the record has none."""
+        return self.file_facts.feature_set
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced, without what was kept of the old ones."""
+        made = super().model_copy(update=update, deep=deep)
+        for name in ("n_cells_added", "feature_set"):
+            made.__dict__.pop(name, None)
+        return made
 
 
 def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:

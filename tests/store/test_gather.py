@@ -163,7 +163,9 @@ class Stored:
         if codec == "big" and values.itemsize == 1:
             del options["serializer"]
         root = zarr.open_group(self.location.zarr_store(read_only=False), mode="a")
-        root.create_array(name, **(shapes | {"dtype": values.dtype} | options))[:] = values
+        # Shards of nothing but the fill value too: an atlas has all of them.
+        options = {"dtype": values.dtype, "config": {"write_empty_chunks": True}} | options
+        root.create_array(name, **(shapes | options))[:] = values
         return ArraySpec.open(self.location, name)
 
 

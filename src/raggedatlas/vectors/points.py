@@ -334,7 +334,9 @@ def _parquet_batches(path: "Path | RemotePath") -> Iterator[pa.RecordBatch]:
                     if isinstance(name, str)
                 }
                 columns = [name for name in table.schema_arrow.names if name not in index]
-                yield from table.iter_batches(BLOCK_ROWS // 4, columns=columns)
+                # One row group at a time: a reader of all keeps the bytes of those that it has read.
+                for group in range(table.num_row_groups):
+                    yield from table.iter_batches(BLOCK_ROWS // 4, row_groups=[group], columns=columns)
             except AtlasError:
                 raise
             except (pa.ArrowException, OSError) as error:

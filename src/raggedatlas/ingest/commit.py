@@ -569,6 +569,7 @@ def _record(staged: StagedDataset, written: WrittenGroup, *, is_first: bool) -> 
             colors={column: dict(colors) for column, colors in staged.colors.items()},
             column_order=written.group.column_order,
             feature_set=written.group.feature_set,
+            cell_names=plan.cell_names,
             frames=frames,
             bundle=None
             if not (is_first and bundle.spans)

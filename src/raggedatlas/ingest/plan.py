@@ -18,7 +18,7 @@ from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.values import entry_hash, rank_columns, sample_counts
+from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
@@ -234,6 +234,8 @@ class IngestPlan:
         More lines.
     extras : OtherElements
         Other elements, kept outside the groups.
+    cell_names : str
+        Hash of the names of the cells, in their order.
     """
 
     uid: str
@@ -245,7 +247,8 @@ class IngestPlan:
     column_reports: tuple[ColumnReport, ...]
     element_reports: tuple[ColumnReport, ...]
     notes: tuple[str, ...]
-    extras: OtherElements = field(default_factory=OtherElements)
+    extras: OtherElements
+    cell_names: str
 
     def group_path(self, group: GroupPlan) -> str:
         """Path of a group in the Zarr store."""
@@ -343,8 +346,9 @@ def plan_ingest(
     element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
     notes = [*_lacking(schema), *(note for g in groups if g.features is not None for note in g.features.notes)]
     plan = IngestPlan(
-        new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras
-    )
+        new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras,
+        hash_texts(cells.column(INDEX).cast(pa.string()).combine_chunks()),
+    )  # fmt: skip
     # Separate, because sources that workers staged are judged again by this part alone.
     return plan_cells(catalog, plan, options, coming)
 

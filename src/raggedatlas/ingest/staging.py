@@ -129,9 +129,6 @@ class StagedDataset:
         self.arrays.child(self.plan.uid).delete_prefix()
 
 
-_ASKED_ONE_BY_ONE = 8
-"""Datasets whose cells are looked at one by one to find a duplicate."""
-
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 """Formats whose files are held against the rules of AnnData before they are opened."""
 
@@ -410,7 +407,7 @@ def _may_be_equal(one: IngestPlan, other: IngestPlan) -> bool:
     """Return whether two sources have the same cells and features, so that their content may be equal."""
     a, b = one.groups[0], other.groups[0]
     alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
-    return alike and a.feature_set == b.feature_set and _names(one).equals(_names(other))
+    return alike and a.feature_set == b.feature_set and one.cell_names == other.cell_names
 
 
 def _same_content(
@@ -501,13 +498,16 @@ def _once_unique(ids: Sequence[str]) -> list[str]:
 
 def _with_these_cells(catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan) -> list[DatasetRecord]:
     """Return the datasets that may have the cells of a plan, so that their values need to be compared."""
-    first = _names(plan)[:1].drop_null().to_pylist()
-    if first and len(records) > _ASKED_ONE_BY_ONE:
-        # One look for the first name, instead of one at each of many small datasets.
-        there = catalog.tables.read(CELLS, ["dataset_uid"], equals("cell_name", first[0]))
-        having, deleted = {*there.column(0).to_pylist()}, catalog.n_deleted()
-        records = [r for r in records if r.uid in having or r.uid in deleted or r.n_cells_added != r.n_cells]
-    return [record for record in records if _may_have_these_cells(catalog, record, plan)]
+    # Datasets from before hashes of names were recorded are asked for their cells.
+    return [
+        record
+        for record in records
+        if (
+            _may_have_these_cells(catalog, record, plan)
+            if record.cell_names is None
+            else record.cell_names == plan.cell_names
+        )
+    ]
 
 
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
@@ -516,12 +516,8 @@ def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestP
     # Cells were deleted, or some lack this modality: names do not decide then.
     if len(stored) != record.n_cells:
         return True
-    names = _names(plan)
+    names = plan.cells.column(INDEX).cast(pa.string()).combine_chunks()
     return bool(stored.combine_chunks().equals(names) or stored.sort().combine_chunks().equals(names.sort()))
-
-
-def _names(plan: IngestPlan) -> pa.Array:
-    return plan.cells.column(INDEX).cast(pa.string()).combine_chunks()
 
 
 def _content_hash(plan: IngestPlan) -> ContentHash:

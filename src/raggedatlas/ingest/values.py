@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError, ValuesError
@@ -476,6 +477,25 @@ class ContentHash:
         for stream in (self._lengths, self._columns, self._values):
             digest.update(stream.digest())
         return str(digest.hexdigest()[:32])
+
+
+def hash_texts(texts: pa.Array) -> str:
+    """Return a hash of texts in their order, 32 hex digits.
+
+    Examples
+    --------
+    >>> hash_texts(pa.array(["ab", "c"])) == hash_texts(pa.array(["a", "bc"]))
+    False
+    """
+    digest = hashlib.sha256(np.asarray(pc.fill_null(pc.binary_length(texts), -1)).tobytes())
+    # The buffer of a slice holds the texts beside it as well.
+    first, last = (
+        np.frombuffer(texts.buffers()[1], np.int32)[[texts.offset, texts.offset + len(texts)]].tolist()
+        if len(texts)
+        else (0, 0)
+    )
+    digest.update(b"" if first == last else texts.buffers()[2][first:last])
+    return digest.hexdigest()[:32]
 
 
 def _hash_names(cells: pa.Table, features: Sequence[str]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)

@@ -296,6 +296,8 @@ class DatasetFacts(BaseModel):
         How the columns are stored.
     feature_set : str or None
         Hash of the features, independent of their order; None in datasets added before it was recorded.
+    cell_names : str or None
+        Hash of the names of the file's cells, in its order; None in datasets added before it was recorded.
     frames : dict of str to str
         Kept frame -> SHA-256 of its file; empty in datasets that were added before it was noted.
     bundle : BundleFacts or None
@@ -317,6 +319,7 @@ class DatasetFacts(BaseModel):
     colors: dict[str, dict[str, str]] = Field(default_factory=dict)
     column_order: str = ""
     feature_set: str | None = None
+    cell_names: str | None = None
     frames: dict[str, str] = Field(default_factory=dict)
     bundle: BundleFacts | None = None
 
@@ -402,7 +405,7 @@ class DatasetRecord(BaseModel):
         """`facts`, read."""
         return read_json(DatasetFacts, self.facts, "datasets", self.zarr_group, "facts")
 
-    # The two that every `add` asks of all datasets are kept; whole facts of thousands of them would take much memory.
+    # Those that every `add` asks of all datasets are kept; whole facts of thousands of them would take much memory.
     @cached_property
     def n_cells_added(self) -> int:
         """Number of cells that the dataset was added with, in this space or not."""
@@ -413,10 +416,15 @@ class DatasetRecord(BaseModel):
         """Hash of the set of features, None if the record has none."""
         return self.file_facts.feature_set
 
+    @cached_property
+    def cell_names(self) -> str | None:
+        """Hash of the names of the file's cells, None if the record has none."""
+        return self.file_facts.cell_names
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, without what was kept of the old ones."""
         made = super().model_copy(update=update, deep=deep)
-        for name in ("n_cells_added", "feature_set"):
+        for name in ("n_cells_added", "feature_set", "cell_names"):
             made.__dict__.pop(name, None)
         return made
 

@@ -262,7 +262,7 @@ def test_strategies_are_those_of_all_values_at_once(weights: list[float], codes:
     drawn, grouped = Strategy(WEIGHTED, values, 500), Strategy(GROUPED, groups, len(codes))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(orders, "_BLOCK", 50)
-        patch.setattr("raggedatlas.store.record_files._SCRATCH_BYTES", 100)
+        patch.setattr("raggedatlas.store.runtime._SCRATCH_BYTES", 100)
         total = np.cumsum(values)
         assert drawn.cumulated.tolist() == total.tolist()
         found = epoch_batches(Order(len(values), 500, seed=5, strategy=drawn), 1).take(np.array([0])).rows

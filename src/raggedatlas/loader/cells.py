@@ -24,7 +24,7 @@ from raggedatlas.query.read_plan import PartPlan, SpacePlan
 from raggedatlas.query.selection import BLOCK_CELLS
 from raggedatlas.query.stream import CellStream, Kinds, can_stream
 from raggedatlas.store.record_files import RecordFolder, Records
-from raggedatlas.store.runtime import release_unused_memory
+from raggedatlas.store.runtime import prefetch, release_unused_memory
 from raggedatlas.store.tables import ROW_ID
 
 IN_MEMORY_CELLS = 2**17
@@ -219,7 +219,7 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
     def blocks() -> Iterator[NDArray[Any]]:
         digest = hashlib.blake2b(digest_size=16)
         made = (_filled(dtype, *block, coders) for block in stream.blocks(planned, [*wanted, "uid"]))
-        for block in made if survey.in_order else _by_row(dtype, made):
+        for block in prefetch(made) if survey.in_order else _by_row(dtype, made):
             digest.update(block["uid"].tobytes())
             yield block
         stored["key"] = _facts(planned, digest, known).key

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
 from raggedatlas.store.native import GOOD, library
-from raggedatlas.store.record_files import scratch_array
+from raggedatlas.store.runtime import scratch_array
 
 Shuffle = Literal["full", "blocks"] | None
 Even = Literal["pad", "drop"] | None
@@ -55,7 +55,7 @@ class Strategy:
     def cumulated(self) -> NDArray[np.float64]:
         """Sum of the weights up to and including each cell, (n_cells,)."""
         assert self.values is not None
-        made, total = scratch_array(len(self.values), np.float64), np.zeros(1)
+        made, total = scratch_array((len(self.values),), np.float64), np.zeros(1)
         for start, values in self._blocks(np.float64):
             # From the sum before, so that sums are those over all cells to the last bit.
             sums = np.cumsum(np.concatenate([total, values]))
@@ -85,7 +85,7 @@ class Strategy:
         """Cells that have a group, sorted by group."""
         assert self.values is not None
         sizes = self.sizes
-        made = scratch_array(int(sizes.sum()), np.uint32 if len(self.values) <= 2**32 else np.int64)
+        made = scratch_array((int(sizes.sum()),), np.uint32 if len(self.values) <= 2**32 else np.int64)
         place = np.cumsum(sizes) - sizes
         for start, codes in self._blocks(np.int64):
             # Code -1, cells without a value, comes first and is cut off.

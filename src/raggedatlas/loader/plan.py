@@ -30,7 +30,7 @@ from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
 from raggedatlas.query.selection import BLOCK_CELLS
-from raggedatlas.store.record_files import scratch_array
+from raggedatlas.store.runtime import scratch_array
 
 OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
 """Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
@@ -454,7 +454,7 @@ def _group_codes(column: ObsColumn) -> NDArray[Any]:
     starts = range(0, len(column.values), BLOCK_CELLS)
     for start in starts:
         known = np.unique(np.concatenate([known, column.values[start : start + BLOCK_CELLS]]))
-    codes = scratch_array(len(column.values), np.int32)
+    codes = scratch_array((len(column.values),), np.int32)
     for start in starts:
         values = column.values[start : start + BLOCK_CELLS]
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)

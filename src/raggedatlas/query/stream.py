@@ -23,6 +23,7 @@ from raggedatlas.query.plan import chosen_datasets, default_spaces, layout_codes
 from raggedatlas.query.read_plan import QuerySpec, SpacePlan
 from raggedatlas.query.selection import walk_cells
 from raggedatlas.store.filters import Columns
+from raggedatlas.store.runtime import prefetch
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
@@ -122,7 +123,8 @@ class CellStream:
         in_order, last, n_seen = True, -1, 0
         firsts = [self._parts(name)[0] for name in self.pointers]
         n = 0
-        for every in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *firsts]):
+        walked = walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *firsts])
+        for every in prefetch(walked):
             n_seen += every.n
             valid = np.stack([every.table.column(first).is_valid().to_numpy() for first in firsts], axis=1)
             kept = np.flatnonzero(valid[:, self._of_spaces()].any(axis=1))
@@ -131,10 +133,12 @@ class CellStream:
             ids = cells.table.column(ROW_ID).to_numpy()
             in_order = in_order and bool((ids[1:] > ids[:-1]).all()) and not (len(ids) and int(ids[0]) <= last)
             last = int(ids[-1]) if len(ids) else last
-            codes = np.ascontiguousarray(cells.dataset_code[:, None]).view(np.uint8)
-            rows = np.concatenate([codes, np.packbits(valid, axis=1)], axis=1)
-            _, first_rows = np.unique(np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").ravel(), return_index=True)
-            found |= {rows[i].tobytes(): (int(cells.dataset_code[i]), valid[i]) for i in first_rows.tolist()}
+            # Most cells are of one kind with the cell before them, so few are sorted.
+            own = cells.dataset_code
+            at = np.flatnonzero(np.r_[cells.n > 0, (own[1:] != own[:-1]) | (valid[1:] != valid[:-1]).any(axis=1)])
+            rows = np.concatenate([own[at, None].view(np.uint8), np.packbits(valid[at], axis=1)], axis=1)
+            _, first_rows = np.unique(rows.view(f"V{rows.shape[1]}").ravel(), return_index=True)
+            found |= {rows[i].tobytes(): (int(own[at[i]]), valid[at[i]]) for i in first_rows.tolist()}
             look(cells)
         warn_of_values(self.catalog, self.spec, self.columns, n_seen)
         listed = [found[key] for key in sorted(found)]
@@ -178,7 +182,7 @@ class CellStream:
             Stored columns that the cells have.
         """
         parts = [part for name in self.pointers for part in dict.fromkeys(self._parts(name))]
-        for cells in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *parts]):
+        for cells in prefetch(walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *parts])):
             pointers = cells.pointers(self.columns.schema)
             having = np.zeros(cells.n, bool)
             for modality in [*self.modalities.values()][: self.n_spaces]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
 from raggedatlas.store.disk_cache import CACHE_DIR_VARIABLE, CACHE_SIZE_VARIABLE, DEFAULT_SIZE, parse_size
@@ -230,17 +230,3 @@ def _user_cache() -> str:
     if sys.platform == "win32":
         return os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-
-
-def scratch_array(n: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array to write to: in a temporary file that is mapped, or in memory if it is small or there is no such file."""
-    kind = np.dtype(dtype)
-    if n * kind.itemsize > _SCRATCH_BYTES:
-        # Allocated now: a full disk would otherwise kill the process when the memory is written to.
-        with contextlib.suppress(OSError, AttributeError), tempfile.TemporaryFile(prefix="raggedatlas-") as file:
-            os.posix_fallocate(file.fileno(), 0, n * kind.itemsize)
-            return np.frombuffer(mmap.mmap(file.fileno(), n * kind.itemsize), kind)
-    return np.empty(n, kind)
-
-
-_SCRATCH_BYTES = 2**20

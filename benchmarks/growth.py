@@ -2,6 +2,7 @@
 
     python benchmarks/growth.py make FOLDER --cells 1000000 --datasets 100
     python benchmarks/growth.py measure FOLDER [FOLDER ...] >> points.jsonl
+    python benchmarks/growth.py requests FOLDER [FOLDER ...] >> requests.jsonl
     python benchmarks/growth.py fit points.jsonl --held-out FOLDER [--at 1000000000 10000]
 
 An atlas is of thin cells: eight counts of 500 genes, three columns. Each operation runs in a process of its own on warm files; memory is the peak of
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ import numpy as np
 from cells import anonymous, thin_cells
 
 AT_ONCE, READ_CELLS = 50, 100_000
+LATENCY = 0.1
+"""Seconds of an answer of the object store, longer than the work between two requests."""
 ONE = thin_cells(1_000, time.time_ns() % 2**32)
 """The dataset that is added to each atlas; its content is new in every process."""
 
@@ -48,35 +53,48 @@ def make(folder: Path, n_cells: int, n_datasets: int) -> None:
     atlas.snapshot()
 
 
-def _loader(atlas: Any, view: Any) -> Any:
+def _loader(view: Any) -> Any:
     from raggedatlas.loader.loader import Loader
 
     return Loader(view.query(), 512, obs=["cell_type", "score"])
 
 
-CALLS: dict[str, Callable[[Any, Any], Any]] = {
-    "open": lambda atlas, view: type(atlas).checkout_latest(atlas.uri),
-    "list_datasets": lambda atlas, view: view.list_datasets(),
-    "count": lambda atlas, view: view.query().count(),
-    "count by a column": lambda atlas, view: view.query().count("cell_type"),
-    "limit(1000)": lambda atlas, view: view.query().limit(1000).to_anndata(),
-    "sample(1000)": lambda atlas, view: view.query().sample(1000).to_anndata(),
-    "loader": _loader,
-    "validate quick": lambda atlas, view: atlas.validate("quick"),
-    "snapshot, nothing changed": lambda atlas, view: atlas.snapshot(),
-    "one more dataset": lambda atlas, view: atlas.add(ONE, organism="human", progress=False),
-    "snapshot, one dataset more": lambda atlas, view: atlas.snapshot(),
+@dataclass(frozen=True)
+class Call:
+    """A call, made on the newest state of an atlas if it writes, else on its newest snapshot."""
+
+    make: Callable[[Any], Any]
+    writes: bool = False
+
+    def open(self, uri: str, **options: Any) -> Any:
+        """Open what the call is made on."""
+        import raggedatlas as ra
+
+        return (ra.RaggedAtlas.open if self.writes else ra.RaggedAtlas.checkout_latest)(uri, **options)
+
+
+CALLS = {
+    "open": Call(lambda at: type(at).checkout_latest(at.uri)),
+    "list_datasets": Call(lambda at: at.list_datasets()),
+    "count": Call(lambda at: at.query().count()),
+    "count by a column": Call(lambda at: at.query().count("cell_type")),
+    "limit(1000)": Call(lambda at: at.query().limit(1000).to_anndata()),
+    "sample(1000)": Call(lambda at: at.query().sample(1000).to_anndata()),
+    "loader": Call(_loader),
+    "validate quick": Call(lambda at: at.validate("quick"), writes=True),
+    "snapshot, nothing changed": Call(lambda at: at.snapshot(), writes=True),
+    "one more dataset": Call(lambda at: at.add(ONE, organism="human", progress=False), writes=True),
+    "snapshot, one dataset more": Call(lambda at: at.snapshot(), writes=True),
 }
 
 
-def call(folder: Path, name: str) -> dict[str, float]:
+def call(folder: str, name: str) -> dict[str, float]:
     """Make one call, and return its figures."""
     import raggedatlas as ra
 
-    atlas = ra.RaggedAtlas.open(folder)
-    view = ra.RaggedAtlas.checkout_latest(folder)
+    at = CALLS[name].open(folder)
     # What is imported and cached by the first calls is not measured.
-    view.query().where("score < 0").to_anndata()
+    ra.RaggedAtlas.checkout_latest(folder).query().where("score < 0").to_anndata()
     peaks, done = [anonymous()], threading.Event()
 
     def watch() -> None:
@@ -85,9 +103,9 @@ def call(folder: Path, name: str) -> dict[str, float]:
 
     before, watcher = anonymous(), threading.Thread(target=watch)
     watcher.start()
-    started = time.perf_counter()
-    made = CALLS[name](atlas, view)
-    found = {"seconds": time.perf_counter() - started}
+    started, used = time.perf_counter(), time.process_time()
+    made = CALLS[name].make(at)
+    found = {"seconds": time.perf_counter() - started, "processor": time.process_time() - used}
     if name == "loader":
         batches = iter(made)
         next(batches)
@@ -106,20 +124,65 @@ def call(folder: Path, name: str) -> dict[str, float]:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Make all calls on an atlas, each in a process of its own, and count its files."""
+    found = count_files(folder)
+    for name in CALLS:
+        found[name] = json.loads(_apart("call", folder, name).splitlines()[-1])
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def count_files(folder: Path) -> dict[str, Any]:
+    """Return how many cells, datasets, files and bytes an atlas has."""
     import raggedatlas as ra
 
     view = ra.RaggedAtlas.checkout_latest(folder)
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    found: dict[str, Any] = {"atlas": str(folder), "cells": view.query().count(), "datasets": len(view.list_datasets())}
-    found |= {"files": len(files), "disk": sum(files)}
-    for name in CALLS:
-        command = [sys.executable, str(Path(__file__).resolve()), "call", str(folder), name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stderr)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-        print(name, found[name], file=sys.stderr, flush=True)
+    size = {"atlas": str(folder), "cells": view.query().count(), "datasets": len(view.list_datasets())}
+    return {**size, "files": len(files), "disk": sum(files)}
+
+
+def requests(folder: Path) -> dict[str, Any]:
+    """Make all calls on a copy of an atlas in an S3 server, and count what they ask of it, opening included."""
+    from raggedatlas.testing.object_store import FaultyProxy, Remote, count_in_sequence
+
+    found = count_files(folder)
+    serve = [sys.executable, str(Path(__file__).with_name("maintenance.py")), "serve"]
+    with subprocess.Popen(serve, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as moto:
+        assert moto.stdout is not None
+        with FaultyProxy(moto.stdout.readline().strip()) as proxy:
+            remote = Remote.make(proxy)
+            remote.upload(folder)
+            proxy.latency = LATENCY
+            for name in CALLS:
+                proxy.requests.clear()
+                _apart("ask", remote.uri, name, json.dumps(remote.options))
+                seen = list(proxy.requests)
+                sent = sum(one.n_bytes for one in seen)
+                found[name] = {"requests": len(seen), "in sequence": count_in_sequence(seen), "sent": sent}
+                print(name, found[name], file=sys.stderr, flush=True)
+        moto.terminate()
     return found
+
+
+def ask(uri: str, name: str, options: dict[str, str]) -> None:
+    """Make one call on an atlas in an object store."""
+    os.environ["RAGGEDATLAS_CACHE_DIR"] = ""
+    at = CALLS[name].open(uri, storage_options=options)
+    # Opening is counted for every call, so there is nothing to add for itself.
+    made = CALLS[name].make(at) if name != "open" else None
+    if name == "loader":
+        batches = iter(made)
+        next(batches)
+        batches.close()
+
+
+def _apart(*words: object) -> str:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
 
 
 def figures(point: dict[str, Any]) -> dict[str, float]:
@@ -135,7 +198,9 @@ def fit(points: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     from scipy.optimize import nnls
 
     rows = np.array([[1.0, point["cells"], point["datasets"]] for point in points])
-    values = np.maximum([figures(point)[name] for point in points], 1e-9)
+    values = np.array([figures(point)[name] for point in points])
+    # Next to nothing is not told from nothing.
+    values = np.maximum(values, max(values.max() / 1000, 1e-9))
     scale = rows.max(axis=0)
     # Divided by the values, errors are relative; divided by their maxima, columns are of one size.
     coefficients, _ = nnls(rows / scale / values[:, None], np.ones(len(points)))
@@ -169,10 +234,13 @@ def main() -> None:
     made.add_argument("folder", type=Path)
     made.add_argument("--cells", type=int, required=True)
     made.add_argument("--datasets", type=int, required=True)
-    commands.add_parser("measure").add_argument("folders", type=Path, nargs="+")
-    one = commands.add_parser("call")
-    one.add_argument("folder", type=Path)
-    one.add_argument("name")
+    for name in ("measure", "requests"):
+        commands.add_parser(name).add_argument("folders", type=Path, nargs="+")
+    for name in ("call", "ask"):
+        one = commands.add_parser(name)
+        one.add_argument("uri")
+        one.add_argument("name", choices=CALLS)
+        one.add_argument("options", type=json.loads, nargs="?")
     fitted = commands.add_parser("fit")
     fitted.add_argument("points", type=Path)
     fitted.add_argument("--held-out", required=True)
@@ -180,11 +248,13 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.command == "make":
         make(asked.folder, asked.cells, asked.datasets)
-    elif asked.command == "measure":
+    elif asked.command in ("measure", "requests"):
         for folder in asked.folders:
-            print(json.dumps(measure(folder)), flush=True)
+            print(json.dumps((measure if asked.command == "measure" else requests)(folder)), flush=True)
     elif asked.command == "call":
-        print(json.dumps(call(asked.folder, asked.name)))
+        print(json.dumps(call(asked.uri, asked.name)))
+    elif asked.command == "ask":
+        ask(asked.uri, asked.name, asked.options)
     else:
         points = [json.loads(line) for line in asked.points.read_text(encoding="utf-8").splitlines()]
         page(points, asked.held_out, asked.at)

@@ -45,6 +45,8 @@ class Request:
         What was answered; 0 where the answer was cut off.
     began, ended : float
         When it arrived and when it was answered, in seconds of a monotonic clock.
+    n_bytes : int
+        Of its body and of the body that was answered.
     """
 
     method: str
@@ -53,6 +55,7 @@ class Request:
     status: int
     began: float = 0.0
     ended: float = 0.0
+    n_bytes: int = 0
 
 
 def count_in_sequence(requests: Iterable[Request]) -> int:
@@ -238,6 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             # Read even if the request is refused: on a kept connection it would be taken for the next request.
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._n_sent = len(body)
             if refused:
                 body = _ERROR.format(code=refused[1]).encode()
                 self._finish(refused[0], {"Content-Type": "application/xml"}, body)
@@ -265,8 +269,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Log the request and answer it, or cut the connection."""
         path, _, query = self.path.partition("?")
         time.sleep(self.owner.latency)
+        n_bytes = self._n_sent + (len(data) if self.command != "HEAD" else 0)
         # Logged before the answer leaves: a test that has it finds the request in the log.
-        if self.owner.note(Request(self.command, unquote(path), query, status, self._began, time.monotonic())):
+        if self.owner.note(Request(self.command, unquote(path), query, status, self._began, time.monotonic(), n_bytes)):
             self.close_connection = True
             return
         self.send_response_only(status)

@@ -275,7 +275,7 @@ def _change_array(path: Path, chance: random.Random) -> str:
     writer = ArrayWriter(catalog.arrays, spec.path, values.dtype, spec.row_shape, profile=catalog.codec())
     writer.append(values)
     written = writer.close(listed=True)
-    described, checksum = json.loads(written.to_json()), writer.checksum
+    described, checksums = json.loads(written.to_json()), writer.checksums(name)
     specs = {key: reader.spec for key, reader in readers.items()} | {name: written}
     describe_group(catalog.arrays, record.zarr_group, read_group(catalog.arrays, record.zarr_group).attributes, specs)
 
@@ -283,7 +283,7 @@ def _change_array(path: Path, chance: random.Random) -> str:
         for row in rows:
             if row["zarr_group"] == record.zarr_group:
                 row["arrays"] = json.dumps(json.loads(row["arrays"]) | {name: described})
-                row["checksums"] = json.dumps(json.loads(row["checksums"]) | {name: checksum})
+                row["checksums"] = json.dumps(json.loads(row["checksums"]) | checksums)
         return f"{name} of {record.name}"
 
     return _change_rows(catalog, "datasets", note)

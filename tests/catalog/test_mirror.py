@@ -216,6 +216,23 @@ def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
     assert [record.version for record in list_versions(open_catalog(target))] == [1]
 
 
+@pytest.mark.long
+def test_damaged_shards_are_not_copied(grown: tuple[Catalog, Location]) -> None:
+    """The mirror stays as it was, with nothing of the array, so that the next call copies the one that was put back."""
+    catalog, target = grown
+    (record,) = [record for record in assets.read_records(catalog) if record.name == "c"]
+    key = f"{record.zarr_group}/csr/layers/counts/c/0"
+    good = catalog.arrays.read_bytes(key)
+    catalog.arrays.write_bytes(key, bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(CorruptError, match="csr/layers/counts/c do not have the SHA-256"):
+        copy(catalog, target)
+    assert [record.version for record in list_versions(open_catalog(target))] == [1]
+    assert not target.child("zarr_store").child(*key.split("/")).exists()
+    catalog.arrays.write_bytes(key, good)
+    copy(catalog, target)
+    assert_equal(catalog, target)
+
+
 def _no_snapshot(catalog: Catalog, target: Location) -> Location:
     for record in list_versions(catalog):
         snapshots.untag_everywhere(catalog, record.tag, list(record.table_versions))

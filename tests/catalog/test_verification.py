@@ -1,5 +1,6 @@
 """Verification: every byte against what was recorded, all of it or what changed since, by one call for atlases and snapshots."""
 
+import json
 import os
 import random
 import shutil
@@ -8,22 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 import raggedatlas as ra
 from campaigns.mutation_campaign import live_files, make_atlas
 from command import done, refused
 from command import read as read_json
 from raggedatlas.catalog import assets, purge, snapshots, verification
-from raggedatlas.catalog.catalog import VERSIONS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import DATASETS, VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.checks import validate
+from raggedatlas.catalog.signing import sign
 from raggedatlas.catalog.verification import verify
 from raggedatlas.catalog.versions import change_versions, list_versions
 from raggedatlas.errors import ArgumentError
 from raggedatlas.ingest.csc import add_csc
 from raggedatlas.model.reports import FileDifference
+from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.codecs import extend_checksum
 from raggedatlas.store.ledger import Ledger
 from raggedatlas.store.location import Location
+from raggedatlas.store.read import read_all
 from raggedatlas.testing.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -96,6 +103,87 @@ def test_metadata_above_a_geometry_store_is_verified(rich: Path, tmp_path: Path)
     (store,) = (path / "zarr_store").glob("*/transcripts")
     (store.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"other": 1}}')
     assert [p.rule for p in ra.RaggedAtlas.open(path).verify().problems] == ["group-metadata"]
+
+
+@pytest.mark.long
+def test_all_arrays_have_hashes_of_their_shards(rich: Path, tmp_path: Path) -> None:
+    """Those of datasets, of column-sorted copies, of results, of what is in bundles, and what a purge writes anew."""
+    path = Path(shutil.copytree(rich, tmp_path / "atlas"))
+    atlas = ra.RaggedAtlas.open(path)
+    for purged in ("d1", ""):
+        catalog = open_catalog(Location(str(path)))
+        results = [result.as_group(stored=True) for result in assets.RESULT_ASSETS.read(catalog) if result.zarr_group]
+        assert results
+        for record in [*assets.read_records(catalog), *results]:
+            assert {f"{name}/c" for name in record.array_specs} <= record.array_checksums.keys()
+        assert atlas.verify().problems == ()
+        if purged:
+            atlas.purge(purged)
+
+
+def forge(values: np.ndarray[Any, Any]) -> None:
+    """Change some of the first 33 values so that their crc32c stays: the checksums of 33 changes are linearly dependent."""
+    sound, known = extend_checksum(0, values), dict[int, tuple[int, int]]()
+    for at in range(33):
+        values[at] ^= 1
+        rest, places = extend_checksum(0, values) ^ sound, 1 << at
+        values[at] ^= 1
+        while rest and (found := known.get(rest.bit_length())):
+            rest, places = rest ^ found[0], places ^ found[1]
+        known[rest.bit_length()] = rest, places
+    values[:33] ^= np.array([places >> at & 1 for at in range(33)], values.dtype)
+    assert extend_checksum(0, values) == sound
+
+
+def test_values_that_were_changed_with_all_their_checksums_are_found(two: Two) -> None:
+    """In chunks, index and record; a signature of the snapshot covers them, too."""
+    catalog, first, _ = two
+    key = ed25519.Ed25519PrivateKey.generate()
+    record = snapshots.snapshot(catalog)
+    sign(catalog, record.version, key)
+    (group,) = [group for group in assets.read_records(catalog) if group.uid == first]
+    assert verify(catalog, public_key=key.public_key()).problems == ()
+    reader = assets.array_readers(catalog.arrays, group)["csr/layers/counts"]
+    before = read_all(reader)
+    values = before.copy()
+    forge(values)
+    writer = ArrayWriter(catalog.arrays, reader.spec.path, values.dtype, profile=catalog.codec())
+    writer.append(values)
+    assert writer.close() == reader.spec
+    # Readers take the values for those that were written.
+    assert read_all(reader).tolist() == values.tolist() != before.tolist()
+    for found in (
+        verify(catalog).problems,
+        verify(catalog, 1, public_key=key.public_key()).problems,
+        validate(catalog, "deep"),
+    ):
+        assert [(p.rule, p.path, "csr/layers/counts" in p.message) for p in found] == [
+            ("shards", group.zarr_group, True)
+        ]
+
+
+def test_arrays_without_hashes_are_noted(two: Two) -> None:
+    """Atlases from before these were recorded verify by the checksums of values, in incremental calls as well."""
+    catalog, first, _ = two
+    there = catalog.tables.read(DATASETS)
+    rows = there.to_pylist()
+    for row in rows:
+        row["checksums"] = json.dumps(
+            {path: crc for path, crc in json.loads(row["checksums"]).items() if path[-2:] != "/c"}
+        )
+    catalog.tables.overwrite_if(
+        DATASETS, pa.Table.from_pylist(rows, schema=there.schema), catalog.tables.version(DATASETS)
+    )
+    snapshots.snapshot(catalog)
+    for _ in range(2):
+        found = verify(catalog, incremental=True)
+        assert found.sound
+        assert {(p.rule, p.level) for p in found.problems} == {("unverified-files", "practice")}
+        assert sorted(p.path for p in found.problems) == sorted(row["zarr_group"] for row in rows)
+    assert found.n_skipped
+    (file,) = (catalog.arrays.path / first).glob("*/csr/layers/counts/c/0")
+    flipped(file, random.Random(0))
+    assert not verify(catalog).sound
 
 
 def test_snapshots_have_root_hashes_that_cover_their_record(two: Two) -> None:

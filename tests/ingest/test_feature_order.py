@@ -172,7 +172,7 @@ def test_a_damaged_order_is_found(atlas: RaggedAtlas) -> None:
     specs = read_specs(record) | {"columns": writer.close(listed=True)}
     describe_group(arrays, record.zarr_group, read_group(arrays, record.zarr_group).attributes, specs)
     row = record.model_dump() | {"arrays": specs_json(specs)}
-    row["checksums"] = json.dumps(json.loads(record.checksums) | {"columns": writer.checksum})
+    row["checksums"] = json.dumps(json.loads(record.checksums) | writer.checksums("columns"))
     rows = pa.Table.from_pylist([row], schema=DATASETS_SCHEMA)
     atlas._catalog.tables.merge(DATASETS, ["zarr_group"], rows, update=True)
     assert {p.rule for p in atlas.validate("deep")} - {"unassigned-index"} == {"column-order"}

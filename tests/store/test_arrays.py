@@ -1,6 +1,8 @@
 """Laws of written arrays: every reader of Zarr v3 gets the values back, in bounded pieces."""
 
+import hashlib
 import json
+import struct
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +25,7 @@ from raggedatlas.store.arrays import (
 from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_exact
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice, verify
+from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.testing.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
@@ -72,7 +75,7 @@ def test_what_is_appended_is_read(dtype, row_shape, n, cuts, chunk_rows, shard_r
         np.testing.assert_array_equal(stored[:], values)
         reader = ArrayReader(location, spec)
         np.testing.assert_array_equal(read_slice(reader, 0, n), values)
-        assert verify(reader) == ([], writer.checksum)
+        assert verify(reader) == ([], *writer.checksums("").values())
         assert writer.checksum == f"{extend_checksum(0, values):08x}"
 
 
@@ -98,7 +101,33 @@ def test_promotion_is_exact(step: tuple[str, str], n: int, at: int, cuts: list[i
         found = read_slice(reader, 0, n)
         assert found.dtype == wide
         np.testing.assert_array_equal(found, values.astype(wide))
-        assert verify(reader) == ([], f"{extend_checksum(0, values.astype(wide)):08x}")
+        assert verify(reader) == ([], *writer.checksums("").values())
+        assert writer.checksums("x") == {
+            "x": f"{extend_checksum(0, values.astype(wide)):08x}",
+            "x/c": hash_of_files(location.path / "x" / "c"),
+        }
+
+
+def hash_of_files(folder: Path) -> str:
+    """What a record holds of a folder of shards, said anew: SHA-256 over length and SHA-256 of each, in the order of their numbers."""
+    content = hashlib.sha256()
+    for file in sorted(folder.glob("*"), key=lambda file: int(file.name)):
+        data = file.read_bytes()
+        content.update(struct.pack("<Q", len(data)) + hashlib.sha256(data).digest())
+    return content.hexdigest()
+
+
+def test_shards_written_behind_the_caller_are_hashed(local: Location) -> None:
+    """The hash waits for the shards; more than ten of them, also when a promotion rewrites them."""
+    with BackgroundWriter(2) as send:
+        writer = ArrayWriter(local, "x", "uint8", chunk_rows=10, shard_rows=10).behind(send)
+        writer.append(np.arange(125, dtype="uint8"))
+        writer.promote("uint16")
+        writer.append(np.arange(300, dtype="uint16"))
+        writer.close()
+        found = writer.checksums("x")["x/c"]
+    assert len(list((local.path / "x" / "c").iterdir())) == 43
+    assert found == hash_of_files(local.path / "x" / "c")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, MEMBER_BYTES, Bundle
 from raggedatlas.store.location import Location
-from raggedatlas.store.read import ArrayReader, read_all
+from raggedatlas.store.read import ArrayReader, read_all, verify
 
 NAMES = st.text("abc/._-", min_size=1, max_size=30).map("d1/x{}".format)
 
@@ -69,19 +69,26 @@ def test_large_files_are_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["packed", "standard", "archive"])
 def test_an_array_in_a_bundle_is_an_array(tmp_path: Path, profile: str) -> None:
-    """It has the values that were written, in the reader here and in zarr-python's of ZIP files."""
+    """It has the values that were written, in the reader here and in zarr-python's of ZIP files, and the hash of one in a file of its own."""
     location, bundle = Location(str(tmp_path)), Bundle("d1")
     values = {"d1/g/n": np.arange(40_000, dtype=np.int64), "d1/g/m": np.ones((3, 2), np.float32)}
-    specs = {}
+    specs, hashes = {}, {}
     for path, array in values.items():
         writer = ArrayWriter(location, path, array.dtype, array.shape[1:], profile=profile)
         writer.append(array)
         specs[path] = writer.close(listed=True, bundle=bundle)
+        alone = ArrayWriter(location, "alone", array.dtype, array.shape[1:], profile=profile)
+        alone.append(array)
+        alone.close(listed=True)
+        hashes[path] = alone.checksums("x")["x/c"]
+        assert writer.checksums(path)[f"{path}/c"] == hashes[path]
+        location.child("alone").delete_prefix()
     bundle.write(location)
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == [f"d1/{FILE}"]
     for path, array in values.items():
         spec = ArraySpec.from_json(specs[path].to_json())
         assert spec == specs[path]
+        assert verify(ArrayReader(location, spec)).shards == hashes[path]
         assert np.array_equal(read_all(ArrayReader(location, spec)), array)
         with zarr.storage.ZipStore(tmp_path / "d1" / FILE, mode="r") as store:
             stored = zarr.open_array(store, path=path.removeprefix("d1/"), mode="r")

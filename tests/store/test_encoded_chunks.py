@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.store.arrays import compose_shard, index_bytes, parse_index
 from raggedatlas.store.codecs import EncodedChunks, count_chunks, split_chunks
+from raggedatlas.store.shards import compose_shard, index_bytes, parse_index
 
 pytestmark = pytest.mark.fast
 

@@ -26,7 +26,7 @@ def write(location: Location) -> ArraySpec:
         writer.append(part)
     spec = writer.close()
     assert ArraySpec.open(location, "d1/csr/indices") == spec
-    assert verify(ArrayReader(location, spec)) == ([], writer.checksum)
+    assert verify(ArrayReader(location, spec)) == ([], *writer.checksums("").values())
     return spec
 
 
@@ -45,7 +45,7 @@ def test_a_remote_array_reads_as_a_local_one(s3: Location) -> None:
 def test_requests_are_few(s3: Location, s3_server, monkeypatch, small, expected) -> None:  # noqa: ANN001
     """A shard costs one request to write; a read costs one per touched shard, and one for each new index, with which a small shard comes."""
     if small is not None:
-        monkeypatch.setattr("raggedatlas.store.read.SMALL_SHARD", small)
+        monkeypatch.setattr("raggedatlas.store.shards.SMALL_SHARD", small)
     before = len(s3_server.requests)
     writer = ArrayWriter(s3, "x", "uint32", chunk_rows=16, shard_rows=512)
     writer.append(VALUES)

@@ -14,8 +14,8 @@ import zarr
 from numcodecs import blosc, lz4, zstd
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
-from raggedatlas.store.arrays import compose_shard
 from raggedatlas.store.codecs import EncodedChunks, refuse_unknown_codecs, with_checksum, zstd_declared_bytes
+from raggedatlas.store.shards import compose_shard
 from raggedatlas.store.untrusted import StoredArray, check_array_metadata, check_frames, guarded_zarr_store
 
 pytestmark = pytest.mark.fast

@@ -81,7 +81,7 @@ def rewrite_array(
     specs = read_specs(record) | {name: writer.close(listed=True)}
     group = read_group(catalog.arrays, record.zarr_group)
     describe_group(catalog.arrays, record.zarr_group, group.attributes, specs)
-    checksums = record.array_checksums | ({name: writer.checksum} if noted else {})
+    checksums = record.array_checksums | (writer.checksums(name) if noted else {})
     change_record(path, lambda _: {"arrays": specs_json(specs), "checksums": json.dumps(checksums)})
 
 

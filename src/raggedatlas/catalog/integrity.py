@@ -24,6 +24,7 @@ from raggedatlas.store.bundle import FILE as BUNDLE
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
 
@@ -226,21 +227,49 @@ def recorded_hashes(view: Catalog) -> dict[str, str]:
         found = {f"{tables}/{path}": entry.sha256 for path, entry in read_manifest(view, record.manifest).items()}
     else:
         found = {f"{tables}/{name}.lance/{path}": "" for name, n in versions for path in view.tables.files(name, n)}
-    results = (result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group)
-    for group in [*read_records(view), *results]:
+    for group in _groups(view):
         specs, checksums = group.array_specs, group.array_checksums
         found |= {
-            f"{ARRAYS}/{group.zarr_group}/{path}": f"{checksums.get(path, '')} {json.dumps(spec, sort_keys=True)}"
+            f"{ARRAYS}/{group.zarr_group}/{path}": f"{_content_hash(checksums, path)} {json.dumps(spec, sort_keys=True)}"
             for path, spec in specs.items()
         }
-        facts = group.file_facts
-        found |= {f"{ARRAYS}/{frame_file(group.uid, name)}": sha for name, sha in facts.frames.items()}
+    found |= {f"{ARRAYS}/{path}": sha for path, sha in _hashed_files(view).items()}
+    return found | {f"{ARRAYS}/{store.zarr_group}": store.digest for store in read_geometries(view)}
+
+
+def recorded_contents(view: Catalog) -> dict[str, str]:
+    """Return the hashes of files in the Zarr store: path of a frame, of a bundle, or of the shards of an array -> hash."""
+    found = _hashed_files(view)
+    for group in _groups(view):
+        checksums = group.array_checksums
+        folders = [shards_path(path) for path, spec in group.array_specs.items() if not spec.get("within")]
+        found |= {f"{group.zarr_group}/{path}": checksums[path] for path in folders if path in checksums}
+    return found
+
+
+def _hashed_files(view: Catalog) -> dict[str, str]:
+    """Return the hashes of frames and bundles by their paths below the Zarr store."""
+    found: dict[str, str] = {}
+    for record in read_records(view):
+        facts = record.file_facts
+        found |= {frame_file(record.uid, name): sha for name, sha in facts.frames.items()}
         if facts.bundle is not None:
-            found[f"{ARRAYS}/{group.uid}/{BUNDLE}"] = facts.bundle.sha256
+            found[f"{record.uid}/{BUNDLE}"] = facts.bundle.sha256
     for deletion in view.deletions():
         for uid, cells in deletion.datasets.items():
-            found[f"{ARRAYS}/{frame_file(uid, deletion.frame)}"] = cells.rows
-    return found | {f"{ARRAYS}/{store.zarr_group}": store.digest for store in read_geometries(view)}
+            found[frame_file(uid, deletion.frame)] = cells.rows
+    return found
+
+
+def _groups(view: Catalog) -> list[DatasetRecord]:
+    """Return the groups of datasets and of results."""
+    results = [result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group]
+    return [*read_records(view), *results]
+
+
+def _content_hash(checksums: Mapping[str, str], path: str) -> str:
+    """Return the hash of an array's shards, or of its values where that alone was recorded."""
+    return checksums.get(shards_path(path)) or checksums.get(path, "")
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
@@ -373,6 +402,22 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
     return problems
 
 
+def note_unhashed(record: DatasetRecord) -> tuple[Problem, ...]:
+    """Return the note ``unverified-files`` about arrays whose shards have no recorded hash; a bundle has one of its own."""
+    try:
+        checksums = record.array_checksums
+        paths = [path for path, spec in read_specs(record).items() if spec.within is None]
+    except AtlasError:
+        return ()  # rule array-spec
+    without = sorted(path for path in paths if shards_path(path) not in checksums)
+    if not without:
+        return ()
+    text = f"the shards of {', '.join(without)} have no recorded hash, because they were written before these were recorded"
+    return (
+        Problem("unverified-files", "practice", record.zarr_group, text, "Add it again with on_duplicate='replace'."),
+    )
+
+
 def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Check that every array of a record is there, by its metadata or the file that it is part of alone (rule ``missing-array``)."""
     problems = []
@@ -421,7 +466,7 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     Returns
     -------
     list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
     """
     try:
         # A record that does not parse is reported by `check_specs`.
@@ -437,7 +482,7 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     problems += [] if listed is None else _check_listed(record.zarr_group, specs, listed)
     sound = set()
     for path, spec in specs.items():
-        found = _check_array(arrays, record.zarr_group, path, spec, checksums.get(path), listed)
+        found = _check_array(arrays, record.zarr_group, path, spec, checksums, listed)
         problems += found
         if not found:
             sound.add(path)
@@ -489,7 +534,12 @@ def _check_listed(group: str, specs: Mapping[str, ArraySpec], listed: Mapping[st
 
 
 def _check_array(
-    arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None, listed: Mapping[str, object] | None
+    arrays: Location,
+    group: str,
+    path: str,
+    spec: ArraySpec,
+    checksums: Mapping[str, str],
+    listed: Mapping[str, object] | None,
 ) -> list[Problem]:
     try:
         # Metadata within a bundle are covered by its hash.
@@ -499,14 +549,18 @@ def _check_array(
             if there != spec or not good:
                 text = f"the metadata of {path} are not what was written: {there}, not {spec}"
                 return [Problem("array-metadata", "must", group, text, _BACK)]
-        damaged, found = verify(ArrayReader(arrays, spec))
+        found = verify(ArrayReader(arrays, spec))
     except AtlasError as error:
         return [Problem("array-damaged", "must", group, str(error), _BACK)]
-    if damaged:
-        return [Problem("array-damaged", "must", group, text, _BACK) for text in damaged]
-    if checksum is not None and found != checksum:
-        text = f"the values of {path} have the checksum {found}, {checksum} was written"
+    if found.problems:
+        return [Problem("array-damaged", "must", group, text, _BACK) for text in found.problems]
+    checksum, shards = checksums.get(path), checksums.get(shards_path(path))
+    if checksum is not None and found.checksum != checksum:
+        text = f"the values of {path} have the checksum {found.checksum}, {checksum} was written"
         return [Problem("checksum", "must", group, text, _BACK)]
+    if shards is not None and found.shards != shards:
+        text = f"the shards of {path} do not have the lengths and the SHA-256 that were recorded"
+        return [Problem("shards", "must", group, text, _BACK)]
     return []
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE, asset_uids
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import FileEntry, read_manifest, seal_versions
+from raggedatlas.catalog.integrity import FileEntry, read_manifest, recorded_contents, seal_versions
 from raggedatlas.catalog.signing import signature_files
 from raggedatlas.catalog.versions import FOLDER, NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
@@ -18,6 +18,7 @@ from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.location import Location, digest_file, read_blocks, store_errors
 from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.shards import hash_shards, shard_entry
 from raggedatlas.store.tables import Tables
 
 _LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)
@@ -100,15 +101,19 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in asset_uids(mirror.at(record))}
     uids = sorted({uid for record in records for uid in asset_uids(catalog.at(record))})
+    hashes = _hashes_of(catalog, records, held)
     for done, uid in enumerate(uids):
         progress("arrays", done, len(uids))
+        own = hashes.get(uid, {})
         # Metadata of a group are compared in any case: `add_csc` adds to them.
         files = [
-            _File(key, size, settled=uid in known and not key.endswith("zarr.json"))
+            _File(key, size, own.get(key, ""), settled=uid in known and not key.endswith("zarr.json"))
             for key, size, _ in catalog.arrays.child(uid).list_objects()
         ]
         copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), partial, dry_run=dry_run)
-        n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
+        if not dry_run:
+            _check_shards(mirror.arrays.child(uid), [file.key for file in files], copied, own)
+        n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
     if held and not dry_run:
@@ -116,7 +121,7 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
         delete_manifest_log(mirror)
     for step in _table_steps(catalog, records, _entries(mirror, held)):
         copied = _copy(step, catalog.tables.location, mirror.tables.location, partial, dry_run=dry_run)
-        n_bytes, n_files = n_bytes + sum(copied), n_files + len(copied)
+        n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         progress("tables", 0, 1)
     if not dry_run:
         _remove_tags(mirror, records)
@@ -202,8 +207,49 @@ def _table_steps(
     return steps
 
 
-def _copy(files: Sequence[_File], source: Location, target: Location, partial: Location, *, dry_run: bool) -> list[int]:
-    """Copy the files that the target lacks or has otherwise; return their lengths."""
+def _hashes_of(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], held: Sequence[AtlasVersionRecord]
+) -> dict[str, dict[str, str]]:
+    """Return what snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash."""
+    there, hashes = {record.root_hash for record in held}, dict[str, dict[str, str]]()
+    for record in records:
+        if record.root_hash not in there:
+            for path, sha256 in recorded_contents(catalog.at(record)).items():
+                uid, _, key = path.partition("/")
+                hashes.setdefault(uid, {})[key] = sha256
+    return hashes
+
+
+def _check_shards(
+    target: Location, keys: Sequence[str], copied: Mapping[str, FileEntry], hashes: Mapping[str, str]
+) -> None:
+    """Compare the arrays of which shards were copied with the hashes of their shards.
+
+    Raises
+    ------
+    CorruptError
+        If an array is not the one that was written; what was copied of it is removed.
+    """
+    for folder, sha256 in hashes.items():
+        below = {key: key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}
+        shards = {int(number): key for key, number in below.items() if number.isdigit()}
+        fresh = [key for key in shards.values() if key in copied]
+        if not fresh:
+            continue
+        each = {n: copied.get(key) or FileEntry(*digest_file(target, key)) for n, key in shards.items()}
+        hashed = {n: shard_entry(file.n_bytes, bytes.fromhex(file.sha256)) for n, file in each.items()}
+        if hash_shards(hashed) != sha256:
+            target.delete_objects(fresh)
+            raise CorruptError(
+                f"The shards below {target.uri}/{folder} do not have the SHA-256 that was recorded when they were written, so those "
+                "that were copied were removed again; run verify() on the source and restore the array from a copy."
+            )
+
+
+def _copy(
+    files: Sequence[_File], source: Location, target: Location, partial: Location, *, dry_run: bool
+) -> dict[str, FileEntry]:
+    """Copy the files that the target lacks or has otherwise; return their lengths and hashes, which a dry run does not know."""
     there = {key: size for key, size, _ in target.list_objects()}
 
     def lacking(file: _File) -> bool:
@@ -213,12 +259,14 @@ def _copy(files: Sequence[_File], source: Location, target: Location, partial: L
             return digest_file(target, file.key)[1] != file.sha256
         return not file.settled and not _same_file(source, target, file.key)
 
-    def copy(file: _File) -> int:
-        return max(file.n_bytes, 0) if dry_run else _copy_file(source, file.key, target, partial, file.sha256)
+    def copy(file: _File) -> FileEntry:
+        if dry_run:
+            return FileEntry(max(file.n_bytes, 0), "")
+        return _copy_file(source, file.key, target, partial, file.sha256)
 
     apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
     missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
-    return [int(n) for n in apply(copy, missing)]  # type: ignore[call-overload]
+    return dict(zip((file.key for file in missing), apply(copy, missing), strict=True))  # type: ignore[arg-type]
 
 
 def _same_file(source: Location, target: Location, key: str) -> bool:
@@ -251,8 +299,8 @@ def _remove_partial(partial: Location, grace: timedelta) -> None:
                 partial.checked_path().rmdir()
 
 
-def _copy_file(source: Location, key: str, target: Location, partial: Location, sha256: str = "") -> int:
-    """Copy one file to the same key of another location; readers of the target see all of it or nothing.
+def _copy_file(source: Location, key: str, target: Location, partial: Location, sha256: str = "") -> FileEntry:
+    """Copy one file to the same key of another location, where readers see all of it or nothing; return length and hash.
 
     In a folder it is written to `partial` first: what a process that dies leaves must not lie among the files of a geometry store, whose
     digest is over all of them.
@@ -264,11 +312,10 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
     CorruptError
         If the source does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
     """
-    n_bytes = 0
+    n_bytes, content = 0, hashlib.sha256()
 
     def checked() -> Iterator[bytes]:
         nonlocal n_bytes
-        content = hashlib.sha256()
         for block in read_blocks(source, key):
             content.update(block)
             n_bytes += len(block)
@@ -297,4 +344,4 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
             import obstore
 
             obstore.put(target.store(), key, checked())
-    return n_bytes
+    return FileEntry(n_bytes, content.hexdigest())

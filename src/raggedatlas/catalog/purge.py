@@ -393,7 +393,7 @@ def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int6
         block[purged_rows[start : start + step]] = 0
         writer.append(block)
     specs = json.dumps({path: json.loads(writer.close().to_json())}, sort_keys=True)
-    return {"arrays": specs, "checksums": json.dumps({path: writer.checksum})}
+    return {"arrays": specs, "checksums": json.dumps(writer.checksums(path))}
 
 
 def _delete_unnamed_arrays(catalog: Catalog) -> int:

@@ -18,9 +18,9 @@ from raggedatlas.errors import DuplicateError, MissingExtraError, SchemaError, S
 from raggedatlas.formats.containers import filter_available
 from raggedatlas.formats.element_writer import write_any
 from raggedatlas.formats.hdf5_chunks import deflate, shuffle
-from raggedatlas.store.arrays import compose_shard
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
+from raggedatlas.store.shards import compose_shard
 
 STEP_BYTES = 128 << 20
 """Number of new bytes after which they are flushed to disk."""

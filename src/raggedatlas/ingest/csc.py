@@ -162,8 +162,11 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
-    specs = {path: json.loads(writer.close(listed=listed).to_json()) for path, writer in (made | writers).items()}
-    return _Copy(missing, specs, {path: writer.checksum for path, writer in (made | writers).items()})
+    specs, checksums = dict[str, Any](), dict[str, str]()
+    for path, written in (made | writers).items():
+        specs[path] = json.loads(written.close(listed=listed).to_json())
+        checksums |= written.checksums(path)
+    return _Copy(missing, specs, checksums)
 
 
 def _append(writers: Iterable[ArrayWriter], arrays: Sequence[NDArray[Any]], columns: NDArray[np.int64]) -> None:

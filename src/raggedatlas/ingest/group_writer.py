@@ -678,7 +678,8 @@ def _close_arrays(
     """Close arrays by their path below the group, and record their descriptions and checksums; those that are small go into the bundle."""
     for path, writer in writers.items():
         written.specs[path] = writer.close(listed=writer.profile != STANDARD, bundle=bundle)
-        written.checksums[path] = writer.checksum
+    for path, writer in writers.items():
+        written.checksums |= writer.checksums(path)
 
 
 def seal(arrays: Location, groups: Sequence[WrittenGroup], extras: WrittenElements, bundle: Bundle) -> None:

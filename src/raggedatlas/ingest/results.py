@@ -421,7 +421,7 @@ def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> Resu
         done += len(block)
         progress("block", done, len(plan.rows))
     own = f"layers/{VALUES}"
-    specs, checksums = specs_json({own: writer.close()}), json.dumps({own: writer.checksum})
+    specs, checksums = specs_json({own: writer.close()}), json.dumps(writer.checksums(own))
     return record.model_copy(update={"arrays": specs, "checksums": checksums})
 
 

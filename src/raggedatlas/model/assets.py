@@ -87,7 +87,7 @@ class ResultRecord(BaseModel):
     source, config : str
         The result folder, and the content of its ``original_dataset_config.toml`` as JSON.
     arrays, checksums, index : str
-        JSON: path below the group -> array description, checksum over the decoded values; and what is known of a vector index.
+        JSON: path below the group -> array description; checksums as of a `DatasetRecord`; and what is known of a vector index.
     content_hash : str
         Of ids and values, independent of their order.
     created_at : str

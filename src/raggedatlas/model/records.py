@@ -360,7 +360,7 @@ class DatasetRecord(BaseModel):
     arrays : str
         JSON: path below the group -> array description, so that opening needs no request per group.
     checksums : str
-        JSON: path below the group -> checksum over the decoded values.
+        JSON: path of an array below the group -> crc32c over its values; path of its shards, ``<array>/c``, -> hash over them.
     facts : str
         JSON of `DatasetFacts`: what must come back as it was.
 

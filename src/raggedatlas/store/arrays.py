@@ -17,21 +17,27 @@ from raggedatlas.store.codecs import (
     ChunkDecoder,
     EncodedChunks,
     Piece,
-    Stored,
     chunk_decoder,
     chunk_encoder,
     codecs_json,
     count_chunks,
     encode_run,
     extend_checksum,
-    has_checksum,
     is_exact,
     refuse_unknown_codecs,
     split_chunks,
-    with_checksum,
 )
 from raggedatlas.store.location import Location
 from raggedatlas.store.runtime import BackgroundWriter
+from raggedatlas.store.shards import (
+    compose_shard,
+    hash_shard,
+    hash_shards,
+    index_bytes,
+    parse_index,
+    shard_key,
+    shards_path,
+)
 
 MAX_CHUNK_BYTES = 512 * 2**20
 MAX_SHARD_CHUNKS = 2**22
@@ -392,6 +398,7 @@ class ArrayWriter:
         self._rest = self._rest.astype(self.dtype)
         self._breaks = NO_BREAKS
         self._crc = 0
+        self._hashed: dict[int, bytes] = {}
         self._open = True
         self._spec(self.chunk_rows, self.shard_rows)
 
@@ -415,6 +422,23 @@ class ArrayWriter:
     def checksum(self) -> str:
         """crc32c of the little-endian bytes of all values so far, as eight hex digits."""
         return f"{self._crc:08x}"
+
+    def checksums(self, path: str) -> dict[str, str]:
+        """Wait until all shards are written, and return what a record holds of the array.
+
+        Parameters
+        ----------
+        path : str
+            Path of the array below its group.
+
+        Returns
+        -------
+        dict
+            The path -> `checksum`; the folder of the shards -> `raggedatlas.store.shards.hash_shards` of them.
+        """
+        if self._send is not None:
+            self._send.join()
+        return {path: self.checksum, shards_path(path): hash_shards(self._hashed)}
 
     def append(self, values: NDArray[Any], breaks: NDArray[np.int64] | None = None) -> None:
         """Append rows.
@@ -513,7 +537,7 @@ class ArrayWriter:
         metadata = json.dumps(array_metadata(spec), indent=2).encode()
         if bundle is not None and self._runs and not self.n_shards:
             key = f"{self.path}/{shard_key(self.row_shape, 0)}"
-            added = bundle.add({key: self._compose(self._runs), f"{self.path}/zarr.json": metadata})
+            added = bundle.add({key: self._compose(0, self._runs), f"{self.path}/zarr.json": metadata})
             if added is not None:
                 return replace(spec, within=added[key])
         if self._runs:
@@ -574,11 +598,13 @@ class ArrayWriter:
     def _put_shard(self, shard: int, runs: list[EncodedChunks]) -> None:
         """Write one shard in one piece."""
         key = shard_key(self.row_shape, shard)
-        self._write(lambda: self.target.write_bytes(key, self._compose(runs)))
+        self._write(lambda: self.target.write_bytes(key, self._compose(shard, runs)))
 
-    def _compose(self, runs: list[EncodedChunks]) -> list[Piece]:
-        """Return the parts of one shard."""
-        return compose_shard(runs, self.shard_rows // self.chunk_rows)
+    def _compose(self, shard: int, runs: list[EncodedChunks]) -> list[Piece]:
+        """Return the parts of one shard, whose hash replaces that of one that is written anew."""
+        pieces = compose_shard(runs, self.shard_rows // self.chunk_rows)
+        self._hashed[shard] = hash_shard(pieces)
+        return pieces
 
     def _write(self, job: Callable[[], object]) -> None:
         """Write something now, or after what was sent before it."""
@@ -606,80 +632,6 @@ class ArrayWriter:
             codecs=codecs_json(self.encoder.codecs()),
             fill_value=json.dumps([0.0, 0.0] if isinstance(zero, complex) else zero),
         )
-
-
-ABSENT = np.iinfo(np.uint64).max
-
-
-def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
-    """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
-    return "/".join(["c", str(shard), *("0" for _ in row_shape)])
-
-
-def index_bytes(n_chunks: int) -> int:
-    """Return the size of a shard index: two uint64 a chunk and a crc32c."""
-    return 16 * n_chunks + 4
-
-
-def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
-    """Return the parts of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
-    sizes = np.concatenate([np.diff(run.ends, prepend=0) for run in runs])
-    index = np.full((n_slots, 2), -1, dtype=np.int64)
-    index[: len(sizes)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-    return [*(run.data for run in runs), compose_index(index)]
-
-
-def compose_index(index: NDArray[np.int64]) -> bytes:
-    """Encode a shard index; the inverse of `parse_index`.
-
-    Parameters
-    ----------
-    index : (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-    """
-    entries = index.astype("<u8")
-    entries[index[:, 1] < 0] = ABSENT
-    table = entries.tobytes()
-    return with_checksum(table)
-
-
-def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
-    """Read a shard index and check it against its checksum and the size of the shard.
-
-    Parameters
-    ----------
-    tail : bytes-like
-        The last `index_bytes` bytes of the shard.
-    shard_size : int
-        Size of the shard in bytes.
-    where : str
-        The shard's name for messages.
-
-    Returns
-    -------
-    (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-
-    Raises
-    ------
-    CorruptError
-        If the checksum does not match or a chunk is outside the shard.
-    """
-    data = np.frombuffer(tail, dtype=np.uint8)
-    if not has_checksum(data):
-        raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
-    entries = data[:-4].view("<u8").reshape(-1, 2)
-    absent = (entries == ABSENT).all(axis=1)
-    data_size = shard_size - data.size
-    stored = entries[~absent]
-    # Each number is compared before the sum, which alone could wrap around in uint64.
-    if ((stored > data_size) | (stored.sum(axis=1, keepdims=True) > data_size)).any():
-        raise CorruptError(
-            f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
-        )
-    index: NDArray[np.int64] = entries.astype(np.int64)
-    index[absent] = 0, -1
-    return index
 
 
 def create_group(location: Location, path: str, attributes: Mapping[str, Any] | None = None) -> None:

@@ -1,263 +1,36 @@
 """Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once, from mapped or remote shards."""
 
 import ctypes
-import mmap
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.errors import CorruptError, LimitError, NotFoundError, SchemaError
-from raggedatlas.model.records import Span
-from raggedatlas.store.arrays import ArraySpec, compose_index, index_bytes, parse_index, product, shard_key
+from raggedatlas.errors import CorruptError, LimitError, SchemaError
+from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import (
     ChunkDecoder,
     extend_checksum,
 )
-from raggedatlas.store.location import Location, list_files, refuse_symlink, store_errors
+from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
-from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests, process_cache
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One stored shard: its index, its size, and its bytes where they are mapped.
-
-    Parameters
-    ----------
-    index : (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-    size : int
-        Size of the shard in bytes.
-    data : (size,) uint8 or None
-        The bytes, mapped where they are local; None where chunks have to be fetched.
-    stamp : tuple
-        What tells that the file has changed since.
-    """
-
-    index: NDArray[np.int64]
-    size: int
-    data: NDArray[np.uint8] | None = None
-    stamp: tuple[int, ...] = ()
-
-
-SMALL_SHARD = 32 * 2**10
-"""Bytes of a remote shard that is fetched in one request, which takes about as long as one for its index alone."""
-
-
-def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, span: Span | None = None) -> Shard:
-    """Map a local shard and read its index; kept among the 256 used last while the file does not change.
-
-    Parameters
-    ----------
-    file : Path or str
-        Of the shard; a str is looked up faster.
-    n_chunks : int
-        How many chunks it has room for.
-    within : Path or None
-        A folder below which neither the file nor a folder above it may be a symlink.
-    span : Span or None
-        The part of the file that is the shard; None for all of it.
-
-    Raises
-    ------
-    CorruptError
-        If the file is missing, too short, or its index is wrong.
-    StoreError
-        If it is reached by a symlink below `within`.
-    """
-    try:
-        info = os.stat(file)  # noqa: PTH116 - at every read of a shard
-    except FileNotFoundError:
-        raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
-    # Writers replace files by a rename, so the inode differs even where time and size are the same.
-    stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
-    mappings: LRUCache[Shard] = process_cache("mappings")
-    cache_key = str(file) if span is None else (str(file), span)
-    cached = mappings.get(cache_key)
-    if cached is not None and cached.stamp == stamp:
-        return cached
-    if within is not None:
-        for part in (Path(file), *Path(file).parents):
-            if part == within:
-                break
-            refuse_symlink(part)
-    with store_errors(f"map {file}"), Path(file).open("rb") as handle:
-        # Of the file that is open, as the name may lead to a new one since `os.stat`.
-        size = os.fstat(handle.fileno()).st_size
-        start, end = (0, size) if span is None else (span.offset, span.offset + span.n_bytes)
-        size = min(size, end) - start
-        if size < max(index_bytes(n_chunks), end - start):
-            raise _cut_short(str(file), max(0, size), n_chunks)
-        data = np.frombuffer(mmap.mmap(handle.fileno(), end, access=mmap.ACCESS_READ), dtype=np.uint8)[start:]
-    shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
-    mappings.put(cache_key, shard)
-    return shard
-
-
-def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
-    """Fetch a shard that is part of a remote file, in one request; kept among the 32 used last.
-
-    Raises
-    ------
-    CorruptError
-        If the file is missing or too short, or the shard's index is wrong.
-    """
-
-    def fetch() -> Shard:
-        try:
-            data = np.frombuffer(location.read_range(span.file, span.offset, span.n_bytes), np.uint8)
-        except NotFoundError:
-            raise CorruptError(
-                f"{location.uri}/{span.file} is missing; restore it from a copy or drop its dataset."
-            ) from None
-        if data.size < index_bytes(n_chunks):
-            raise _cut_short(f"{location.uri}/{span.file}", data.size, n_chunks)
-        index = parse_index(data[data.size - index_bytes(n_chunks) :], data.size, f"{location.uri}/{span.file}")
-        return Shard(index, data.size, data)
-
-    parts: LRUCache[Shard] = process_cache("parts")
-    return parts.get_or_make(_part_key(location, span), fetch)
-
-
-def _part_key(location: Location, span: Span) -> tuple[object, ...]:
-    return (location.uri, span, *location.storage_options.items())
-
-
-def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
-    """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
-
-    A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks instead.
-
-    Raises
-    ------
-    CorruptError
-        If the shard is missing, too short, or its index is wrong.
-    """
-    cache_key = (f"{location.uri}/{key}", *location.storage_options.items())
-    indexes: LRUCache[Shard] = process_cache("indexes")
-    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks))
-
-
-def forget_indexes(location: Location) -> None:
-    """Forget the indexes of all remote shards below a location, as something else is written there."""
-    indexes = process_cache("indexes")
-    with indexes.lock:
-        for cache_key in [
-            key for key in indexes.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
-        ]:
-            del indexes.entries[cache_key]
-
-
-def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
-    """Fetch the index of a remote shard from the disk cache, or else from the store."""
-    name = f"{location.uri}/{key}"
-    shard = _held_index(location, name, n_chunks)
-    if shard is not None:
-        return shard
-    n_bytes = index_bytes(n_chunks)
-    try:
-        tail, size = _fetch_tail(location, key, n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD))
-    except FileNotFoundError:
-        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
-    if size < n_bytes:
-        raise _cut_short(name, size, n_chunks)
-    data = np.frombuffer(tail, np.uint8)
-    return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
-
-
-def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-    """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
-
-    Parameters
-    ----------
-    location : Location
-        The array.
-    key : str
-        Key of the shard.
-    shard : Shard
-        The result of `fetch_index`.
-    index : (k, 2) int64
-        Offset and size of the wanted chunks.
-
-    Returns
-    -------
-    list of k uint8 arrays
-    """
-    cache, name = location.disk_cache, _cache_name(location, f"{location.uri}/{key}")
-    held = [None] * len(index) if cache is None else cache.read_chunks(name, index, shard.size)
-    missing = np.array([i for i, data in enumerate(held) if data is None], np.int64)
-    fetched = _get_ranges(location, key, index[missing]) if missing.size else []
-    if cache is not None and fetched:
-        cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
-    remaining = iter(fetched)
-    return [next(remaining) if data is None else data for data in held]
-
-
-def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
-    """Look up a shard index in the disk cache; damaged copies are removed."""
-    cache = location.disk_cache
-    tail = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
-    if cache is None or tail is None:
-        return None
-    try:
-        return Shard(parse_index(*tail, name), tail[1])
-    except CorruptError:
-        cache.forget(_cache_name(location, name))
-        return None
-
-
-def _cache_name(location: Location, name: str) -> str:
-    """Return the cache key of a shard, which includes the server."""
-    return f"{location.storage_options.get('aws_endpoint', '')} {name}"
-
-
-def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-    """Request byte ranges of one object."""
-    import obstore
-
-    starts, ends = index[:, 0], index.sum(axis=1)
-    try:
-        with store_errors(f"read {location.uri}/{key}"):
-            buffers = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
-    except FileNotFoundError:
-        raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
-    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in buffers]
-
-
-def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
-    """Return the last bytes of a remote object, all if it has fewer, and its size; one request where the store knows suffix ranges."""
-    import obstore
-    from obstore.exceptions import BaseError
-
-    store = location.store()
-    with store_errors(f"read {location.uri}/{key}"):
-        # Azure has no suffix ranges; where another store refuses them, size and range take two requests.
-        if not location.uri.startswith("az://"):
-            try:
-                response = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
-                return bytes(response.bytes()), int(response.meta["size"])
-            except BaseError as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-        size = int(obstore.head(store, key)["size"])
-        n_bytes = min(n_bytes, size)
-        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)) if n_bytes else b"", size
-
-
-def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
-    """Return the error of a shard that is too short for its index."""
-    return CorruptError(
-        f"The shard {name} has {size:,} bytes and no room for its index of {index_bytes(n_chunks):,}; "
-        "it was cut short. Restore it from a copy or drop its dataset."
-    )
-
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
+from raggedatlas.store.shards import (
+    Shard,
+    fetch_chunks,
+    fetch_index,
+    fetch_part,
+    fetch_shard,
+    hash_shard,
+    hash_shards,
+    map_shard,
+    shard_key,
+)
 
 WAVE_BYTES = 64 * 2**20
 _LARGE_BYTES = 256 * 2**20
@@ -490,30 +263,71 @@ def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.
     return bounds
 
 
-def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
-    """Read every chunk and check it; of an object store, past the disk cache.
+class Verified(NamedTuple):
+    """What `verify` found.
 
-    Returns
-    -------
+    Parameters
+    ----------
     problems : list of str
         At most 20 messages, one per bad chunk or shard; empty where all is well.
     checksum : str or None
         crc32c of the little-endian bytes of all values, as in `ArrayWriter.checksum`; None if there are problems.
+    shards : str or None
+        `hash_shards` of the bytes that were read; None if there are problems, or zarr-python has read them.
     """
+
+    problems: list[str]
+    checksum: str | None
+    shards: str | None
+
+
+class _WholeReader(ArrayReader):
+    """Reads shards whole, and hashes the bytes that it decodes."""
+
+    @cached_property
+    def hashed(self) -> dict[int, bytes]:
+        """Number of each shard that was read -> its length and hash."""
+        return {}
+
+    @cached_property
+    def held(self) -> dict[int, Shard]:
+        """The remote shards of the rows that are read."""
+        return {}
+
+    def shard(self, number: int) -> Shard:
+        """Look up one shard and all its bytes."""
+        if self.location.is_local:
+            shard = super().shard(number)
+        elif number in self.held:
+            shard = self.held[number]
+        else:
+            within, n_chunks = self.spec.within, self.spec.chunks_per_shard
+            location, key = self.target, shard_key(self.spec.row_shape, number)
+            if within is not None:
+                location, key = self.location, within.file
+            shard = self.held[number] = fetch_shard(location, key, n_chunks, within)
+        if number not in self.hashed and shard.data is not None:
+            self.hashed[number] = hash_shard([shard.data.data])
+        return shard
+
+    def release(self, row: int) -> None:
+        """Forget the shards that end before a row."""
+        first = row // self.spec.chunk_shape[0] // self.spec.chunks_per_shard
+        for number in [number for number in self.held if number < first]:
+            del self.held[number]
+
+
+def verify(reader: ArrayReader) -> Verified:
+    """Read every shard whole and check every chunk; of an object store, past all caches."""
     spec = reader.spec
-    reader = replace(reader, location=reader.location.uncached())
-    # Small shards are kept in memory with their indexes, and parts of bundles are.
-    forget_indexes(reader.target)
-    if spec.within is not None:
-        parts = process_cache("parts")
-        with parts.lock:
-            parts.entries.pop(_part_key(reader.location, spec.within), None)
+    reader = _WholeReader(reader.location.uncached(), spec, reader.threads)
     problems: list[str] = []
     crc = 0
     per_chunk = spec.chunk_shape[0]
     step = max(1, WAVE_BYTES // _chunk_bytes(spec)) * per_chunk
     for start in range(0, spec.n_rows, step):
         stop = min(start + step, spec.n_rows)
+        reader.release(start)
         try:
             crc = extend_checksum(crc, read_slice(reader, start, stop))
         except (CorruptError, LimitError):
@@ -524,8 +338,10 @@ def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
                     if str(error) not in problems:
                         problems.append(str(error))
                 if len(problems) >= _MOST_PROBLEMS:
-                    return problems, None
-    return problems, None if problems else f"{crc:08x}"
+                    return Verified(problems, None, None)
+    if problems:
+        return Verified(problems, None, None)
+    return Verified([], f"{crc:08x}", hash_shards(reader.hashed) if reader.decoder is not None else None)
 
 
 def _chunk_bytes(spec: ArraySpec) -> int:

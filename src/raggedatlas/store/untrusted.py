@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
-from raggedatlas.store.arrays import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, index_bytes, parse_index, product
+from raggedatlas.store.arrays import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.codecs import (
     DTYPES,
     blosc_declared_bytes,
@@ -18,6 +18,7 @@ from raggedatlas.store.codecs import (
     with_checksum,
     zstd_declared_bytes,
 )
+from raggedatlas.store.shards import index_bytes, parse_index
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -173,12 +173,12 @@ def _write_arrays(
         "csr/layers/counts": counts[rows, indices],
     }
     create_group(catalog.arrays, f"{group}/csr/layers")
-    specs, checksums = {}, {}
+    specs, checksums = {}, dict[str, str]()
     for path, values in parts.items():
         writer = ArrayWriter(catalog.arrays, f"{group}/{path}", values.dtype, profile=catalog.codec())
         writer.append(values)
         specs[path] = json.loads(writer.close().to_json())
-        checksums[path] = writer.checksum
+        checksums |= writer.checksums(path)
     record = DatasetRecord(
         uid=uid,
         zarr_group=group,

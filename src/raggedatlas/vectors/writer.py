@@ -17,8 +17,8 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, Va
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Layout
 from raggedatlas.store.location import Location, store_errors, write_pieces
-from raggedatlas.store.read import forget_indexes
 from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.shards import forget_indexes
 from raggedatlas.vectors.builder import check_choice
 from raggedatlas.vectors.chunking import KeyIndex, find_infinite, smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects, root_json

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.store.arrays import compose_index
+from raggedatlas.store.shards import compose_index
 from raggedatlas.vectors.chunking import (
     chunk_coordinates,
     encode_keys,

@@ -18,8 +18,8 @@ from raggedatlas.errors import CorruptError, LimitError, SourceError
 from raggedatlas.store.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.store.read import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.runtime import LRUCache, map_requests
+from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.vectors.chunking import KeyIndex
 from raggedatlas.vectors.shapes import counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (

@@ -1,0 +1,362 @@
+"""Shards, the stored objects of an array: chunks and the index at their end, mapped or fetched; and their hashes."""
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.model.records import Span
+from raggedatlas.store.codecs import EncodedChunks, Piece, Stored, has_checksum, with_checksum
+from raggedatlas.store.location import Location, refuse_symlink, store_errors
+from raggedatlas.store.runtime import LRUCache, process_cache
+
+ABSENT = np.iinfo(np.uint64).max
+
+
+def shards_path(path: str) -> str:
+    """Return the path of the folder of an array's shards."""
+    return f"{path}/c"
+
+
+def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
+    """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
+    return "/".join(["c", str(shard), *("0" for _ in row_shape)])
+
+
+def index_bytes(n_chunks: int) -> int:
+    """Return the size of a shard index: two uint64 a chunk and a crc32c."""
+    return 16 * n_chunks + 4
+
+
+def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
+    """Return the parts of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
+    sizes = np.concatenate([np.diff(run.ends, prepend=0) for run in runs])
+    index = np.full((n_slots, 2), -1, dtype=np.int64)
+    index[: len(sizes)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    return [*(run.data for run in runs), compose_index(index)]
+
+
+def compose_index(index: NDArray[np.int64]) -> bytes:
+    """Encode a shard index; the inverse of `parse_index`.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    """
+    entries = index.astype("<u8")
+    entries[index[:, 1] < 0] = ABSENT
+    table = entries.tobytes()
+    return with_checksum(table)
+
+
+def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
+    """Read a shard index and check it against its checksum and the size of the shard.
+
+    Parameters
+    ----------
+    tail : bytes-like
+        The last `index_bytes` bytes of the shard.
+    shard_size : int
+        Size of the shard in bytes.
+    where : str
+        The shard's name for messages.
+
+    Returns
+    -------
+    (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+
+    Raises
+    ------
+    CorruptError
+        If the checksum does not match or a chunk is outside the shard.
+    """
+    data = np.frombuffer(tail, dtype=np.uint8)
+    if not has_checksum(data):
+        raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
+    entries = data[:-4].view("<u8").reshape(-1, 2)
+    absent = (entries == ABSENT).all(axis=1)
+    data_size = shard_size - data.size
+    stored = entries[~absent]
+    # Each number is compared before the sum, which alone could wrap around in uint64.
+    if ((stored > data_size) | (stored.sum(axis=1, keepdims=True) > data_size)).any():
+        raise CorruptError(
+            f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
+        )
+    index: NDArray[np.int64] = entries.astype(np.int64)
+    index[absent] = 0, -1
+    return index
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One stored shard: its index, its size, and its bytes where they are mapped.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    size : int
+        Size of the shard in bytes.
+    data : (size,) uint8 or None
+        The bytes, mapped where they are local; None where chunks have to be fetched.
+    stamp : tuple
+        What tells that the file has changed since.
+    """
+
+    index: NDArray[np.int64]
+    size: int
+    data: NDArray[np.uint8] | None = None
+    stamp: tuple[int, ...] = ()
+
+
+SMALL_SHARD = 32 * 2**10
+"""Bytes of a remote shard that is fetched in one request, which takes about as long as one for its index alone."""
+
+
+def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, span: Span | None = None) -> Shard:
+    """Map a local shard and read its index; kept among the 256 used last while the file does not change.
+
+    Parameters
+    ----------
+    file : Path or str
+        Of the shard; a str is looked up faster.
+    n_chunks : int
+        How many chunks it has room for.
+    within : Path or None
+        A folder below which neither the file nor a folder above it may be a symlink.
+    span : Span or None
+        The part of the file that is the shard; None for all of it.
+
+    Raises
+    ------
+    CorruptError
+        If the file is missing, too short, or its index is wrong.
+    StoreError
+        If it is reached by a symlink below `within`.
+    """
+    try:
+        info = os.stat(file)  # noqa: PTH116 - at every read of a shard
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
+    # Writers replace files by a rename, so the inode differs even where time and size are the same.
+    stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+    mappings: LRUCache[Shard] = process_cache("mappings")
+    cache_key = str(file) if span is None else (str(file), span)
+    cached = mappings.get(cache_key)
+    if cached is not None and cached.stamp == stamp:
+        return cached
+    if within is not None:
+        for part in (Path(file), *Path(file).parents):
+            if part == within:
+                break
+            refuse_symlink(part)
+    with store_errors(f"map {file}"), Path(file).open("rb") as handle:
+        # Of the file that is open, as the name may lead to a new one since `os.stat`.
+        size = os.fstat(handle.fileno()).st_size
+        start, end = (0, size) if span is None else (span.offset, span.offset + span.n_bytes)
+        size = min(size, end) - start
+        if size < max(index_bytes(n_chunks), end - start):
+            raise _cut_short(str(file), max(0, size), n_chunks)
+        data = np.frombuffer(mmap.mmap(handle.fileno(), end, access=mmap.ACCESS_READ), dtype=np.uint8)[start:]
+    shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
+    mappings.put(cache_key, shard)
+    return shard
+
+
+def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
+    """Fetch a shard that is part of a remote file, in one request; kept among the 32 used last.
+
+    Raises
+    ------
+    CorruptError
+        If the file is missing or too short, or the shard's index is wrong.
+    """
+    parts: LRUCache[Shard] = process_cache("parts")
+    key = (location.uri, span, *location.storage_options.items())
+    return parts.get_or_make(key, lambda: fetch_shard(location, span.file, n_chunks, span))
+
+
+def fetch_shard(location: Location, key: str, n_chunks: int, span: Span | None = None) -> Shard:
+    """Fetch all bytes of a remote shard in one request, past all caches."""
+    name = f"{location.uri}/{key}"
+    try:
+        found = location.read_bytes(key) if span is None else location.read_range(key, span.offset, span.n_bytes)
+    except NotFoundError:
+        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+    data = np.frombuffer(found, np.uint8)
+    if data.size < index_bytes(n_chunks):
+        raise _cut_short(name, data.size, n_chunks)
+    return Shard(parse_index(data[data.size - index_bytes(n_chunks) :], data.size, name), data.size, data)
+
+
+def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
+
+    A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks instead.
+
+    Raises
+    ------
+    CorruptError
+        If the shard is missing, too short, or its index is wrong.
+    """
+    cache_key = (f"{location.uri}/{key}", *location.storage_options.items())
+    indexes: LRUCache[Shard] = process_cache("indexes")
+    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks))
+
+
+def forget_indexes(location: Location) -> None:
+    """Forget the indexes of all remote shards below a location, as something else is written there."""
+    indexes = process_cache("indexes")
+    with indexes.lock:
+        for cache_key in [
+            key for key in indexes.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
+        ]:
+            del indexes.entries[cache_key]
+
+
+def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard from the disk cache, or else from the store."""
+    name = f"{location.uri}/{key}"
+    shard = _held_index(location, name, n_chunks)
+    if shard is not None:
+        return shard
+    n_bytes = index_bytes(n_chunks)
+    try:
+        tail, size = _fetch_tail(location, key, n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD))
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+    if size < n_bytes:
+        raise _cut_short(name, size, n_chunks)
+    data = np.frombuffer(tail, np.uint8)
+    return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
+
+
+def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
+
+    Parameters
+    ----------
+    location : Location
+        The array.
+    key : str
+        Key of the shard.
+    shard : Shard
+        The result of `fetch_index`.
+    index : (k, 2) int64
+        Offset and size of the wanted chunks.
+
+    Returns
+    -------
+    list of k uint8 arrays
+    """
+    cache, name = location.disk_cache, _cache_name(location, f"{location.uri}/{key}")
+    held = [None] * len(index) if cache is None else cache.read_chunks(name, index, shard.size)
+    missing = np.array([i for i, data in enumerate(held) if data is None], np.int64)
+    fetched = _get_ranges(location, key, index[missing]) if missing.size else []
+    if cache is not None and fetched:
+        cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
+    remaining = iter(fetched)
+    return [next(remaining) if data is None else data for data in held]
+
+
+def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
+    """Look up a shard index in the disk cache; damaged copies are removed."""
+    cache = location.disk_cache
+    tail = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
+    if cache is None or tail is None:
+        return None
+    try:
+        return Shard(parse_index(*tail, name), tail[1])
+    except CorruptError:
+        cache.forget(_cache_name(location, name))
+        return None
+
+
+def _cache_name(location: Location, name: str) -> str:
+    """Return the cache key of a shard, which includes the server."""
+    return f"{location.storage_options.get('aws_endpoint', '')} {name}"
+
+
+def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Request byte ranges of one object."""
+    import obstore
+
+    starts, ends = index[:, 0], index.sum(axis=1)
+    try:
+        with store_errors(f"read {location.uri}/{key}"):
+            buffers = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
+    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in buffers]
+
+
+def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
+    """Return the last bytes of a remote object, all if it has fewer, and its size; one request where the store knows suffix ranges."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    store = location.store()
+    with store_errors(f"read {location.uri}/{key}"):
+        # Azure has no suffix ranges; where another store refuses them, size and range take two requests.
+        if not location.uri.startswith("az://"):
+            try:
+                response = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
+                return bytes(response.bytes()), int(response.meta["size"])
+            except BaseError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+        size = int(obstore.head(store, key)["size"])
+        n_bytes = min(n_bytes, size)
+        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)) if n_bytes else b"", size
+
+
+def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
+    """Return the error of a shard that is too short for its index."""
+    return CorruptError(
+        f"The shard {name} has {size:,} bytes and no room for its index of {index_bytes(n_chunks):,}; "
+        "it was cut short. Restore it from a copy or drop its dataset."
+    )
+
+
+def hash_shard(pieces: Iterable[Piece]) -> bytes:
+    """Return the length of a shard (uint64, little-endian) and the SHA-256 of its bytes: 40 bytes.
+
+    Examples
+    --------
+    >>> hash_shard([b"ab", b"c"]) == hash_shard([b"abc"])
+    True
+    """
+    content, n_bytes = hashlib.sha256(), 0
+    for piece in pieces:
+        content.update(piece)
+        n_bytes += memoryview(piece).nbytes
+    return shard_entry(n_bytes, content.digest())
+
+
+def shard_entry(n_bytes: int, sha256: bytes) -> bytes:
+    """Return length and SHA-256 of a shard in the form of `hash_shard`."""
+    return n_bytes.to_bytes(8, "little") + sha256
+
+
+def hash_shards(hashed: Mapping[int, bytes]) -> str:
+    """Return the SHA-256 over what `hash_shard` gives for every shard of an array, in their order.
+
+    Parameters
+    ----------
+    hashed : mapping of int to bytes
+        Number of a shard -> length and hash. Where the bytes are, in files of their own or in a bundle, is no part of it.
+
+    Examples
+    --------
+    >>> hash_shards({1: hash_shard([b"b"]), 0: hash_shard([b"a"])})[:8]
+    'feff8a9e'
+    """
+    return hashlib.sha256(b"".join(hashed[number] for number in sorted(hashed))).hexdigest()

@@ -59,6 +59,12 @@ def _loader(view: Any) -> Any:
     return Loader(view.query(), 512, obs=["cell_type", "score"])
 
 
+def _open(view: Any) -> Any:
+    import raggedatlas as ra
+
+    return ra.RaggedAtlas.checkout_latest(view.uri)
+
+
 @dataclass(frozen=True)
 class Call:
     """A call, made on the newest state of an atlas if it writes, else on its newest snapshot."""
@@ -74,7 +80,7 @@ class Call:
 
 
 CALLS = {
-    "open": Call(lambda at: type(at).checkout_latest(at.uri)),
+    "open": Call(_open),
     "list_datasets": Call(lambda at: at.list_datasets()),
     "count": Call(lambda at: at.query().count()),
     "count by a column": Call(lambda at: at.query().count("cell_type")),
@@ -101,7 +107,7 @@ def call(folder: str, name: str) -> dict[str, float]:
         while not done.wait(0.002):
             peaks.append(anonymous())
 
-    before, watcher = anonymous(), threading.Thread(target=watch)
+    before, watcher = anonymous(), threading.Thread(target=watch, daemon=True)
     watcher.start()
     started, used = time.perf_counter(), time.process_time()
     made = CALLS[name].make(at)

@@ -268,7 +268,8 @@ def validate(
     def check(at: Catalog) -> Problems:
         problems = Problems()
         try:
-            at = at.current()
+            # Each table is opened once.
+            at = at.current() if at.read_only else Catalog(at.location, at.tables.hold(), at.arrays).current()
             if level == "deep":
                 problems += check_stored(at, incremental=incremental, executor=executor).problems
             _validate(at, level, problems, executor)

@@ -1,5 +1,7 @@
 """Cells that are chosen while the cell table is streamed are those that are chosen among all of them at once."""
 
+import hashlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,3 +77,15 @@ def test_the_hash_of_a_uid_never_changes() -> None:
     assert hash_uids(uids, 3).tolist() == expected
     assert [hash_uids(uids[i : i + 1], 3)[0] for i in range(3)] == expected
     assert hash_uids(np.array([b"0123456789abcdef0"]), 3) != expected[0]
+
+
+@given(st.lists(st.text("0123456789abcdefABGghp:@/` ", min_size=15, max_size=17), min_size=1, max_size=20))
+def test_only_uids_of_hex_digits_are_numbers(uids: list[str]) -> None:
+    """A hash of 64 bits is one to one on uids that are 16 hex digits; of others it is a hash of their SHA-256."""
+    found = hash_uids(np.array([uid.encode() for uid in uids]), 0)
+    regular = [uid for uid in uids if re.fullmatch("[0-9a-f]{16}", uid)]
+    like = [uid if uid in regular else hashlib.sha256(uid.encode()).hexdigest()[:16] for uid in uids]
+    assert found.tolist() == hash_uids(np.array([uid.encode() for uid in like]), 0).tolist()
+    assert len({*hash_uids(np.array([uid.encode() for uid in {*regular, "0" * 16}]), 0).tolist()}) == len(
+        {*regular, "0" * 16}
+    )

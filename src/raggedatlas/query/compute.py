@@ -22,7 +22,7 @@ from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
 from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
-from raggedatlas.query.selection import BLOCK_CELLS, walk_cells
+from raggedatlas.query.selection import BLOCK_CELLS, group_codes, walk_cells
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
@@ -111,7 +111,7 @@ class _CountTask:
         for cells in walk_cells(catalog.tables, spec, columns, metadata):
             n_cells += cells.n
             if by:
-                found.append(_groups(cells_table(cells, columns, metadata), np.ones(cells.n, np.int64), by, columns))
+                found.append(_distinct(cells_table(cells, columns, metadata), by, columns))
                 n_groups += len(found[-1][1])
             if n_groups > most:
                 found = [_joined(found, by, columns)]
@@ -120,6 +120,21 @@ class _CountTask:
         if self.datasets is None:  # else the caller knows all values
             warn_of_values(catalog, spec, columns, n_cells)
         return _joined(found, by, columns) if by else (pa.table({}), np.array([n_cells]))
+
+
+def _distinct(obs: pa.Table, by: Sequence[str], columns: Columns) -> Groups:
+    """Return rows that differ in what they are grouped by, and how many are like each: fewer rows, for what decides which values are equal."""
+    codes, n_codes = np.zeros(len(obs), np.int64), 1
+    for column, _ in _grouping_columns(obs, by, columns).values():
+        own, values = group_codes(column)
+        codes, n_codes = codes * len(values) + own, n_codes * len(values)
+        if n_codes > BLOCK_CELLS:  # it would take more than it spares
+            return obs, np.ones(len(obs), np.int64)
+    sizes, first = np.bincount(codes, minlength=n_codes), np.zeros(n_codes, np.int64)
+    first[codes[::-1]] = np.arange(len(obs))[::-1]
+    there = np.flatnonzero(sizes)
+    there = there[np.argsort(first[there])]
+    return obs.take(pa.array(first[there])), sizes[there]
 
 
 def _joined(found: Sequence[Groups], by: Sequence[str], columns: Columns) -> Groups:
@@ -278,24 +293,33 @@ def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -
     return cells @ space.measured.astype(np.int64)
 
 
-def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":
-    """Return the grouping columns as a frame, under the requested names."""
-    import pandas as pd
-
-    found: dict[str, Any] = {}
+def _grouping_columns(
+    obs: pa.Table, by: Sequence[str], columns: Columns
+) -> dict[str, tuple[pa.ChunkedArray, pa.Field]]:
+    """Return the grouping columns under the requested names, dictionaries as text."""
+    found: dict[str, tuple[pa.ChunkedArray, pa.Field]] = {}
     for name in by:
         stored = None if name in obs.column_names else columns.stored(name)
         # `obs` has the columns under the names that are shown; a group may be named by any of a column's names.
         shown = name if stored is None else columns.shown.get(stored, stored)
-        column = obs.column(shown)
+        column, field = obs.column(shown), obs.schema.field(shown)
         if pa.types.is_nested(column.type):
             raise QueryError(f"Groups cannot be made of {name!r}, which holds {column.type}.")
-        field = obs.schema.field(shown)
         if pa.types.is_dictionary(column.type):
             column, field = column.cast(pa.string()), field.with_type(pa.string())
-        found[name] = arrow_to_series(nan_to_null(column), facts_of(field) or ColumnFacts(name, "")).set_axis(
-            range(obs.num_rows)
-        )
+        found[name] = column, field
+    return found
+
+
+def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":
+    """Return the grouping columns as a frame, under the requested names."""
+    import pandas as pd
+
+    rows = range(obs.num_rows)
+    found = {
+        name: arrow_to_series(nan_to_null(column), facts_of(field) or ColumnFacts(name, "")).set_axis(rows)
+        for name, (column, field) in _grouping_columns(obs, by, columns).items()
+    }
     return pd.DataFrame(found, index=pd.RangeIndex(obs.num_rows))
 
 

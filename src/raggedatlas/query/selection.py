@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 
@@ -16,6 +17,7 @@ from raggedatlas.model.frames import DATASET, metadata_columns
 from raggedatlas.query.cells import DATASET_UID, Cells, read_rows, uid_bytes
 from raggedatlas.query.read_plan import QuerySpec, Sample
 from raggedatlas.store.filters import Columns
+from raggedatlas.store.runtime import prefetch
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID, Tables, walk
 
@@ -39,18 +41,19 @@ def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequen
     """
     uids = pa.array(list(columns.datasets), pa.string())
     asked = list(dict.fromkeys([*wanted, DATASET_UID]))
-    blocks = _blocks(walk(tables, CELLS, asked, to_sql(spec.filters, columns)))
-    # At least one block, so that the columns are known.
-    first = next(blocks, None)
-    first = read_rows(tables, asked, None, np.empty(0, np.uint64)) if first is None else first
-    for table in chain([first], blocks):
-        codes = pc.index_in(table.column(DATASET_UID), value_set=uids)
-        visible = table
-        if codes.null_count:
-            visible, codes = table.filter(codes.is_valid()), codes.drop_null()
-        if DATASET_UID not in wanted:
-            visible = visible.drop_columns([DATASET_UID])
-        yield Cells(visible, codes.to_numpy().astype(np.int32, copy=False), columns.datasets, pa.table({}))
+    # The next block is read while the caller looks at one.
+    with closing(prefetch(_blocks(walk(tables, CELLS, asked, to_sql(spec.filters, columns))))) as blocks:
+        # At least one block, so that the columns are known.
+        first = next(blocks, None)
+        first = read_rows(tables, asked, None, np.empty(0, np.uint64)) if first is None else first
+        for table in chain([first], blocks):
+            codes = pc.index_in(table.column(DATASET_UID), value_set=uids)
+            visible = table
+            if codes.null_count:
+                visible, codes = table.filter(codes.is_valid()), codes.drop_null()
+            if DATASET_UID not in wanted:
+                visible = visible.drop_columns([DATASET_UID])
+            yield Cells(visible, codes.to_numpy().astype(np.int32, copy=False), columns.datasets, pa.table({}))
 
 
 def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -135,7 +138,13 @@ def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.in
     """
     key = hash_uids(uid_bytes(cells.table.column("uid")), sample.seed)
     if sample.by is None:
-        return np.sort(np.argsort(key, kind="stable")[: sample.n])
+        if sample.n < len(key):
+            # Sorting all of them would take several times as long.
+            near = np.flatnonzero(key <= np.partition(key, sample.n)[sample.n])
+            key, rows = key[near], near
+        else:
+            rows = np.arange(len(key))
+        return np.sort(rows[np.argsort(key, kind="stable")[: sample.n]])
     groups, _ = group_codes(cells.column(columns, sample.by))
     order = np.lexsort((key, groups))
     counts = np.bincount(groups, minlength=1)
@@ -157,19 +166,29 @@ def hash_uids(uids: NDArray[np.bytes_], seed: int) -> NDArray[np.uint64]:
 def _uid_numbers(uids: NDArray[np.bytes_]) -> NDArray[np.uint64]:
     """Return the number that a uid of 16 hex digits is, and a hash of any other."""
     chars = np.ascontiguousarray(uids).view(np.uint8).reshape(len(uids), uids.dtype.itemsize)
-    digits = _DIGIT_OF[chars[:, :_UID_DIGITS]]
-    regular = (digits < 16).all(axis=1) & ~chars[:, _UID_DIGITS:].any(axis=1) & (chars.shape[1] >= _UID_DIGITS)
-    raw = np.zeros(len(uids), np.uint64)
-    for column in digits.T:
-        raw = raw << np.uint64(4) | column
+    if chars.shape[1] < _UID_DIGITS:
+        raw, regular = np.zeros(len(uids), np.uint64), np.zeros(len(uids), bool)
+    else:
+        # Eight digits at once: each is one byte of a word, the first digit the highest.
+        words = np.ascontiguousarray(chars[:, :_UID_DIGITS]).view(">u8").astype(np.uint64)
+        digits = (words & _each(0x0F)) + (words >> np.uint64(6) & _each(1)) * np.uint64(9)
+        letters = digits + _each(6) >> np.uint64(4) & _each(1)
+        written = digits + _each(ord("0")) + letters * np.uint64(ord("a") - ord("9") - 1)
+        regular = ((words == written) & (digits & _each(0xF0) == 0)).all(axis=1) & ~chars[:, _UID_DIGITS:].any(axis=1)
+        for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
+            digits = (digits | digits >> np.uint64(shift)) & np.uint64(mask)
+        raw = digits[:, 0] << np.uint64(32) | digits[:, 1]
     for at in np.flatnonzero(~regular).tolist():
         raw[at] = int(hashlib.sha256(uids[at]).hexdigest()[:_UID_DIGITS], 16)
     return raw
 
 
 _UID_DIGITS = 16
-_DIGIT_OF = np.full(256, 16, np.uint64)
-_DIGIT_OF[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+
+
+def _each(byte: int) -> np.uint64:
+    """Return a word of eight equal bytes."""
+    return np.uint64(byte * 0x0101010101010101)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -23,7 +23,6 @@ from raggedatlas.query.plan import chosen_datasets, default_spaces, layout_codes
 from raggedatlas.query.read_plan import QuerySpec, SpacePlan
 from raggedatlas.query.selection import walk_cells
 from raggedatlas.store.filters import Columns
-from raggedatlas.store.runtime import prefetch
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
@@ -123,8 +122,7 @@ class CellStream:
         in_order, last, n_seen = True, -1, 0
         firsts = [self._parts(name)[0] for name in self.pointers]
         n = 0
-        walked = walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *firsts])
-        for every in prefetch(walked):
+        for every in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *firsts]):
             n_seen += every.n
             valid = np.stack([every.table.column(first).is_valid().to_numpy() for first in firsts], axis=1)
             kept = np.flatnonzero(valid[:, self._of_spaces()].any(axis=1))
@@ -182,7 +180,7 @@ class CellStream:
             Stored columns that the cells have.
         """
         parts = [part for name in self.pointers for part in dict.fromkeys(self._parts(name))]
-        for cells in prefetch(walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *parts])):
+        for cells in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *parts]):
             pointers = cells.pointers(self.columns.schema)
             having = np.zeros(cells.n, bool)
             for modality in [*self.modalities.values()][: self.n_spaces]:

@@ -22,7 +22,7 @@ from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, Stor
 from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.loader import Collator
 from raggedatlas.store.runtime import prefetch_map
-from raggedatlas.testing.atlases import GENES, small_anndata
+from raggedatlas.testing.atlases import GENES, small_anndata, write_dataset
 
 pytestmark = pytest.mark.fast
 
@@ -262,6 +262,25 @@ def test_any_thread_count_gives_the_same_bytes(small: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_batch_may_touch_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """Mapped shards take no open files: many machines allow a process 1,024, macOS 256."""
+    resource, listing = pytest.importorskip("resource"), Path("/proc/self/fd")
+    if not listing.exists():
+        pytest.skip("the system does not list open files")
+    atlas = RaggedAtlas.create(tmp_path / "atlas")
+    for n in range(40):
+        write_dataset(atlas._catalog, f"d{n}", ["CD3E", "MS4A1"], np.full((2, 2), n + 1, np.uint8))
+    atlas.snapshot()
+    loader = Loader(RaggedAtlas.checkout_latest(tmp_path / "atlas").query(), 80, shuffle="full")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*listing.iterdir()]) + 50, hard))
+    try:
+        (batch,) = loader
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sorted(np.unique(batch.X.data).tolist()) == [*range(1, 41)]
+
+
 def test_a_forked_child_is_refused(small: Any) -> None:
     """A loader or dataset that came into a process by a fork refuses to read, and names the fix."""
     loader, dataset = Loader(small.query, 16), CellDataset(small.query)

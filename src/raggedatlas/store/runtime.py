@@ -320,7 +320,7 @@ CACHE_SIZES: dict[CacheKind, int] = {
     "folders": 4096,
     "allowances": 256,
 }
-"""Entries that each cache of the process keeps: mapped local shards (each is an open file), indexes of remote shards (with the
+"""Entries that each cache of the process keeps: mapped local shards, indexes of remote shards (with the
 shard, if it has at most 32 KiB), shards that are part of a remote file (4 MiB at most), object stores, local folders without symlinks,
 and bytes that may be written to a disk cache before its folder is measured."""
 

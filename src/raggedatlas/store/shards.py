@@ -1,10 +1,13 @@
 """Shards, the stored objects of an array: chunks and the index at their end, mapped or fetched; and their hashes."""
 
+import ctypes
 import hashlib
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +120,38 @@ class Shard:
     stamp: tuple[int, ...] = ()
 
 
+def _map_file(descriptor: int, n_bytes: int) -> NDArray[np.uint8]:
+    """Map the first bytes of an open file, read-only; the map stays when the file is closed, and takes no open file.
+
+    A batch may touch thousands of shards, more than a process may have open.
+    """
+    # `mmap` of Python before 3.13 keeps a copy of the descriptor. On Windows, a map takes none.
+    if os.name != "posix":
+        return np.frombuffer(mmap.mmap(descriptor, n_bytes, access=mmap.ACCESS_READ), np.uint8)
+    libc = _libc()
+    address = libc.mmap(None, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_ubyte * n_bytes).from_address(address)
+    # Arrays may be in use until the process ends, which unmaps them itself.
+    weakref.finalize(memory, libc.munmap, address, n_bytes).atexit = False
+    data = np.frombuffer(memory, np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library of the system, with the types of what is called."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.munmap.restype = ctypes.c_void_p, ctypes.c_int
+    # The offset is always 0, so its width, which differs between systems, does not matter.
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
 SMALL_SHARD = 32 * 2**10
 """Bytes of a remote shard that is fetched in one request, which takes about as long as one for its index alone."""
 
@@ -165,7 +200,7 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, sp
         size = min(size, end) - start
         if size < max(index_bytes(n_chunks), end - start):
             raise _cut_short(str(file), max(0, size), n_chunks)
-        data = np.frombuffer(mmap.mmap(handle.fileno(), end, access=mmap.ACCESS_READ), dtype=np.uint8)[start:]
+        data = _map_file(handle.fileno(), end)[start:]
     shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
     mappings.put(cache_key, shard)
     return shard

@@ -74,6 +74,7 @@ _WAYS_OUT = {
     errno.EDQUOT: "Free some space or choose another disk, and run it again",
     errno.EFBIG: "Choose a file system that takes files of this size",
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "Free some memory, or raise the limit of mapped files (vm.max_map_count)",
     errno.ENAMETOOLONG: "Choose a shorter name",
     errno.ENOTDIR: "Choose a place whose parents are folders",
 }

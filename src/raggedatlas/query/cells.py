@@ -37,6 +37,32 @@ DATASET_UID = "dataset_uid"
 """Column of the cell table that names the dataset of each cell."""
 
 
+@dataclass(frozen=True, eq=False)
+class DatasetNames:
+    """All datasets of an atlas, in the order in which they were added.
+
+    Parameters
+    ----------
+    uids : tuple of str
+        Their uids.
+    codes : (n_datasets,) int32
+        Position of each name in `distinct`.
+    distinct : pyarrow.Array of str
+        The names; datasets may share one.
+    """
+
+    uids: tuple[str, ...]
+    codes: NDArray[np.int32]
+    distinct: pa.Array
+
+    @classmethod
+    def of(cls, datasets: Mapping[str, str]) -> "DatasetNames":
+        """Number the names of datasets; `datasets` maps uids to names."""
+        position: dict[str, int] = {}
+        codes = [position.setdefault(name, len(position)) for name in datasets.values()]
+        return cls(tuple(datasets), np.array(codes, np.int32), pa.array(list(position), pa.string()))
+
+
 @dataclass(frozen=True)
 class Cells:
     """Selected cells with some of their columns.
@@ -47,15 +73,15 @@ class Cells:
         One row per cell; stored columns and pointers as ``<column>.<part>``.
     dataset_code : (n_cells,) int32
         Position of each cell's dataset in `datasets`.
-    datasets : mapping of str to str
-        Every dataset of the atlas: uid -> name, in the order in which they were added.
+    datasets : DatasetNames
+        Every dataset of the atlas.
     rank : pyarrow.Table
         Columns that a search adds: distance or score of each cell; no columns without a search.
     """
 
     table: pa.Table
     dataset_code: NDArray[np.int32]
-    datasets: Mapping[str, str]
+    datasets: DatasetNames
     rank: pa.Table
 
     @property
@@ -71,14 +97,8 @@ class Cells:
 
     def names(self) -> pa.DictionaryArray:
         """Return the dataset name of each cell, as a dictionary array in the order in which the datasets were added."""
-        # Datasets may share a name, which must not be in the dictionary twice.
-        names = list(self.datasets.values())
-        distinct = list(dict.fromkeys(names))
-        position = {name: i for i, name in enumerate(distinct)}
-        codes = (
-            np.array([position[name] for name in names], np.int32)[self.dataset_code] if names else self.dataset_code
-        )
-        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(distinct, pa.string()))
+        codes = self.datasets.codes[self.dataset_code]
+        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), self.datasets.distinct)
 
     def column(self, columns: Columns, name: str) -> pa.ChunkedArray:
         """Return a column by its public name, `dataset` included; NaN becomes null."""
@@ -98,7 +118,7 @@ class Cells:
                 starts = _numbers(start)
                 ends = starts + valid if kind is PointerKind.DENSE else _numbers(self.table.column(last))
                 found[name] = (starts, ends, valid)
-        return CellPointers(self.dataset_code, tuple(self.datasets), found)
+        return CellPointers(self.dataset_code, self.datasets.uids, found)
 
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
@@ -194,7 +214,7 @@ def read_cells(
     code = codes.to_numpy().astype(np.int32, copy=False)
     del codes
     release_unused_memory()
-    return Cells(table, code, columns.datasets, pa.table({}))
+    return Cells(table, code, DatasetNames.of(columns.datasets), pa.table({}))
 
 
 def warn_of_values(catalog: Catalog, spec: QuerySpec, columns: Columns, n_found: int) -> None:

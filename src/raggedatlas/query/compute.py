@@ -125,16 +125,21 @@ class _CountTask:
 def _distinct(obs: pa.Table, by: Sequence[str], columns: Columns) -> Groups:
     """Return rows that differ in what they are grouped by, and how many are like each: fewer rows, for what decides which values are equal."""
     codes, n_codes = np.zeros(len(obs), np.int64), 1
-    for column, _ in _grouping_columns(obs, by, columns).values():
+    # Nothing else is kept: a dictionary, such as that of all datasets, would come with every block.
+    grouping = {field.name: (column, field) for column, field in _grouping_columns(obs, by, columns).values()}
+    kept = pa.table(
+        [column for column, _ in grouping.values()], schema=pa.schema([field for _, field in grouping.values()])
+    )
+    for column in kept.columns:
         own, values = group_codes(column)
         codes, n_codes = codes * len(values) + own, n_codes * len(values)
         if n_codes > BLOCK_CELLS:  # it would take more than it spares
-            return obs, np.ones(len(obs), np.int64)
+            return kept, np.ones(len(obs), np.int64)
     sizes, first = np.bincount(codes, minlength=n_codes), np.zeros(n_codes, np.int64)
     first[codes[::-1]] = np.arange(len(obs))[::-1]
     there = np.flatnonzero(sizes)
     there = there[np.argsort(first[there])]
-    return obs.take(pa.array(first[there])), sizes[there]
+    return kept.take(pa.array(first[there])), sizes[there]
 
 
 def _joined(found: Sequence[Groups], by: Sequence[str], columns: Columns) -> Groups:

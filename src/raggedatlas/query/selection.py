@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import QueryError
 from raggedatlas.model.frames import DATASET, metadata_columns
-from raggedatlas.query.cells import DATASET_UID, Cells, read_rows, uid_bytes
+from raggedatlas.query.cells import DATASET_UID, Cells, DatasetNames, read_rows, uid_bytes
 from raggedatlas.query.read_plan import QuerySpec, Sample
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.runtime import prefetch
@@ -39,7 +39,8 @@ def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequen
     wanted : sequence of str
         Stored columns to read; `ROW_ID` comes with them.
     """
-    uids = pa.array(list(columns.datasets), pa.string())
+    datasets = DatasetNames.of(columns.datasets)
+    uids = pa.array(datasets.uids, pa.string())
     asked = list(dict.fromkeys([*wanted, DATASET_UID]))
     # The next block is read while the caller looks at one.
     with closing(prefetch(_blocks(walk(tables, CELLS, asked, to_sql(spec.filters, columns))))) as blocks:
@@ -53,7 +54,7 @@ def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequen
                 visible, codes = table.filter(codes.is_valid()), codes.drop_null()
             if DATASET_UID not in wanted:
                 visible = visible.drop_columns([DATASET_UID])
-            yield Cells(visible, codes.to_numpy().astype(np.int32, copy=False), columns.datasets, pa.table({}))
+            yield Cells(visible, codes.to_numpy().astype(np.int32, copy=False), datasets, pa.table({}))
 
 
 def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -136,7 +136,7 @@ def _map_file(descriptor: int, n_bytes: int) -> NDArray[np.uint8]:
     memory = (ctypes.c_ubyte * n_bytes).from_address(address)
     # Arrays may be in use until the process ends, which unmaps them itself.
     weakref.finalize(memory, libc.munmap, address, n_bytes).atexit = False
-    data = np.frombuffer(memory, np.uint8)
+    data: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
     data.flags.writeable = False
     return data
 

@@ -501,7 +501,7 @@ def test_tables_with_other_columns_are_refused(two: tuple[Catalog, str, str]) ->
         for other in (rows.drop_columns(["feature_uid"]), rows.set_column(0, "space", pa.array([1] * len(rows)))):
             assert catalog.tables.overwrite_if(table, other, catalog.tables.version(table))
             for use in uses:
-                with pytest.raises(CorruptError, match=f"Table '{table}' has the columns"):
+                with pytest.raises(CorruptError, match=f"of the table '{table}' are missing"):
                     use()
 
 

@@ -1,6 +1,8 @@
 """Damaged and hostile atlases: every read gives the values that were written or `CorruptError`, never a crash or a foreign error."""
 
+import contextlib
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +16,13 @@ import scipy.sparse as sp
 from hypothesis import settings
 
 import raggedatlas as ra
-from campaigns.mutation_campaign import digest, run_campaign
+from campaigns.mutation_campaign import digest, make_atlas, run_campaign
 from raggedatlas.catalog.assets import read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.cells import check_frames
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.integrity import check_bytes
-from raggedatlas.errors import CorruptError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
@@ -402,6 +404,95 @@ def test_symlinks_inside_a_store_are_refused(copied: Path, tmp_path: Path, name:
 
     with pytest.raises(StoreError, match="is a symlink"):
         use()
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The atlas of the campaign, whose features are mapped to each other."""
+    return make_atlas(tmp_path_factory.mktemp("mapped"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "table", ["_feature_layouts", "atlas_versions", "gene_expression_registry", "_feature_identity"]
+)
+def test_a_table_without_one_of_its_columns_is_refused(mapped: Path, tmp_path: Path, table: str) -> None:
+    """Names of columns are in a file of the table; one that is damaged there gives an error of ours, whoever reads it first."""
+    names = open_catalog(Location(str(mapped))).tables.schema(table).names
+    for n, name in enumerate(names):
+        path = Path(shutil.copytree(mapped, tmp_path / str(n)))
+        tables = open_catalog(Location(str(path))).tables
+        rows = tables.read(table)
+        rows = rows.rename_columns([f"x{there}" if there == name else there for there in rows.column_names])
+        assert tables.overwrite_if(table, rows, tables.version(table))
+        atlas = ra.RaggedAtlas.open(str(path))
+        for use in (atlas.list_versions, atlas.features, atlas.dataset("d1").to_anndata, atlas.repair, atlas.validate):
+            with contextlib.suppress(AtlasError):
+                use()
+        shutil.rmtree(path)
+
+
+@pytest.mark.long
+def test_flipped_bits_in_the_metadata_of_a_geometry_store_are_refused_or_change_nothing(
+    mapped: Path, tmp_path: Path
+) -> None:
+    """A dozen of each file: a key that is gone, another codec, another type; no error of another class."""
+    path = Path(shutil.copytree(mapped, tmp_path / "atlas"))
+    chance, n_refused = random.Random(0), 0
+    files = sorted((path / "zarr_store").glob("*/transcripts/**/zarr.json"))
+    assert len(files) > 10
+    for file in files * 12:
+        good = file.read_bytes()
+        bit = chance.randrange(8 * len(good))
+        file.write_bytes(good[: bit // 8] + bytes([good[bit // 8] ^ 1 << bit % 8]) + good[bit // 8 + 1 :])
+        try:
+            # Anew, as what was opened is kept.
+            ra.RaggedAtlas.open(str(path)).checkout("all").query().geometry()
+        except AtlasError:
+            n_refused += 1
+        file.write_bytes(good)
+    assert n_refused > len(files)
+
+
+def test_a_record_that_names_too_many_features_is_refused(copied: Path) -> None:
+    """Before memory is taken for them."""
+    change_record(copied, lambda _: {"n_features": 2**33})
+    with pytest.raises(CorruptError, match="a place of its own"):
+        ra.RaggedAtlas.open(str(copied)).dataset("d").to_anndata()
+
+
+@pytest.mark.long
+def test_a_record_that_names_pointers_of_another_kind_is_found(mapped: Path, tmp_path: Path) -> None:
+    """Deep validation says so, and goes on."""
+    path = Path(shutil.copytree(mapped, tmp_path / "atlas"))
+    catalog = open_catalog(Location(str(path)))
+    rows = catalog.tables.read(DATASETS).to_pylist()
+    rows[0]["pointer"] = "shapes"
+    catalog.tables.overwrite_if(DATASETS, pa.Table.from_pylist(rows, DATASETS_SCHEMA), catalog.tables.version(DATASETS))
+    assert rows[0]["zarr_group"] in " ".join(problem.message for problem in validate(catalog, "deep"))
+
+
+@pytest.mark.long
+def test_pointers_without_one_of_their_parts_are_found(mapped: Path, tmp_path: Path) -> None:
+    """Of every kind of pointer, by validation before anything is indexed by them."""
+    there = open_catalog(Location(str(mapped))).tables.schema("cells")
+    columns = [field for field in there if pa.types.is_struct(field.type)]
+    assert len(columns) > 2
+    for n, field in enumerate(columns):
+        path = Path(shutil.copytree(mapped, tmp_path / str(n)))
+        tables = open_catalog(Location(str(path))).tables
+        rows = tables.read("cells")
+        at = rows.column_names.index(field.name)
+        values = rows.column(at).combine_chunks()
+        last = field.type[field.type.num_fields - 1].name
+        parts = [part.with_name("other") if part.name == last else part for part in field.type]
+        made = pa.StructArray.from_arrays(values.flatten(), fields=parts, mask=values.is_null())
+        rows = rows.set_column(at, pa.field(field.name, made.type, metadata=field.metadata), made)
+        assert tables.overwrite_if("cells", rows, tables.version("cells"))
+        problems = validate(open_catalog(Location(str(path))), "deep")
+        assert (field.name, "table-columns") in {
+            (p.message.split("'")[1], p.rule) for p in problems if "'" in p.message
+        }
 
 
 FOUND = {

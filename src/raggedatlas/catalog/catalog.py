@@ -10,7 +10,15 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, ReadOnlyError, SchemaError, StoreError
+from raggedatlas.errors import (
+    AtlasError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    ReadOnlyError,
+    SchemaError,
+    StoreError,
+)
 from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import (
@@ -72,6 +80,11 @@ BASE_CELLS = pa.schema(
     ]
 )
 """Columns of a cell table without a schema class; `add` widens it."""
+
+REGISTRY_COLUMNS = pa.schema(
+    [field for field in FeatureBaseSchema.arrow_schema() if field.name not in ("symbol_source", "other_type")]
+)
+"""Columns of every registry; those from before symbols had a source get that column, and later ones, with the next features."""
 
 
 @dataclass(frozen=True)
@@ -484,6 +497,26 @@ def _refuse_file(location: Location) -> None:
         raise NotFoundError(
             f"{location.uri} is a file, and an atlas is a folder; add the file to an atlas, or look at it alone with "
             "raggedatlas inspect, view or serve."
+        )
+
+
+def wrong_columns(there: pa.Schema, wanted: pa.Schema) -> list[str]:
+    """Return the wanted columns that a table lacks or has with another type."""
+    return [f.name for f in wanted if f.name not in there.names or there.field(f.name).type != f.type]
+
+
+def refuse_wrong_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
+    """Refuse a table that lacks columns, as one does whose list of columns is damaged.
+
+    Raises
+    ------
+    CorruptError
+        Naming them.
+    """
+    if wrong := wrong_columns(there, wanted):
+        raise CorruptError(
+            f"The columns {wrong} of the table {table!r} are missing or have another type; run validate('deep'), and restore the "
+            "atlas from a copy."
         )
 
 

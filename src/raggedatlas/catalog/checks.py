@@ -29,10 +29,12 @@ from raggedatlas.catalog.catalog import (
     LAYOUTS,
     LINKS,
     ORTHOLOG_TABLE,
+    REGISTRY_COLUMNS,
     RESULTS,
     TERM_TABLE,
     VERSIONS,
     Catalog,
+    wrong_columns,
 )
 from raggedatlas.catalog.cell_checks import CellCheck, Changed, check_counts, check_rows, count_results
 from raggedatlas.catalog.cells import in_datasets
@@ -54,8 +56,7 @@ from raggedatlas.model.records import (
     DatasetRecord,
     without_deleted,
 )
-from raggedatlas.model.schemas import FeatureBaseSchema
-from raggedatlas.model.spaces import AXES, pointer_columns
+from raggedatlas.model.spaces import AXES, POINTERS, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
@@ -464,8 +465,7 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
         except AtlasError as error:
             problems.append(Problem("missing-table", "must", name, str(error), COPY))
             continue
-        wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
-        if wrong:
+        if wrong := wrong_columns(there, schema):
             problems.append(
                 Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", COPY)
             )
@@ -488,23 +488,18 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
 def _check_pinned(catalog: Catalog) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     names = _schemas(catalog)
-    # Registries from before symbols had a source get that column with the next features.
-    registry = pa.schema([f for f in FeatureBaseSchema.arrow_schema() if f.name not in ("symbol_source", "other_type")])
-    problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), registry))
+    problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), REGISTRY_COLUMNS))
     if problems:
         return problems
     spaces = catalog.spaces()
-    for column, (space, kind) in pointer_columns(catalog.tables.schema(CELLS)).items():
-        if space not in spaces:
-            problems.append(
-                Problem(
-                    "unknown-space",
-                    "must",
-                    CELLS,
-                    f"column {column!r} points into the unknown feature space {space!r}",
-                    COPY,
-                )
-            )
+    schema = catalog.tables.schema(CELLS)
+    for column, (space, kind) in pointer_columns(schema).items():
+        if schema.field(column).type != POINTERS[kind].arrow_type:
+            text = f"column {column!r} of {kind.value} pointers has the type {schema.field(column).type}"
+            problems.append(Problem("table-columns", "must", CELLS, text, COPY))
+        elif space not in spaces:
+            text = f"column {column!r} points into the unknown feature space {space!r}"
+            problems.append(Problem("unknown-space", "must", CELLS, text, COPY))
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
             problems.append(Problem("space-kind", "must", CELLS, text, COPY))

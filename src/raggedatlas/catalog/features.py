@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import DATASETS, LAYOUTS, Catalog
+from raggedatlas.catalog.catalog import DATASETS, LAYOUTS, REGISTRY_COLUMNS, Catalog, refuse_wrong_columns
 from raggedatlas.catalog.genes import list_tables, read_genes, read_orthologs
 from raggedatlas.catalog.identity import (
     GENE_SPACE,
@@ -349,10 +349,11 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
     definition = catalog.space(space)
     if not definition.has_features:
         raise NotFoundError(f"The feature space {space!r} has no features to look up: its columns have no names.")
-    facts = read_facts(catalog, space)
+    facts, rows = read_facts(catalog, space), catalog.tables.read(definition.registry)
+    refuse_wrong_columns(rows.schema, REGISTRY_COLUMNS, definition.registry)
     registry = Registry(
         space,
-        with_facts(catalog.tables.read(definition.registry), facts),
+        with_facts(rows, facts),
         read_identity(catalog, space),
         facts,
         partial(measuring_datasets, catalog),

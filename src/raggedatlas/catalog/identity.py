@@ -16,10 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import FACTS, GENE_TABLE, IDENTITY, LINKS, Catalog
+from raggedatlas.catalog.catalog import (
+    FACTS,
+    GENE_TABLE,
+    IDENTITY,
+    LINKS,
+    REGISTRY_COLUMNS,
+    Catalog,
+    refuse_wrong_columns,
+)
 from raggedatlas.catalog.genes import Genes, NameResolver, find_connected_rows, read_genes
 from raggedatlas.catalog.layouts import BY_HAND
-from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
+from raggedatlas.errors import ConflictError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.validation import Problem
@@ -267,20 +275,14 @@ def _read_mapping(catalog: Catalog) -> pa.Table:
     for field in list(IDENTITY_SCHEMA)[len(IDENTITY_COLUMNS) :]:
         if field.name not in rows.column_names:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    return _checked(rows, IDENTITY, IDENTITY_SCHEMA)
+    refuse_wrong_columns(rows.schema, IDENTITY_SCHEMA, IDENTITY)
+    return rows.select(IDENTITY_SCHEMA.names)
 
 
 def _read_columns(catalog: Catalog, table: str, schema: pa.Schema) -> pa.Table:
-    return _checked(catalog.tables.read(table), table, schema)
-
-
-def _checked(rows: pa.Table, table: str, schema: pa.Schema) -> pa.Table:
-    if rows.schema.names != schema.names or rows.schema.types != schema.types:
-        raise CorruptError(
-            f"Table {table!r} has the columns {rows.schema.names} instead of {schema.names}, or other types; run "
-            "validate('deep') and restore the atlas from a copy."
-        )
-    return rows
+    rows = catalog.tables.read(table)
+    refuse_wrong_columns(rows.schema, schema, table)
+    return rows.select(schema.names)
 
 
 def active_links(links: pa.Table, space: str) -> dict[str, str | None]:
@@ -389,8 +391,12 @@ def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) 
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:
     """Read what identity is derived from, of one registry table."""
-    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source", "other_type")
-    return catalog.tables.read(table, [name for name in wanted if name in catalog.tables.schema(table).names])
+    wanted, there = (
+        ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source", "other_type"),
+        catalog.tables.schema(table),
+    )
+    refuse_wrong_columns(there, REGISTRY_COLUMNS, table)
+    return catalog.tables.read(table, [name for name in wanted if name in there.names])
 
 
 def _derived(

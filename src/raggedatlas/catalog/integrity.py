@@ -17,7 +17,7 @@ from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
-from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.spaces import FeatureSpace, SparseZarrPointer
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
 from raggedatlas.store.bundle import FILE as BUNDLE
@@ -589,6 +589,9 @@ def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()
+    # A damaged record names a column of another kind, in which `check_rows` misses the rows.
+    if pointer.type != SparseZarrPointer.arrow_type:
+        return []
     pointer = pointer.filter(pc.equal(pc.struct_field(pointer, "zarr_group"), record.zarr_group))
     row, start, end = (pc.struct_field(pointer, part).to_numpy() for part in ("zarr_row", "start", "end"))
     # Other rows would index beyond `indptr`; `check_rows` reports them.

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import LAYOUTS, Catalog
+from raggedatlas.catalog.catalog import LAYOUTS, Catalog, refuse_wrong_columns
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.ids import layout_uid
@@ -403,6 +403,7 @@ def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
     missing = [uid for uid in wanted if uid not in known]
     if missing:
         rows = catalog.tables.read(LAYOUTS, where=in_list("layout_uid", missing))
+        refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)
         known.update(_split(rows))
     return {uid: known[uid] for uid in wanted if uid in known}
 

@@ -788,7 +788,7 @@ def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
     'atlas-v2'
     """
     name = "atlas_versions"
-    if missing := sorted(set(JSON_COLUMNS) - set(table.column_names)):
+    if missing := sorted({"version", *JSON_COLUMNS} - set(table.column_names)):
         raise CorruptError(f"Table {name!r} has no columns {missing}; restore the atlas from a copy.")
     rows = [
         row | {key: read_json(dict[str, Any], row[key] or "", name, row["version"], key) for key in JSON_COLUMNS}

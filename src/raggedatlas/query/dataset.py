@@ -196,7 +196,8 @@ class _Entries:
         stored = read_all(self._columns)
         # The argsort of a permutation is its inverse: the column of the file for every stored column.
         order = np.argsort(stored, kind="stable")
-        if not np.array_equal(stored[order], np.arange(self.shape[1])):
+        # Lengths first: a damaged record may name more columns than memory has room for.
+        if len(stored) != self.shape[1] or not np.array_equal(stored[order], np.arange(len(stored))):
             raise CorruptError(
                 f"{self._columns.name} does not give each of {self.shape[1]:,} columns a place of its own; restore it from a copy."
             )

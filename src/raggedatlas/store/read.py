@@ -563,9 +563,12 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
     """Read chunks of an array that only zarr-python knows, and place their pieces."""
     from zarr import open_array
 
+    from raggedatlas.store.untrusted import zarr_errors
+
     if reader.location.is_local:
         list_files(reader.target)  # refuses symlinks, which zarr-python follows
-    array = open_array(reader.location.zarr_store(), path=reader.spec.path, mode="r")
+    with zarr_errors(reader.name):
+        array = open_array(reader.location.zarr_store(), path=reader.spec.path, mode="r")
     spec = reader.spec
     rows = spec.chunk_shape[0]
     # Whole rows are read, also where the chunks are narrower.

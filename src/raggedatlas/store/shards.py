@@ -186,7 +186,8 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, sp
     mappings: LRUCache[Shard] = process_cache("mappings")
     cache_key = str(file) if span is None else (str(file), span)
     cached = mappings.get(cache_key)
-    if cached is not None and cached.stamp == stamp:
+    # Metadata that were written anew may give it another number of chunks.
+    if cached is not None and cached.stamp == stamp and len(cached.index) == n_chunks:
         return cached
     if within is not None:
         for part in (Path(file), *Path(file).parents):
@@ -215,7 +216,7 @@ def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
         If the file is missing or too short, or the shard's index is wrong.
     """
     parts: LRUCache[Shard] = process_cache("parts")
-    key = (location.uri, span, *location.storage_options.items())
+    key = (location.uri, span, n_chunks, *location.storage_options.items())
     return parts.get_or_make(key, lambda: fetch_shard(location, span.file, n_chunks, span))
 
 
@@ -242,7 +243,7 @@ def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     CorruptError
         If the shard is missing, too short, or its index is wrong.
     """
-    cache_key = (f"{location.uri}/{key}", *location.storage_options.items())
+    cache_key = (f"{location.uri}/{key}", n_chunks, *location.storage_options.items())
     indexes: LRUCache[Shard] = process_cache("indexes")
     return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks))
 

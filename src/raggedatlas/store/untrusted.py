@@ -2,7 +2,8 @@
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +210,17 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
         _shard_index(array, data, 2**62)
     elif array.slots:
         _check_frame(array, data)
+
+
+@contextmanager
+def zarr_errors(where: str) -> Iterator[None]:
+    """Raise `CorruptError` for what damaged metadata and chunks raise where they are read, here or in zarr-python."""
+    try:
+        yield
+    except AtlasError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise CorruptError(f"{where} has damaged metadata or chunks: {error!r}; restore it from a copy.") from error
 
 
 def _learn(arrays: dict[str, StoredArray], folder: str, name: str, data: NDArray[np.uint8]) -> None:

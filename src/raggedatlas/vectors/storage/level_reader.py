@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError
+from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.vectors.geometry import (
     Fragments,
     Geometry,
@@ -704,7 +705,12 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
     node = level.files.node(path)
     if node is None:
         return None
-    block = node_attributes(node)
+    with zarr_errors(f"{level.where}/{family}/{name}"):
+        return _read_table(level, family, name, node)
+
+
+def _read_table(level: LevelReader, family: str, name: str, node: dict[str, Any]) -> Attribute | None:
+    path, block = f"{level.number}/{family}/{name}", node_attributes(node)
     channels = tuple(str(channel) for channel in block.get("channel_names") or ())
     if node["node_type"] == "array":
         values = read_array(level.files, path, sparse=True)

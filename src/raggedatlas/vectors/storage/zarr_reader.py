@@ -20,6 +20,7 @@ from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard
+from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.vectors.chunking import KeyIndex
 from raggedatlas.vectors.shapes import counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
@@ -95,13 +96,15 @@ class StoreFiles:
             listing = obstore.list_with_delimiter(self.location.store(), prefix=f"{path}/" if path else None)
             return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in listing["common_prefixes"])
 
-    def foreign(self, path: str) -> Any:  # noqa: ANN401 - a zarr array
-        """Return an array opened with zarr-python, for pipelines that are not supported here."""
+    def foreign(self, path: str, cells: Sequence[tuple[slice, ...]] = ((),)) -> list[NDArray[Any]]:
+        """Read parts of an array with zarr-python, by default all of it, for pipelines that are not supported here."""
         import zarr
 
         from raggedatlas.store.untrusted import guarded_zarr_store
 
-        return zarr.open_array(guarded_zarr_store(self.location.zarr_store()), path=path, mode="r")
+        with zarr_errors(f"{self.root}/{path}"):
+            array = zarr.open_array(guarded_zarr_store(self.location.zarr_store()), path=path, mode="r")
+            return [np.asarray(array[cell or ...]) for cell in cells]
 
 
 def node_attributes(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +183,16 @@ def read_array(files: StoreFiles, path: str, *, sparse: bool = False) -> NDArray
     Raises
     ------
     CorruptError
-        If it is a group, or the size of a stored chunk does not match the array.
+        If it is a group, its metadata are damaged, or the size of a stored chunk does not match the array.
     """
     node = files.node(path)
     if node is None:
         return None
+    with zarr_errors(f"{files.root}/{path}"):
+        return _read_array(files, path, node, sparse=sparse)
+
+
+def _read_array(files: StoreFiles, path: str, node: dict[str, Any], *, sparse: bool) -> NDArray[Any]:
     where = f"{files.root}/{path}"
     if node.get("node_type") != "array":
         raise CorruptError(f"{where} is a group; expected an array.")
@@ -203,7 +211,7 @@ def read_array(files: StoreFiles, path: str, *, sparse: bool = False) -> NDArray
         if raw is None and not sparse:
             raise CorruptError(f"{where} declares {shape} values, but its chunk is missing.")
     if raw is None:
-        values = np.asarray(files.foreign(path)[...])
+        (values,) = files.foreign(path)
         return values if values.dtype.kind not in "UTO" else values.astype(str)
     data = decompress(raw, names[1:], where)
     chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
@@ -347,7 +355,8 @@ class _InnerChunks:
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.files, self.path = files, path
         self.where = f"{files.root}/{path}"
-        self.pipeline = _parse_pipeline(node, self.where)
+        with zarr_errors(self.where):
+            self.pipeline = _parse_pipeline(node, self.where)
         per_shard = [o // i for o, i in zip(self.pipeline.outer, self.pipeline.inner, strict=True)]
         self.per_shard = np.array(per_shard, np.int64)
         self.n_slots = product(per_shard)
@@ -474,9 +483,9 @@ class CellArray:
                 result[i] = data
             return result
         if self._chunks.pipeline.is_foreign:
-            array = self._chunks.files.foreign(self._chunks.path)
-            values = [array[tuple(slice(i, i + 1) for i in cell)].reshape(-1)[0] for cell in cells.tolist()]
-            return [np.frombuffer(bytes(value), np.uint8) for value in values]
+            places = [tuple(slice(i, i + 1) for i in cell) for cell in cells.tolist()]
+            found = self._chunks.files.foreign(self._chunks.path, places)
+            return [np.frombuffer(bytes(value.reshape(-1)[0]), np.uint8) for value in found]
         where = self._chunks.where
         return [EMPTY if chunk is None else decode_single_item(chunk, where) for chunk in self._chunks.read(cells)]
 
@@ -514,8 +523,8 @@ class VlenArray:
     def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
         """Return some items in the given order, or all of them."""
         if self._chunks.pipeline.is_foreign:
-            array = self._chunks.files.foreign(self._chunks.path)
-            every = concat_blobs([bytes(item) for item in np.asarray(array[...]).tolist()])
+            (values,) = self._chunks.files.foreign(self._chunks.path)
+            every = concat_blobs([bytes(item) for item in values.tolist()])
             return every if rows is None else concat_blobs([every[i].tobytes() for i in rows.tolist()])
         inner = self._inner
         if rows is None:

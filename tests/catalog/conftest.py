@@ -11,11 +11,13 @@ from raggedatlas.catalog import optimization
 from raggedatlas.catalog.catalog import Catalog, create_catalog
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
+from raggedatlas.store.upkeep import RowRemoval
 from raggedatlas.testing.atlases import write_dataset
 
 WRITES = (
     "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if",
 )  # fmt: skip
+FILES = ("write_bytes", "delete_prefix")
 FUNCTIONS = ("compact", "index")
 
 
@@ -39,10 +41,13 @@ def two(atlas: Catalog) -> tuple[Catalog, str, str]:
 
 @pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], contextlib.AbstractContextManager[list[str]]]:
-    """Give a context in which the process dies before its n-th write to a table; it lists the writes that were done."""
+    """Give a context in which the process dies before its n-th write to a table; it lists the writes that were done.
+
+    With `files`, those of single files and the removal of folders count too.
+    """
 
     @contextlib.contextmanager
-    def context(n: int) -> Iterator[list[str]]:
+    def context(n: int, *, files: bool = False) -> Iterator[list[str]]:
         done: list[str] = []
 
         def patched(owner: object, name: str) -> Callable[..., object]:
@@ -51,13 +56,15 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], contextlib.Abstrac
             def call(tables: object, *args: object, **kwargs: object) -> object:
                 if len(done) == n:
                     raise DiedError
-                done.append(f"{name} {args[0]}")
+                done.append(" ".join([name, *(str(argument) for argument in args[:1])]))
                 return original(tables, *args, **kwargs)
 
             return call
 
         with monkeypatch.context() as patch:
-            for owner, names in ((Tables, WRITES), (Location, ("delete_objects",)), (optimization, FUNCTIONS)):
+            of_files = ("delete_objects", *(FILES if files else ()))
+            owners = ((Tables, WRITES), (Location, of_files), (optimization, FUNCTIONS), (RowRemoval, ("write",)))
+            for owner, names in owners:
                 for name in names:
                     patch.setattr(owner, name, patched(owner, name))
             with contextlib.suppress(DiedError):

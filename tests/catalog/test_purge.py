@@ -25,7 +25,7 @@ from raggedatlas.testing.atlases import small_anndata, write_dataset
 from raggedatlas.testing.processes import started
 from raggedatlas.testing.spatial import cloud
 
-Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
+Dying = Callable[..., contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]
 
 
@@ -86,25 +86,28 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
         purge.purge(catalog, first)
 
 
-@pytest.mark.nightly
-def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> None:
-    """Wherever a purge dies, the tip reads as before or without the dataset, and `repair` or the same call finishes it."""
+@pytest.mark.parametrize("step", [pytest.param(17, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path, step: int) -> None:
+    """Before whichever write a purge dies, the tip reads as before or without the dataset, and `repair` or the same call finishes it."""
     first = two[1]
-    snapshots.snapshot(two[0])
-    write_dataset(two[0], "c", ["B", "C"], np.ones((3, 2), "u1"))
+    for name, label in (("c", "one"), ("d", "two"), ("e", "three")):
+        snapshots.snapshot(two[0], label)
+        write_dataset(two[0], name, ["B", name], np.ones((3, 2), "u1"))
     gone, before = cells_of(two[0], first), [record.uid for record in read_records(two[0])]
-    with_it = two[0].tables.read(CELLS)
-    tip = two[0].tables.read(CELLS, where=f"dataset_uid <> '{first}'")
+    others = f"dataset_uid <> '{first}'"
+    with_it, tip = two[0].tables.read(CELLS), two[0].tables.read(CELLS, where=others)
+    kept = {r.label: two[0].at(r).tables.read(CELLS, where=others) for r in snapshots.list_versions(two[0])}
     finish = itertools.cycle([maintenance.repair, lambda catalog: purge.purge(catalog, "a")])
     finished, stages = False, []
-    for n in itertools.count(1, 3):
+    for n in itertools.count(1, step):
         catalog = open_catalog(Location(shutil.copytree(two[0].location.uri, tmp_path / str(n))))
-        with dying(n) as done:
+        with dying(n, files=True) as done:
             purge.purge(catalog, first)
             finished = True
         mark, now = catalog.unfinished_purge(), catalog.current()
         stages.append("" if mark is None else mark.stage)
-        whole = not finished and (mark is None or mark.stage != "deleting")
+        # Without a mark it died before anything was written, or after everything.
+        whole = mark.stage != "deleting" if mark is not None else not finished and "rewriting" not in stages
         assert [record.uid for record in read_records(now)] == (before if whole else before[1:]), done
         assert now.tables.read(CELLS).equals(with_it if whole else tip), done
         if mark is not None:
@@ -112,17 +115,22 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
             with pytest.raises(ConflictError, match=first):
                 purge.purge(catalog, "b")
             next(finish)(catalog)
-            assert catalog.unfinished_purge() is None
-            after = bytes_of(catalog)
-            assert not [uid for uid in gone if uid.encode() in after], done
-            assert catalog.tables.read(CELLS).equals(tip), done
-            assert [record.uid for record in read_records(catalog)] == before[1:]
-            assert not [p for p in checks.validate(catalog, "rows") if p.level == "must"], done
+        elif whole:
+            purge.purge(catalog, "a")
+        assert catalog.unfinished_purge() is None
+        after = bytes_of(catalog)
+        assert not [uid for uid in gone if uid.encode() in after], done
+        assert catalog.tables.read(CELLS).equals(tip), done
+        assert [record.uid for record in read_records(catalog)] == before[1:]
+        records = snapshots.list_versions(catalog)
+        assert [(record.label, record.n_datasets) for record in records] == [("one", 1), ("two", 2), ("three", 3)]
+        for record in records:
+            assert catalog.at(record).tables.read(CELLS).equals(kept[record.label]), done
+        assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"], done
+        shutil.rmtree(catalog.location.uri)
         if finished:
             break
-    assert set(stages) == {"", "begun", "rewriting", "deleting"}
-    for record in snapshots.list_versions(catalog):
-        assert not checks.validate(catalog.at(record), "deep")
+    assert {"rewriting", "", *(["begun", "deleting"] if step == 1 else [])} <= set(stages)
 
 
 WRITING: dict[str, Callable[[RaggedAtlas], object]] = {

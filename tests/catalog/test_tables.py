@@ -1,6 +1,7 @@
 """The seam to Lance: order, checked commits, tags, compaction, clean-up, errors that say the place."""
 
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from raggedatlas.errors import (
 from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables, plain, walk
-from raggedatlas.store.upkeep import clean_up, compact, index
+from raggedatlas.store.upkeep import RowRemoval, clean_up, compact, index
 
 SCHEMA = pa.schema([pa.field("uid", pa.string(), nullable=False), ("n", pa.int64())])
 
@@ -62,7 +63,7 @@ def test_rows_keep_the_order_in_which_they_came(
             tables.merge("t", ["uid"], rows(expected[at]), update=True)
         if rng.random() < 0.5:
             index(tables, "t", "uid", "BTREE")
-            compact(tables, "t", everything=bool(rng.integers(2)))
+            compact(tables, "t")
     read = tables.read("t").to_pylist()
     assert [(row["uid"], row["n"]) for row in read] == expected
     walked = [uid for batch in tables.batches("t", ["uid"]) for uid in batch.column("uid").to_pylist()]
@@ -84,7 +85,7 @@ def test_an_index_over_deleted_rows_is_passed_over(tmp_path: Path, gone: str) ->
     assert index_serves(tables.open("t"), where)
     assert tables.delete("t", gone) == 1000
     assert tables.delete("t", gone) == 0
-    compact(tables, "t", everything=True)
+    compact(tables, "t")
     index(tables, "t", "dataset_uid", "BTREE")
     assert not index_serves(tables.open("t"), where)
     assert index_serves(tables.open("t"), "uid = '0007'")
@@ -128,7 +129,7 @@ def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
 
 
 def test_compaction_says_whether_there_was_need(tables: Tables) -> None:
-    """A second compaction or index does nothing; ``everything`` rewrites single deletions too."""
+    """A second compaction or index does nothing; single deletions are no need."""
     assert tables.settled("t")
     assert not index(tables, "t", "uid", "BTREE")
     for i in range(3):
@@ -141,16 +142,11 @@ def test_compaction_says_whether_there_was_need(tables: Tables) -> None:
     assert tables.settled("t")
     tables.delete("t", "uid = '1-1'")
     assert not compact(tables, "t")
-    assert compact(tables, "t", everything=True)
-    assert tables.settled("t")
-    tables.delete("t", "true")
-    assert index(tables, "t", "uid", "BTREE", rebuild=True)
-    assert tables.indices("t") == {}
 
 
 def test_a_compaction_that_does_not_read_back_is_undone(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """When rewritten rows cannot be read, the version before is restored and the error says so."""
-    import lance
+    from lance.dataset import LanceScanner
 
     for i in range(3):
         tables.append("t", rows((str(i), i)))
@@ -159,7 +155,7 @@ def test_a_compaction_that_does_not_read_back_is_undone(tables: Tables, monkeypa
     def broken(self: object) -> object:
         raise OSError("does not decode")
 
-    monkeypatch.setattr(lance.fragment.LanceFragment, "to_batches", broken)
+    monkeypatch.setattr(LanceScanner, "to_batches", broken)
     with pytest.raises(CorruptError, match="restored"):
         compact(tables, "t")
     monkeypatch.undo()
@@ -258,3 +254,88 @@ def test_dictionaries_are_written_as_values(tables: Tables) -> None:
     assert plain(wide).schema.field("n").type == pa.int64()
     tables.append("t", wide)
     assert tables.read("t").to_pydict() == {"uid": ["a", "b"], "n": [1, 2]}
+
+
+CHANGES: dict[str, Callable[[Tables, int], object]] = {
+    "append": lambda tables, i: tables.append("t", rows(*((f"{i}-{k}", k % 3) for k in range(4)))),
+    "delete": lambda tables, i: tables.delete("t", f"uid LIKE '%-{i % 4}'"),
+    "update": lambda tables, _: tables.merge("t", ["uid"], tables.read("t", ["uid", "n"]).slice(1, 3), update=True),
+    "column": lambda tables, i: tables.add_columns("t", [pa.field(f"c{i % 2}", pa.int64())]),
+    "drop": lambda tables, i: tables.drop_columns("t", [f"c{i % 2}"]),
+    "note": lambda tables, i: tables.update_metadata("t", {"k": str(i)}),
+    "compact": lambda tables, _: compact(tables, "t"),
+    "index": lambda tables, _: index(tables, "t", "uid", "BTREE"),
+    "restore": lambda tables, i: tables.restore("t", max(1, tables.version("t") - i)),
+}
+
+
+@pytest.mark.long
+@given(changes=st.lists(st.sampled_from([*CHANGES, "append"]), min_size=1, max_size=8), last=st.integers(1, 9))
+def test_rows_are_removed_from_all_versions(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[str], last: int
+) -> None:
+    """Other rows keep ids and the versions of their changes, versions keep columns and notes; each fragment is written once."""
+    tables = Tables(Location(str(tmp_path_factory.mktemp("removal") / "db")))
+    tables.create("t", SCHEMA)
+    for i, change in enumerate(["append", *changes]):
+        CHANGES[change](tables, i)
+    versions = [*range(1, tables.version("t") + 1)]
+    versions.append(versions.pop(min(last, len(versions)) - 1))
+
+    def content(version: int, where: str | None = None) -> tuple[object, ...]:
+        table = tables.at({"t": version}).open("t")
+        facts = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+        read = table.to_table([*table.schema.names, *facts], where, use_scalar_index=False).sort_by("_rowid")
+        return read, table.schema, table.metadata
+
+    before = {version: content(version, "n <> 1") for version in versions}
+    fragments = {
+        (*(file.path for file in f.metadata.files), f.metadata.deletion_file and f.metadata.deletion_file.id)
+        for version in versions
+        for f in tables.at({"t": version}).open("t").get_fragments()
+    }
+    data = Path(tables.location.uri, "t.lance", "data")
+    n_files = len([*data.iterdir()]) if data.exists() else 0
+    held = tables.hold()
+    removal = RowRemoval(held, "t", "n = 1", versions)
+    written = {version: removal.write(version) for version in versions if removal.find(version).rewritten}
+    removal.read_back()
+    for version in versions:
+        assert removal.find(version).n_rows == tables.at({"t": version}).count("t", "n = 1")
+        now = written.get(version, version)
+        assert content(now) == before[version]
+        if version in written:
+            assert not tables.at({"t": now}).indices("t")
+            assert not tables.at({"t": now}).has_deleted_rows("t")
+    # A version from which nothing is removed can be made the newest too.
+    assert content(removal.write(versions[-1])) == before[versions[-1]]
+    assert tables.version("t") == held.version("t")
+    assert (len([*data.iterdir()]) if data.exists() else 0) - n_files <= len(fragments)
+    assert tables.append("t", rows(("new", 7))) == held.version("t") + 1
+    ids = tables.read("t", row_ids=True)
+    assert len(set(ids.column("_rowid").to_pylist())) == ids.num_rows
+
+
+def test_a_removal_that_does_not_read_back_is_refused(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is reported before anything is deleted."""
+    from lance.dataset import LanceScanner
+
+    at = tables.append("t", rows(("a", 1), ("b", 2)))
+    removal = RowRemoval(tables.hold(), "t", "n = 1", [at])
+    removal.write(at)
+
+    def broken(self: object) -> object:
+        raise OSError("does not decode")
+
+    monkeypatch.setattr(LanceScanner, "to_batches", broken)
+    with pytest.raises(CorruptError, match="nothing was deleted"):
+        removal.read_back()
+
+
+def test_a_removal_sees_another_writer(tables: Tables) -> None:
+    """Rows that another process appends meanwhile are not lost silently."""
+    at = tables.append("t", rows(("a", 1), ("b", 2)))
+    removal = RowRemoval(tables.hold(), "t", "n = 1", [at])
+    tables.append("t", rows(("c", 3)))
+    with pytest.raises(ConflictError):
+        removal.write(at)

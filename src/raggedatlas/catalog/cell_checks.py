@@ -21,9 +21,9 @@ from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.sql import in_list
+from raggedatlas.store.storage_errors import check_rows as checked
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
-from raggedatlas.store.tables import check_rows as checked
 
 if TYPE_CHECKING:
     import lance

@@ -74,7 +74,10 @@ class Manifest(BaseModel):
 
 
 def write_manifest(
-    catalog: Catalog, versions: Mapping[str, int], records: Sequence[AtlasVersionRecord] | None = None
+    catalog: Catalog,
+    versions: Mapping[str, int],
+    records: Sequence[AtlasVersionRecord] | None = None,
+    hashed: dict[str, FileEntry] | None = None,
 ) -> str:
     """Write the manifest of some table versions, and return its SHA-256, which is also its name.
 
@@ -89,14 +92,17 @@ def write_manifest(
         Table -> version, each held by a tag.
     records : sequence of AtlasVersionRecord or None
         The snapshots; None reads them.
+    hashed : dict of str to FileEntry, or None
+        Files that were hashed for other manifests; gets those that are hashed now.
     """
     tables = catalog.newest_tables()
+    hashed = {} if hashed is None else hashed
     last, known = _newest(catalog, list_versions(catalog) if records is None else records)
     same = {name for name, version in versions.items() if last is not None and last.table_versions.get(name) == version}
     listed = _list_files(tables, {name: version for name, version in versions.items() if name not in same})
     paths = {path for path in known if path.partition(".lance/")[0] in same} | listed
-    entries = {path: known[path] for path in paths if path in known}
-    data = Manifest(files=entries | _hash_files(tables.location, sorted(paths - set(entries)))).to_bytes()
+    hashed |= _hash_files(tables.location, sorted(paths - known.keys() - hashed.keys()))
+    data = Manifest(files={path: known.get(path) or hashed[path] for path in paths}).to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     # Named by its content, so an existing file is this one.
     tables.location.write_bytes(f"{FOLDER}/{digest}.json", data, only_if_absent=True)

@@ -37,9 +37,7 @@ WORTH_INDEXING = 1 << 14
 """Rows without an index from which a snapshot updates it: fewer are scanned in less time than an index is opened."""
 
 
-def optimize_table(
-    catalog: Catalog, name: str, *, everything: bool = False, results: Sequence[ResultRecord] = (), least: int = 1
-) -> bool:
+def optimize_table(catalog: Catalog, name: str, *, least: int = 1) -> bool:
     """Index and compact one table; indexes first, because Lance does not merge indexed with unindexed fragments.
 
     Parameters
@@ -48,10 +46,6 @@ def optimize_table(
         At the tip.
     name : str
         Table.
-    everything : bool
-        Whether to rewrite all fragments with deleted rows and to rebuild the indexes, so that no deleted byte is left.
-    results : sequence of ResultRecord
-        Results whose vector indexes are rebuilt.
     least : int
         Rows without an index from which it is updated.
 
@@ -60,14 +54,29 @@ def optimize_table(
     bool
         Whether anything was written.
     """
-    tables = catalog.tables
+    indexed = index_table(catalog, name, least=least)
+    return compact(catalog.tables, name) or indexed
+
+
+def index_table(catalog: Catalog, name: str, *, results: Sequence[ResultRecord] = (), least: int = 1) -> bool:
+    """Build or update the indexes of one table; return whether anything was written.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        Table.
+    results : sequence of ResultRecord
+        Results whose vector indexes are built anew.
+    least : int
+        Rows without an index from which it is updated.
+    """
     columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
-    # Here compaction comes first: an index that is built afterwards contains no deleted row.
-    compacted = everything and compact(tables, name, everything=True)
-    indexed = [index(tables, name, column, kind, rebuild=everything, least=least) for column, kind in columns]
+    indexed = [index(catalog.tables, name, column, kind, least=least) for column, kind in columns]
     if name == CELLS:
         indexed.append(_optimize_vector_indexes(catalog, results))
-    return (not everything and compact(tables, name)) or any(indexed) or compacted
+    return any(indexed)
 
 
 def _optimize_vector_indexes(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:

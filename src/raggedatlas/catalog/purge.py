@@ -1,11 +1,11 @@
 """Purge a dataset: remove it from the tip and from every snapshot, with all its bytes."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
@@ -29,8 +29,8 @@ from raggedatlas.catalog.catalog import (
     Catalog,
 )
 from raggedatlas.catalog.deletion import refuse_running_deletion
-from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
-from raggedatlas.catalog.optimization import WORTH_INDEXING, optimize_table, vacuum_tables
+from raggedatlas.catalog.integrity import FileEntry, remove_manifests, seal_versions, write_manifest
+from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table, vacuum_tables
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
@@ -45,12 +45,14 @@ from raggedatlas.catalog.versions import (
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
+from raggedatlas.model.records import AtlasVersionRecord, PurgeMark, utc_now
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.read import ArrayReader, read_slice
-from raggedatlas.store.sql import all_of, equals, is_not_null, negation
+from raggedatlas.store.runtime import map_groups
+from raggedatlas.store.sql import all_of, equals, is_not_null
 from raggedatlas.store.tables import Tables
+from raggedatlas.store.upkeep import RowRemoval
 
 _LAYERS = "layers"
 _BLOCK_BYTES = 2**24
@@ -203,18 +205,19 @@ def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         held.tables.tag(name, f"{PURGING}{uid}", version)
     rewriter = _Rewriter(held, uid, tips)
     records = list_versions(held)
-    found = [_without_dataset(held, record, rewriter) for record in records]
+    # What they wait for is the disk or an object store, or Lance, which needs no lock of Python.
+    map_groups(lambda name: rewriter.rewrite(name, [record.table_versions.get(name, 0) for record in records]), [*tips])
+    hashed: dict[str, FileEntry] = {}
+    found = [_without_dataset(held, record, rewriter, hashed) for record in records]
     changed = {record.version: record for record in found if record is not None}
     if changed:
         # All rows in one commit, and before the tags: if the process dies in between, `repair_tags` moves them to what the rows name.
         change_versions(held, lambda old: [changed.get(record.version, record) for record in old])
         delete_manifest_log(held)
-    for record in changed.values():
-        for name, version in record.table_versions.items():
-            held.tables.tag(name, record.tag, version)
-    for name in (CELLS, RESULTS, GEOMETRY, DATASETS):
-        if name in tips:
-            rewriter.rewrite(name, tips[name])
+    for record in records:
+        for name, version in changed.get(record.version, record).table_versions.items():
+            if version != record.table_versions[name]:
+                held.tables.tag(name, record.tag, version)
     done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.stores)})
     # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
     _write_mark(catalog, done)
@@ -230,28 +233,34 @@ def _untag_others(catalog: Catalog, names: Sequence[str]) -> None:
                 untag_everywhere(catalog, tag, [name])
 
 
-def _without_dataset(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter") -> AtlasVersionRecord | None:
-    """Create table versions without the dataset, and return the snapshot with them; None if it has nothing of the dataset."""
-    pinned, uid = catalog.at(record), rewriter.uid
-    n = pinned.tables.count(CELLS, equals("dataset_uid", uid))
-    listed = any(r.uid == uid for r in read_records(pinned))
-    in_results = any(uid in result.cells_of for result in RESULT_ASSETS.read(pinned))
-    in_geometry = any(geometry.uid in rewriter.stores for geometry in GEOMETRY_ASSETS.read(pinned))
-    # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
-    deleted = any(pinned.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))
-    if not (n or listed or in_results or in_geometry or deleted):
-        return None
+def _without_dataset(
+    catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter", hashed: dict[str, FileEntry]
+) -> AtlasVersionRecord | None:
+    """Return a snapshot with table versions without the dataset; None if it has nothing of the dataset."""
     old = record.table_versions
-    versions = {**old, **{name: rewriter.version(name, old[name]) for name in _TABLES if name in old}}
+    found = {name: rewriter.found[name, old[name]] for name in _TABLES if name in old}
+    versions = {**old, **{name: one.version for name, one in found.items()}}
+    if versions == old:
+        return None
+    # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
+    listed = found[DATASETS].n_rows > 0
     return record.model_copy(
         update={
             "table_versions": versions,
-            "manifest": write_manifest(catalog, versions, [record]),
-            "n_cells": record.n_cells - (n if listed else 0),
+            "manifest": write_manifest(catalog, versions, [record], hashed),
+            "n_cells": record.n_cells - (found[CELLS].n_rows if listed else 0),
             "n_datasets": record.n_datasets - listed,
-            "ignored": [other for other in record.ignored if other != uid],
+            "ignored": [other for other in record.ignored if other != rewriter.uid],
         }
     ).sealed()
+
+
+@dataclass(frozen=True)
+class _Rewritten:
+    """The version of a table that is left of an older one, and how many rows were removed."""
+
+    version: int
+    n_rows: int = 0
 
 
 class _Rewriter:
@@ -260,62 +269,68 @@ class _Rewriter:
     Parameters
     ----------
     catalog : Catalog
-        At the tip.
+        At the tip, held.
     uid : str
         The dataset.
     tips : mapping of str to int
         Versions of the tables with the current content.
+
+    Attributes
+    ----------
+    found : dict of (str, int) to _Rewritten
+        Table and older version -> what is left of it.
     """
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
-        self.catalog, self.uid = catalog, uid
+        self.catalog, self.uid, self.tips = catalog, uid, tips
         self.stores = _find_stores(catalog, uid, tips)
         self._arrays = _rewrite_arrays(catalog, uid, tips)
         self._results = {record.uid: record for _, record in _all_results(catalog, {})}
-        self._versions: dict[tuple[str, int], int] = {}
+        self.found: dict[tuple[str, int], _Rewritten] = {}
 
-    def version(self, name: str, old: int) -> int:
-        """Return the rewritten version of a table version, which many snapshots may share."""
-        if (name, old) not in self._versions:
-            self._versions[name, old] = self.rewrite(name, old)
-        return self._versions[name, old]
-
-    def rewrite(self, name: str, old: int) -> int:
-        """Write the content of a table version, without the dataset, as the newest version; return its number."""
-        if name == CELLS:
-            return self._rewrite_cells(old)
-        tables = self.catalog.tables
-        rows = tables.at({name: old}).read(name)
-        if name == DATASETS:
-            rows = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
-        elif name == RESULTS:
-            rows = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
+    def rewrite(self, name: str, versions: Iterable[int]) -> None:
+        """Write the content of versions of a table, without the dataset, each once, and at last that of the tip."""
+        tip, tables = self.tips[name], self.catalog.tables
+        older = sorted({*versions} - {0, tip})
+        if name in (CELLS, DATASETS):
+            column = "dataset_uid" if name == CELLS else "uid"
+            removal = RowRemoval(tables, name, equals(column, self.uid), [*older, tip])
+            for version in (*older, tip):
+                self.found[name, version] = self._remove(removal, version)
+            removal.read_back()
         else:
-            kept = [record for record in GEOMETRY_ASSETS.parse(rows) if record.uid not in self.stores]
-            rows = GEOMETRY_ASSETS.to_table(kept)
-        # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
+            for version in (*older, tip):
+                self.found[name, version] = _Rewritten(self._overwrite(name, version))
+
+    def _remove(self, removal: RowRemoval, old: int) -> _Rewritten:
+        tables, name = self.catalog.tables, removal.name
+        found = removal.find(old)
+        is_tip = old == self.tips[name]
+        if not found.rewritten and not (is_tip and tables.version(name) != old):
+            return _Rewritten(old)
+        version = removal.write(old)
+        if name == CELLS:
+            index_table(self.catalog, CELLS, results=[*self._results.values()], least=WORTH_INDEXING)
+            version = tables.version(CELLS)
+        return _Rewritten(version, found.n_rows)
+
+    def _overwrite(self, name: str, old: int) -> int:
+        """Write the content of a version of a registry of assets, without the dataset, unless that changes nothing."""
+        tables = self.catalog.tables
+        pinned = tables.at({name: old})
+        rows = pinned.read(name)
+        if name == RESULTS:
+            left = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
+        else:
+            left = GEOMETRY_ASSETS.to_table([r for r in GEOMETRY_ASSETS.parse(rows) if r.uid not in self.stores])
         newest = tables.version(name)
-        if not tables.overwrite_if(name, rows, newest):
+        is_newest = old == newest or old != self.tips[name]
+        if is_newest and left.equals(rows.cast(left.schema)) and not pinned.has_deleted_rows(name):
+            return old
+        # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
+        if not tables.overwrite_if(name, left, newest):
             raise _concurrent_write_error(self.catalog)
         return newest + 1
-
-    def _rewrite_cells(self, old: int) -> int:
-        tables, own = self.catalog.tables, equals("dataset_uid", self.uid)
-        n_kept = tables.at({CELLS: old}).count(CELLS, negation(own))
-        if tables.version(CELLS) != old:
-            tables.restore(CELLS, old)
-        tables.delete(CELLS, own)
-        # Deleted rows, also of a dataset that was dropped earlier, stay in the files until these are rewritten.
-        if tables.has_deleted_rows(CELLS):
-            optimize_table(
-                self.catalog, CELLS, everything=True, results=[*self._results.values()], least=WORTH_INDEXING
-            )
-        # Another process may have committed in between; a different number of rows reveals it.
-        tables.forget(CELLS)
-        newest = tables.version(CELLS)
-        if tables.count(CELLS) != n_kept:
-            raise _concurrent_write_error(self.catalog)
-        return newest
 
     def _without(self, record: ResultRecord) -> ResultRecord:
         """Return a result's record without the dataset."""

@@ -14,7 +14,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFound
 if TYPE_CHECKING:
     import lance
 
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 Kind = Literal["conflict", "missing", "exists", "schema", "other"]
 
 _WRAPPERS = r"(?:(?:External error|Wrapped error|Cloned error|Query Execution error|LanceError\(\w+\)): )*"
@@ -279,3 +280,23 @@ def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[No
             # The schema of a damaged table may not be readable either.
             names = table.schema.names
             raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error
+
+
+def check_rows(rows: Rows, place: str) -> Rows:
+    """Return rows from Lance after Arrow has validated them: offsets within their buffers, and text in UTF-8.
+
+    Lance checks neither, and what reads such a column later could leave its memory.
+
+    Raises
+    ------
+    CorruptError
+        If they are not.
+    """
+    try:
+        rows.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CorruptError(
+            f"The rows of {place} are damaged ({reason}); run validate('deep'), and restore the atlas from a copy."
+        ) from error
+    return rows

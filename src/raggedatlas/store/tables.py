@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from raggedatlas.errors import (
     ConflictError,
-    CorruptError,
     DuplicateError,
     NotFoundError,
     StoreError,
@@ -26,13 +25,12 @@ from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks, store_errors
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import parenthesized
-from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
+from raggedatlas.store.storage_errors import check_rows, filter_errors, lance_errors, lance_kind
 
 if TYPE_CHECKING:
     import lance
 
 T = TypeVar("T")
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 ROW_ID = "_rowid"
 """Column of the stable row ids."""
@@ -98,6 +96,11 @@ class TableRows:
         """Close a table that is held, so that its newest version is opened next."""
         if self.pinned is None:
             self._opened.pop(name, None)
+
+    def keep(self, name: str, table: "lance.LanceDataset") -> None:
+        """Hold what a commit made as the newest version of a table."""
+        if self.session is not None and self.pinned is None:
+            self._opened[name] = table
 
     def uri(self, name: str) -> str:
         """Return the address of a table."""
@@ -485,8 +488,7 @@ class TableRows:
                 target, operation, read_version=read_version, max_retries=0, storage_options=options,
                 enable_stable_row_ids=True,
             )  # fmt: skip
-            if self.session is not None and self.pinned is None:
-                self._opened[name] = done
+            self.keep(name, done)
 
         try:
             self.attempt(name, once, keep=True)
@@ -564,26 +566,6 @@ def walk(
             use_scalar_index=use_index and index_serves(table, where),
         ).to_batches():
             yield check_rows(batch, table.uri)
-
-
-def check_rows(rows: Rows, place: str) -> Rows:
-    """Return rows from Lance after Arrow has validated them: offsets within their buffers, and text in UTF-8.
-
-    Lance checks neither, and what reads such a column later could leave its memory.
-
-    Raises
-    ------
-    CorruptError
-        If they are not.
-    """
-    try:
-        rows.validate(full=True)
-    except (pa.ArrowException, ValueError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise CorruptError(
-            f"The rows of {place} are damaged ({reason}); run validate('deep'), and restore the atlas from a copy."
-        ) from error
-    return rows
 
 
 def plain(rows: pa.Table) -> pa.Table:
@@ -703,9 +685,17 @@ class Tables(TableRows):
         """
         table = self.at({name: version}).open(name)
         with lance_errors(self.uri(name)):
-            listed = table.tracked_files(min_version=version).read_all()
-        rows = zip(listed.column("version").to_pylist(), listed.column("path").to_pylist(), strict=True)
-        return sorted({path for row_version, path in rows if row_version == version})
+            if table.describe_indices():
+                rows = table.tracked_files(min_version=version).read_all().to_pylist()
+                return sorted({row["path"] for row in rows if row["version"] == version})
+            # Lance reads the manifests of all later versions too.
+            written = table.read_transaction(version)
+            fragments = [(one.fragment_id, one.metadata) for one in table.get_fragments()]
+        found = {_find_manifest(self.location.child(f"{name}.lance"), name, version)[0]}
+        found |= {f"data/{file.path}" for _, facts in fragments for file in facts.files}
+        found |= {facts.deletion_file.path(number) for number, facts in fragments if facts.deletion_file is not None}
+        found |= {f"_transactions/{written.read_version}-{written.uuid}.txn"} if written is not None else set()
+        return sorted(found)
 
     @staticmethod
     def tag_file(tag: str) -> str:
@@ -734,7 +724,7 @@ class Tables(TableRows):
         folder = self.location.child(f"{name}.lance")
         if like is None:
             now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            n_bytes = _manifest_length(folder, name, version)
+            _, n_bytes = _find_manifest(folder, name, version)
             facts = {"branch": None, "version": version, "createdAt": now, "updatedAt": now, "manifestSize": n_bytes}
             like = json.dumps({**facts, "metadata": {}}).encode()
         folder.write_bytes(self.tag_file(tag), like)
@@ -749,16 +739,16 @@ class Tables(TableRows):
         return {i["name"]: list(i["fields"]) for i in indexes_of(self.open(name))}
 
 
-def _manifest_length(folder: Location, name: str, version: int) -> int:
-    """Return the length of the manifest of a version of a table."""
+def _find_manifest(folder: Location, name: str, version: int) -> tuple[str, int]:
+    """Return the path of the manifest of a version of a table, and its length."""
     # New tables number them backwards, so that the newest comes first in a listing.
     for key in (f"_versions/{2**64 - 1 - version:020}.manifest", f"_versions/{version}.manifest"):
         with contextlib.suppress(FileNotFoundError), store_errors(f"read {folder.uri}/{key}"):
             if folder.is_local:
-                return Path(folder.checked_path(), key).stat().st_size
+                return key, Path(folder.checked_path(), key).stat().st_size
             import obstore
 
-            return int(obstore.head(folder.store(), key)["size"])
+            return key, int(obstore.head(folder.store(), key)["size"])
     raise NotFoundError(f"Table {name!r} has no version {version} in {folder.uri}.")
 
 

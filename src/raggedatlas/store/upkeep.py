@@ -1,17 +1,24 @@
 """Upkeep of Lance tables: compaction, indexes and clean-up, at a cost that follows what was written since the last time."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.indexes import WHOLE_VALUES
-from raggedatlas.store.storage_errors import lance_kind
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.runtime import map_decode
+from raggedatlas.store.sql import parenthesized
+from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
+from raggedatlas.store.tables import FILE_FORMAT, Tables
 
 if TYPE_CHECKING:
     import lance
+    from lance.fragment import FragmentMetadata
 
 LARGE_ROWS, LARGE_BYTES = 1 << 20, 1 << 28
 """A fragment of as many rows or bytes is not compacted any more."""
@@ -112,7 +119,7 @@ def sizes(table: "lance.LanceDataset") -> list[Size]:
     return found
 
 
-def compact(tables: Tables, name: str, *, everything: bool = False) -> bool:
+def compact(tables: Tables, name: str) -> bool:
     """Merge small fragments and leave deleted rows out; what was rewritten is read back before this returns.
 
     Parameters
@@ -121,8 +128,6 @@ def compact(tables: Tables, name: str, *, everything: bool = False) -> bool:
         At the tip.
     name : str
         Table.
-    everything : bool
-        Whether to rewrite every fragment that has a deleted row, however few they are.
 
     Returns
     -------
@@ -139,27 +144,30 @@ def compact(tables: Tables, name: str, *, everything: bool = False) -> bool:
         table = tables.open(name)
         there = sizes(table)
         chosen = choose_fragments(there)
-        if everything:
-            chosen |= {f.number for f in there if f.deleted}
         if not chosen:
             return False
-        options: dict[str, Any] = {"materialize_deletions_threshold": 0.0} if everything else {}
         before, old_ids = int(table.version), {f.number for f in there}
         table.optimize.compact_files(
-            target_rows_per_fragment=LARGE_ROWS, excluded_fragment_ids=sorted(old_ids - chosen), **options
+            target_rows_per_fragment=LARGE_ROWS, excluded_fragment_ids=sorted(old_ids - chosen)
         )
         if int(table.version) == before:
             return False
-        fresh = [f for f in table.get_fragments() if f.fragment_id not in old_ids]
-        try:
-            readable = all(sum(b.num_rows for b in f.to_batches()) == f.count_rows() for f in fresh)
-        except (OSError, ValueError, RuntimeError):
-            readable = False
-        if not readable:
+        if not _read(table, [f for f in table.get_fragments() if f.fragment_id not in old_ids]):
             _undo(tables, name, int(table.version), before)
         return True
 
     return tables.retry(name, once, keep=True)
+
+
+def _read(table: "lance.LanceDataset", fragments: "Sequence[lance.LanceFragment]") -> bool:
+    """Return whether all rows of fragments can be read."""
+    if not fragments:
+        return True
+    try:
+        n_rows = sum(int(b.num_rows) for b in table.scanner(fragments=fragments).to_batches())
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return n_rows == sum(int(f.count_rows()) for f in fragments)
 
 
 def _undo(tables: Tables, name: str, bad: int, before: int) -> None:
@@ -174,7 +182,7 @@ def _undo(tables: Tables, name: str, bad: int, before: int) -> None:
     )
 
 
-def index(tables: Tables, name: str, column: str, kind: str, *, rebuild: bool = False, least: int = 1) -> bool:
+def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) -> bool:
     """Build or update a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index; return whether it was necessary.
 
     Parameters
@@ -183,8 +191,6 @@ def index(tables: Tables, name: str, column: str, kind: str, *, rebuild: bool = 
         At the tip.
     name, column, kind : str
         Table, column and kind of the index.
-    rebuild : bool
-        Whether to build it anew; with too few rows, one that is there is removed.
     least : int
         Number of rows without an index from which it is built or updated.
     """
@@ -196,11 +202,9 @@ def index(tables: Tables, name: str, column: str, kind: str, *, rebuild: bool = 
         table = tables.open(name)
         parts = _parts(table, there := {f.number: f.rows for f in sizes(table)}).get(index_name)
         n_rows = sum(there.values())
-        if rebuild and parts is not None:
-            table.drop_index(index_name)
-        if n_rows < least and (rebuild or parts is None):
-            return rebuild and parts is not None
-        if rebuild or parts is None:
+        if parts is None and n_rows < least:
+            return False
+        if parts is None:
             table.create_scalar_index(column, stored, name=index_name, **options)
             return True
         n_new = n_rows - sum(parts)
@@ -270,3 +274,234 @@ def count_old_versions(tables: Tables, name: str, older_than: timedelta) -> int:
     """Return how many versions of a table are older than a span, by one listing; `clean_up` takes a request for each version."""
     oldest = datetime.now(UTC) - older_than
     return sum(when <= oldest for _, _, when in tables.location.child(f"{name}.lance", "_versions").list_objects())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a version of a table has of rows that are to be removed.
+
+    Parameters
+    ----------
+    n_rows : int
+        How many there are.
+    rewritten : bool
+        Whether files of this version have any of them, or rows that were deleted before.
+    """
+
+    n_rows: int
+    rewritten: bool
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What is left of a fragment: rows removed from it, whether it had to be written again, and the fragments instead of it."""
+
+    n_rows: int
+    rewritten: bool
+    fragments: "tuple[FragmentMetadata, ...]"
+
+
+class RowRemoval:
+    """Writes versions of a table anew without some rows; a fragment is written once, however many versions have it.
+
+    Row ids, and the versions that made and last changed a row, stay. Nobody else may write to the table meanwhile.
+
+    Parameters
+    ----------
+    tables : Tables
+        At the tip, held.
+    name : str
+        Table.
+    where : str
+        SQL filter of the rows.
+    versions : sequence of int
+        Versions that have them. Their fragments are written anew here, which is not visible yet.
+    """
+
+    def __init__(self, tables: Tables, name: str, where: str, versions: Sequence[int]) -> None:
+        self.tables, self.name, self._where = tables, name, where
+        self._rests: dict[Hashable, _Rest] = {}
+        self._unread: set[Hashable] = set()
+        self._written: dict[Hashable, lance.LanceFragment] = {}
+        self._fragments: dict[int, list[Hashable]] = {}
+        with filter_errors(where, tables.open(name)):
+            self._rewrite_fragments(versions)
+
+    def find(self, version: int) -> Found:
+        """Tell what a version has of the rows."""
+        rests = [self._rests[key] for key in self._fragments[version]]
+        return Found(sum(rest.n_rows for rest in rests), any(rest.rewritten for rest in rests))
+
+    def write(self, version: int) -> int:
+        """Make a version without the rows, and without indexes, the newest version; return its number. `read_back` is to follow.
+
+        Raises
+        ------
+        ConflictError
+            If another process wrote to the table.
+        """
+        import lance
+
+        rests = [self._rests[key] for key in self._fragments[version]]
+        wanted = {_identity(fragment): fragment for rest in rests for fragment in rest.fragments}
+        table, newest = self._at(version), self.tables.open(self.name)
+        if not _alike(newest, table):
+            self.read_back()
+            newest = self._restore(table, newest)
+        with lance_errors(self.tables.uri(self.name)):
+            there = {_identity(f.metadata): f.metadata for f in newest.get_fragments()}
+            # Lance replaces at least one fragment, also where some are only added.
+            gone = {key: f for key, f in there.items() if key not in wanted} or dict([*there.items()][:1])
+            fresh = [f for key, f in wanted.items() if key in gone or key not in there]
+            if wanted.keys() != there.keys():
+                group = lance.LanceOperation.RewriteGroup([*gone.values()], fresh)
+                done = lance.LanceDataset.commit(
+                    newest, lance.LanceOperation.Rewrite([group], []), read_version=newest.version, max_retries=0,
+                    storage_options=self.tables.location.lance_options(),
+                )  # fmt: skip
+                self._note(done, int(newest.version) + 1)
+                newest = done
+            if not self._unread.isdisjoint(wanted):
+                self._written |= {_identity(f.metadata): f for f in newest.get_fragments()}
+        return int(newest.version)
+
+    def read_back(self) -> None:
+        """Read the fragments that were written.
+
+        Raises
+        ------
+        CorruptError
+            If one does not read.
+        """
+        fresh = [self._written[key] for key in self._unread & self._written.keys()]
+        if not _read(self.tables.open(self.name), fresh):
+            raise CorruptError(
+                f"Table {self.name!r} of {self.tables.location.uri} does not read back after rows were removed; nothing was deleted. "
+                "Please report this with the table's schema."
+            )
+        self._unread -= self._written.keys()
+        self._written.clear()
+
+    def _at(self, version: int) -> "lance.LanceDataset":
+        with lance_errors(self.tables.uri(self.name)):
+            return self.tables.open(self.name).checkout_version(version)
+
+    def _rewrite_fragments(self, versions: Sequence[int]) -> None:
+        """Write the fragments of all versions anew, those of many at once."""
+        batch: dict[Hashable, lance.LanceFragment] = {}
+        last: lance.LanceDataset | None = None
+        n_rows = 0
+        for version in versions:
+            table = self._at(version)
+            fragments = {_identity(f.metadata): f for f in table.get_fragments()}
+            self._fragments[version] = [*fragments]
+            fresh = {key: f for key, f in fragments.items() if key not in batch and key not in self._rests}
+            numbers = {f.fragment_id for f in batch.values()}
+            # Row addresses begin with the number of a fragment, which keeps it where columns are added to it.
+            clash = any(f.fragment_id in numbers for f in fresh.values())
+            n_rows += sum(f.metadata.physical_rows for f in fresh.values())
+            if last is not None and (clash or n_rows > LARGE_ROWS or last.lance_schema != table.lance_schema):
+                self._rewrite(last, batch)
+                batch, n_rows = {}, 0
+            batch |= fresh
+            last = table
+        if last is not None:
+            self._rewrite(last, batch)
+
+    def _rewrite(self, table: "lance.LanceDataset", fragments: "Mapping[Hashable, lance.LanceFragment]") -> None:
+        """Write fragments without the rows, and without those that were deleted before."""
+        if not fragments:
+            return
+        scan = table.scanner(
+            [],
+            parenthesized(self._where),
+            fragments=[*fragments.values()],
+            with_row_address=True,
+            use_scalar_index=False,
+        )
+        addresses = scan.to_table().column("_rowaddr").to_numpy()
+        owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+        left_over: list[str] = []
+
+        def one(fragment: "lance.LanceFragment") -> _Rest:
+            rows = offset[owner == fragment.fragment_id].tolist()
+            left = fragment.delete_rows(rows) if rows else fragment.metadata
+            if left is None or left.deletion_file is None:
+                return _Rest(len(rows), bool(rows), () if left is None else (left,))
+            if rows:
+                left_over.append(left.deletion_file.path(fragment.fragment_id))
+            return _Rest(len(rows), rewritten=True, fragments=_materialize_deletions(table, left))
+
+        rests = dict(zip(fragments, map_decode(one, [*fragments.values()]), strict=True))
+        self._rests |= rests
+        self._unread |= {_identity(f) for key, rest in rests.items() for f in rest.fragments if rest.rewritten}
+        # No version names them, and clean-up would leave them for a week.
+        self.tables.location.child(f"{self.name}.lance").delete_objects(left_over)
+
+    def _restore(self, table: "lance.LanceDataset", newest: "lance.LanceDataset") -> "lance.LanceDataset":
+        """Make a version the newest, with its columns, notes and fragments, and remove its indexes: they have the rows too."""
+        with lance_errors(self.tables.uri(self.name)):
+            table.restore()  # type: ignore[no-untyped-call]
+            self._note(table, int(newest.version) + 1)
+            for name in {index.name for index in table.describe_indices()}:
+                before = int(table.version)
+                table.drop_index(name)
+                self._note(table, before + 1)
+        return table
+
+    def _note(self, table: "lance.LanceDataset", expected: int) -> None:
+        """Hold what was committed, which must follow what was there before."""
+        self.tables.keep(self.name, table)
+        if int(table.version) != expected:
+            raise ConflictError(
+                f"Another process wrote to {self.tables.uri(self.name)} during a purge, which needs exclusive access; run repair() to finish it."
+            )
+
+
+def _identity(fragment: "FragmentMetadata") -> Hashable:
+    """Return what tells a fragment from others of a table: its files, which never change, and the columns that it has of them."""
+    deleted = fragment.deletion_file
+    files = tuple((file.path, tuple(file.fields)) for file in fragment.files)
+    return files, deleted and (deleted.read_version, deleted.id)
+
+
+def _alike(newest: "lance.LanceDataset", table: "lance.LanceDataset") -> bool:
+    """Return whether two versions differ in fragments alone, and have some, and no indexes."""
+    return (
+        newest.lance_schema == table.lance_schema
+        and newest.metadata == table.metadata
+        and newest.config() == table.config()
+        and bool(newest.get_fragments())
+        and not newest.describe_indices()
+        and not table.describe_indices()
+    )
+
+
+def _materialize_deletions(table: "lance.LanceDataset", fragment: "FragmentMetadata") -> "tuple[FragmentMetadata, ...]":
+    """Write a fragment, which no version need have, without its deleted rows; nothing is committed."""
+    from lance.fragment import FragmentMetadata
+    from lance.optimize import CompactionTask
+
+    task = {
+        "task": {"fragments": [fragment.to_json()]},
+        "read_version": table.version,
+        "options": _compaction_options(),
+    }
+    kind: Any = CompactionTask
+    done = kind.from_json(json.dumps(task)).execute(table)
+    return tuple(FragmentMetadata.from_json(json.dumps(one)) for one in json.loads(done.json())["new_fragments"])
+
+
+@cache
+def _compaction_options() -> dict[str, Any]:
+    """Return all options of a compaction as Lance writes them: those of a plan for a table in memory."""
+    import lance
+    import pyarrow as pa
+    from lance.optimize import Compaction
+
+    rows, uri = pa.table({"n": [0]}), "memory://"
+    made: Any = {"data_storage_version": FILE_FORMAT, "enable_stable_row_ids": True}
+    table = lance.write_dataset(rows, lance.write_dataset(rows, uri, **made), mode="append")
+    plan: Any = Compaction.plan(table, {"target_rows_per_fragment": LARGE_ROWS})
+    options: dict[str, Any] = json.loads(plan.tasks[0].json())["options"]
+    return options

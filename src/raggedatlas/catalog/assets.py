@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError, StoreError
-from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
+from raggedatlas.model.assets import (
+    GEOMETRY_SCHEMA,
+    RESULTS_SCHEMA,
+    GeometryRecord,
+    ResultRecord,
+    result_columns,
+    without_deleted,
+)
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
@@ -26,7 +33,6 @@ from raggedatlas.model.records import (
     entries_to_table,
     read_json,
     utc_now,
-    without_deleted,
 )
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.store.arrays import ArraySpec, create_group, read_group, write_group_attributes

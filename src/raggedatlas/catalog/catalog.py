@@ -19,7 +19,7 @@ from raggedatlas.errors import (
     SchemaError,
     StoreError,
 )
-from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
+from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE, DeletionRecord
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -27,7 +27,6 @@ from raggedatlas.model.records import (
     VERSIONS_SCHEMA,
     AtlasVersionRecord,
     DatasetRecord,
-    DeletionRecord,
     PurgeMark,
     datasets_from_table,
     read_json,

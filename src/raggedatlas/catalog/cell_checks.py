@@ -14,9 +14,9 @@ from raggedatlas.catalog.assets import read_records, visible_columns
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.catalog.integrity import described_paths
-from raggedatlas.model.assets import ResultRecord, result_columns
+from raggedatlas.model.assets import ResultRecord, deleted_counts, result_columns, without_deleted
 from raggedatlas.model.ids import uid_numbers
-from raggedatlas.model.records import DatasetRecord, deleted_counts, without_deleted
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.indexes import index_serves

@@ -47,15 +47,17 @@ from raggedatlas.catalog.verification import COPY, check_stored, confirmed
 from raggedatlas.catalog.versions import list_versions, registry_tables, tip_versions
 from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
-from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
-from raggedatlas.model.choices import Level
-from raggedatlas.model.ids import NAME, layout_uid
-from raggedatlas.model.records import (
-    DATASETS_SCHEMA,
-    LAYOUTS_SCHEMA,
-    DatasetRecord,
+from raggedatlas.model.assets import (
+    GEOMETRY_SCHEMA,
+    RESULTS_SCHEMA,
+    GeometryRecord,
+    ResultRecord,
+    result_columns,
     without_deleted,
 )
+from raggedatlas.model.choices import Level
+from raggedatlas.model.ids import NAME, layout_uid
+from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, DatasetRecord
 from raggedatlas.model.spaces import AXES, POINTERS, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Problems

@@ -18,8 +18,9 @@ from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
+from raggedatlas.model.assets import DeletedCells, DeletionRecord
 from raggedatlas.model.ids import UidIndex, new_uid
-from raggedatlas.model.records import DatasetRecord, DeletedCells, DeletionRecord
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem

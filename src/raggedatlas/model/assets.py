@@ -1,6 +1,7 @@
-"""What is attached to cells: records of results, geometry stores and annotations, and the marks on their cell columns."""
+"""What is attached to cells: records of results, geometry stores and annotations, the marks on their cell columns, and of what was deleted."""
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -413,3 +414,102 @@ def annotation_columns(schema: pa.Schema) -> dict[str, AnnotationRecord]:
     # Lance appends new columns at the end of the schema, so its order is that of the annotations.
     records = ((field.name, annotation_of(field)) for field in schema)
     return {name: record for name, record in records if record is not None}
+
+
+class DeletedCells(BaseModel):
+    """The cells of one dataset that a deletion removed.
+
+    Attributes
+    ----------
+    n_cells : int
+        How many.
+    witness : str
+        Uid of one of them. As all go in one commit, the table of cells has all of them or none.
+    rows : str
+        SHA-256 of the file that lists their rows in the dataset, and their uids.
+    counts : dict of str to (int, int)
+        Group, or uid of a result that is stored as vectors -> deleted cells that had a row or a value there, and stored entries of
+        these rows. What was recorded of groups, results and geometry before the deletion stays as it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    n_cells: int = Field(ge=0)
+    witness: str
+    rows: str
+    counts: dict[str, tuple[int, int]] = Field(default_factory=dict)
+
+
+class DeletionRecord(BaseModel):
+    """One call of `delete_cells`.
+
+    The records are metadata of the table of cells: a version of it, and so a snapshot, has the record of every cell that it lacks. A record is
+    written before its cells are deleted.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits; the files of rows are called ``frames/deleted.<uid>.arrow``.
+    created_at : str
+        UTC ISO timestamp.
+    where : str
+        The condition, or how the cells were given.
+    datasets : dict of str to DeletedCells
+        Dataset uid -> its cells.
+    owner : dict
+        The process that deletes, as in a lease; empty once the cells are deleted.
+
+    Examples
+    --------
+    >>> DeletionRecord(uid="0" * 16, where="n_genes < 200").n_cells
+    0
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    created_at: str = Field(default_factory=utc_now)
+    where: str = ""
+    datasets: dict[str, DeletedCells] = Field(default_factory=dict)
+    owner: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def n_cells(self) -> int:
+        """Deleted cells of all datasets."""
+        return sum(cells.n_cells for cells in self.datasets.values())
+
+    @property
+    def frame(self) -> str:
+        """Name of the frame of a dataset that lists its deleted rows."""
+        return f"deleted.{self.uid}"
+
+    def of(self, datasets: Collection[str]) -> "DeletionRecord":
+        """Return the record of some of its datasets."""
+        return self.model_copy(update={"datasets": {uid: c for uid, c in self.datasets.items() if uid in datasets}})
+
+
+def without_deleted(cells_of: Mapping[str, int], deletions: Sequence[DeletionRecord], key: str) -> dict[str, int]:
+    """Return how many cells of each dataset have something, as recorded when it was added, less those deleted since.
+
+    Parameters
+    ----------
+    cells_of : mapping of str to int
+        Dataset uid -> cells, as recorded.
+    deletions : sequence of DeletionRecord
+        As `Catalog.deletions` returns them.
+    key : str
+        Group, or uid of a result that is stored as vectors.
+
+    Examples
+    --------
+    >>> gone = DeletedCells(n_cells=2, witness="", rows="", counts={"z": (1, 0)})
+    >>> without_deleted({"a": 5, "b": 3}, [DeletionRecord(uid="1", datasets={"a": gone})], "z")
+    {'a': 4, 'b': 3}
+    """
+    return {uid: n - deleted_counts(deletions, uid, key)[0] for uid, n in cells_of.items()}
+
+
+def deleted_counts(deletions: Sequence[DeletionRecord], dataset: str, key: str) -> tuple[int, int]:
+    """Return how many deleted cells of a dataset had a row or value in something, and their stored entries."""
+    own = [d.datasets[dataset].counts.get(key, (0, 0)) for d in deletions if dataset in d.datasets]
+    return sum(n for n, _ in own), sum(n for _, n in own)

@@ -10,8 +10,9 @@ from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.assets import without_deleted
 from raggedatlas.model.choices import Level, OnMerge
-from raggedatlas.model.records import AtlasVersionRecord, without_deleted
+from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, FileDifference, Verification
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problems

@@ -18,10 +18,11 @@ from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, So
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.formats.subset import select_cells
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.assets import DeletionRecord
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
 from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
-from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, DeletionRecord, ExtraFacts, MatrixFacts
+from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
 from raggedatlas.store.remote_path import AnyPath, as_path

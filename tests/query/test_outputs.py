@@ -427,6 +427,15 @@ def test_layers_follow_the_rule(query: Query) -> None:
         plan_read(many.layers("nope").spec, many.catalog)
 
 
+def test_the_caller_may_change_the_features_of_a_result(query: Query) -> None:
+    """Frames of features are cached in a snapshot; what is done to one result is not in the next."""
+    first = query.spaces("gene_expression").to_anndata()
+    kept = first.var.copy()
+    first.var["symbol"] = "changed"
+    first.var.loc[first.var_names[0], "uid"] = "changed"
+    pd.testing.assert_frame_equal(query.spaces("gene_expression").to_anndata().var, kept)
+
+
 def test_queries_never_change(query: Query) -> None:
     """Every call gives a new query; the old one asks what it asked."""
     before = query.spec

@@ -191,7 +191,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
     import pandas as pd
 
     columns = {}
-    index: Any = pd.RangeIndex(table.num_rows).astype(str)
+    index: Any = None
     for i, field in enumerate(table.schema):
         facts = facts_of(field) or ColumnFacts(field.name, "")
         series = arrow_to_series(table.column(i), facts)
@@ -201,7 +201,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
             # One index for all columns, as `pd.DataFrame` aligns them by theirs; the real one is set at the end.
             columns[facts.name or field.name] = series.set_axis(range(table.num_rows))
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
-    frame.index = index
+    frame.index = pd.RangeIndex(table.num_rows).astype(str) if index is None else index
     return frame
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader
@@ -144,7 +143,7 @@ def compare(
     measured = _count_measured(space, codes)
     n_entries = int((part.end - part.start).sum()) if space.sparse else len(rows) * space.n_cols
     ranks = rank_features(reader.read_blocks, codes, measured, n_entries, options)
-    var = arrow_to_frame(make_var(space, catalog))
+    var = make_var(space, catalog).frame()
     table = ranks.to_frame([str(name) for name in var.index])
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     if "symbol" in var:

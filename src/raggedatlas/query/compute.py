@@ -15,9 +15,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import Progress, brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
-from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_frame, arrow_to_series, facts_of, nan_to_null
+from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.cells import DATASET_UID, cell_columns, metadata_names, warn_of_values
-from raggedatlas.query.modalities import make_var, measured_table
+from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
@@ -214,11 +214,9 @@ def aggregate(
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = make_var(space, catalog)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
-    made = ad.AnnData(
-        X=None, obs=obs, var=arrow_to_frame(var), shape=sums.shape if not len(obs) else None, layers=layers
-    )
+    made = ad.AnnData(X=None, obs=obs, var=var.frame(), shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:
-        made.varm["measured"] = arrow_to_frame(measured_table(space, var))
+        made.varm["measured"] = var.measured(space)
     made.uns["atlas"] = atlas_facts(plan) | {"by": np.array(list(by), dtype=object)}
     return made
 

@@ -19,7 +19,7 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
-from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan
+from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 
@@ -669,14 +669,13 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
     return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}
 
 
-def make_var(space: SpacePlan, catalog: Catalog) -> pa.Table:
+def make_var(space: SpacePlan, catalog: Catalog) -> VarTable:
     """Describe the columns of a space, see `var_table`."""
     registry = read_registry(catalog, space.space.name) if space.space.has_features else None
     # The features are kept with the table, so that no other array can have their identity.
     facts = (space.space.name, space.n_cols, id(space.features))
-    table: pa.Table
-    _, table = catalog.remember("var", facts, lambda: (space.features, var_table(registry, space)))
-    return table
+    _, var = catalog.remember("var", facts, lambda: (space.features, VarTable(var_table(registry, space))))
+    return var
 
 
 def var_table(registry: Registry | None, space: SpacePlan) -> pa.Table:

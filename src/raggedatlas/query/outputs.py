@@ -173,13 +173,13 @@ def make_anndata(
 
     space = plan.single()
     assert plan.var is not None
-    var = arrow_to_frame(plan.var)
+    var = plan.var.frame()
     first, *others = space.layers
     # Uids of cells are unique, and so is what `var_table` takes for names; to see that again takes longer than to read few genes.
     with _SETTINGS, ad.settings.override(check_uniqueness=False):
         made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
-        made.varm["measured"] = arrow_to_frame(measured_table(space, plan.var))
+        made.varm["measured"] = plan.var.measured(space)
     for name, member in obsm.items():
         made.obsm[name] = member
     made.uns.update(make_uns(plan))
@@ -502,9 +502,12 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
 def _write_elements(sink: Sink, plan: ReadPlan, prefix: str) -> None:
     space = plan.single()
     assert plan.var is not None
-    tables = {"obs": _obs(sink, plan, space if space.space.has_features else None), "var": _sink_table(sink, plan.var)}
+    tables = {
+        "obs": _obs(sink, plan, space if space.space.has_features else None),
+        "var": _sink_table(sink, plan.var.table),
+    }
     if space.space.has_features:
-        tables["varm/measured"] = _sink_table(sink, measured_table(space, plan.var))
+        tables["varm/measured"] = _sink_table(sink, measured_table(space, plan.var.table))
     for key, table in tables.items():
         sink.element(f"{prefix}{key}", table)
     sink.element(f"{prefix}uns", make_uns(plan))

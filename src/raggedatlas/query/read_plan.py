@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
 from raggedatlas.model.choices import Missing, OnMerge
+from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Filter
@@ -17,7 +19,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 DEFAULT, AS_GIVEN = "default", "as-given"
 """Mappings of features that are not named after a snapshot: the one of the queried snapshot, and none."""
@@ -461,6 +463,33 @@ def _values_per_row(part: PartPlan) -> int:
     return max((int(np.prod(r.spec.row_shape)) for g in part.groups for r in g.layers.values()), default=0)
 
 
+@dataclass(frozen=True, eq=False)
+class VarTable:
+    """The columns of a space: names first, as of `frame_to_arrow`."""
+
+    table: pa.Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the frame."""
+        return VarTable, (self.table,)
+
+    @cached_property
+    def _frame(self) -> "pd.DataFrame":
+        return arrow_to_frame(self.table)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a frame that the caller owns; the texts of tens of thousands of features are turned into Python's once."""
+        return self._frame.copy()
+
+    def measured(self, space: SpacePlan) -> "pd.DataFrame":
+        """Return which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            np.ascontiguousarray(space.measured.T), index=self._frame.index, columns=list(space.layouts)
+        )
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """All that a reader needs, without the catalog; picklable for threads and processes.
@@ -481,8 +510,8 @@ class ReadPlan:
         Members of `obsm` that the datasets of the result share, with the layer `VALUES`; see `plan_elements`.
     colors : mapping of str to (n_categories,) object array
         ``<column>_colors`` for `uns`.
-    var : pyarrow.Table or None
-        The columns of the only space, their names first; None in a plan that is not for an AnnData.
+    var : VarTable or None
+        The columns of the only space; None in a plan that is not for an AnnData.
     modalities : mapping of str to ReadPlan
         In a plan for a MuData, one plan for each space, of the cells that have it.
     """
@@ -494,7 +523,7 @@ class ReadPlan:
     results: Mapping[str, SpacePlan] = field(default_factory=dict)
     obsm: Mapping[str, SpacePlan] = field(default_factory=dict)
     colors: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
-    var: pa.Table | None = None
+    var: VarTable | None = None
     modalities: "Mapping[str, ReadPlan]" = field(default_factory=dict)
 
     @property

@@ -293,6 +293,7 @@ class RowGatherer:
     ) -> None:
         self.threads, self.pool = threads, pool or BufferPool(0)
         self.dtypes = dtypes
+        self.type_codes = {layer: _type_code(dtype) for layer, dtype in dtypes.items()}
         for group in groups:
             _refuse_arrays(group)
         if any(int(group.column_map.max(initial=-1)) >= n_cols for group in groups):
@@ -359,7 +360,8 @@ class RowGatherer:
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
         # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out.
         plain = self.complete and not sort
-        columns, indices, layers = None, np.empty(0, _INT32), dict[str, NDArray[Any]]()
+        columns, indices = None, np.empty(0, _INT32)
+        layers: dict[str, NDArray[Any]] = {}
         for layer, table in self.values.items():
             rows, mapped = self._arrange(group, start, end, table)
             at, total = rows.at, int(rows.at[-1])
@@ -369,7 +371,7 @@ class RowGatherer:
             counts = None if plain else np.zeros(len(group), np.int64)
             out = Result(
                 OUT_I32.address(indices), OUT.address(layers[layer]), 0 if counts is None else OUT_I64.address(counts), total,
-                self.n_cols, _type_code(self.dtypes[layer]),
+                self.n_cols, self.type_codes[layer],
             )  # fmt: skip
             run = partial(self._run, rows, columns, table, table.touched(rows, mapped=mapped), out)
             work = total if plain else int(rows.length[rows.order].sum())

@@ -593,10 +593,10 @@ def joined(data: Buffers) -> bytes:
 
 def write_pieces(descriptor: int, pieces: Iterable[Piece]) -> None:
     """Write many buffers to an open file: joining them would allocate memory while holding the interpreter's lock."""
-    made = (memoryview(piece).cast("B") for piece in pieces if len(piece))
+    made = iter(pieces)
     # In batches, because pieces may be made while they are written.
-    while waiting := list(islice(made, _MOST_PIECES)):
-        at = 0
+    while batch := list(islice(made, _MOST_PIECES)):
+        waiting, at = [memoryview(piece).cast("B") for piece in batch if len(piece)], 0
         while at < len(waiting):
             # Both may write less than they were given and stop inside a piece; Windows has only `write`.
             written = (

@@ -50,6 +50,8 @@ _BLOSC = {"blosc": "zstd", "lz4": "lz4"}
 COMPRESSORS = ("zstd", *_BLOSC)
 MAX_SHARD_SLOTS = 4096
 """Maximum number of cells in a shard."""
+_CELLS_AT_ONCE = 512
+"""Cells of a shard that are composed together: one by one, the calls cost more than the writing."""
 _MANIFESTS = 128
 
 
@@ -285,31 +287,34 @@ def _shards(
     heads, data = cell_headers(spans[1] - spans[0]), blobs.data.data
     for coordinates, (a, b) in zip(owners.tolist(), pairwise(bounds), strict=True):
         mine = order[a:b]
-        begin, end = spans[0][mine].tolist(), spans[1][mine].tolist()
-        strings = (
-            (heads[8 * i : 8 * i + 8], data[low:high]) for i, low, high in zip(mine.tolist(), begin, end, strict=True)
-        )
         codec = None if compression is None else partial(compress, name=compression, itemsize=itemsize)
         yield (
             "/".join([path, "c", *map(str, coordinates)]),
-            _shard_pieces(strings, slots[mine], int(np.prod(shard)), codec),
+            _shard_pieces(heads, data, (mine, spans[0][mine], spans[1][mine]), slots[mine], int(np.prod(shard)), codec),
         )
 
 
 def _shard_pieces(
-    cells: Iterable[Sequence[memoryview]],
+    heads: memoryview,
+    data: memoryview,
+    cells: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     slots: NDArray[np.int64],
     n_slots: int,
     codec: Callable[[bytes], bytes | memoryview] | None,
 ) -> Iterator[bytes | memoryview]:
-    """Yield the cells of one shard, each compressed when it is its turn, and the index."""
-    sizes = []
-    for pieces in cells:
-        stored = pieces if codec is None else [codec(b"".join(pieces))]
-        yield from stored
-        sizes.append(sum(map(len, stored)))
+    """Yield the cells of one shard, given by number, begin and end, some at a time and compressed when it is their turn, and the index."""
+    sizes = 8 + cells[2] - cells[1]
+    for at in range(0, len(slots), _CELLS_AT_ONCE):
+        some = slice(at, at + _CELLS_AT_ONCE)
+        pieces: list[bytes | memoryview] = []
+        for i, low, high in zip(*(values[some].tolist() for values in cells), strict=True):
+            pieces += (heads[8 * i : 8 * i + 8], data[low:high])
+        if codec is not None:
+            pieces = [codec(b"".join(pieces[k : k + 2])) for k in range(0, len(pieces), 2)]
+            sizes[some] = [len(piece) for piece in pieces]
+        yield from pieces
     index = np.full((n_slots, 2), -1, np.int64)
-    index[slots] = np.stack([counts_to_offsets(np.array(sizes))[:-1], sizes], axis=1)
+    index[slots] = np.stack([counts_to_offsets(sizes)[:-1], sizes], axis=1)
     yield compose_index(index)
 
 

@@ -24,7 +24,7 @@ from raggedatlas.vectors.storage.cross_links import (
     has_permutation,
     parse_segment,
 )
-from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, VlenArray, read_array, read_array_bytes
+from raggedatlas.vectors.storage.zarr_reader import ChunkArray, VlenArray, read_array, read_array_bytes
 from raggedatlas.vectors.validation.chunk_checks import check_column
 from raggedatlas.vectors.validation.metadata_checks import DELTA, check_bytes, check_channels, dtype_of
 from raggedatlas.vectors.validation.rules import LevelSummary, Place, StoreChecker
@@ -178,7 +178,7 @@ def _check_manifests(
 def _check_references(checker: StoreChecker, place: Place, objects: Objects, level: LevelSummary) -> None:
     """Check that blocks refer to existing chunks and fragments; ranges are not expanded, however large."""
     owner = np.repeat(objects.ids, np.diff(objects.bounds))
-    at = KeyLookup(level.keys).find(objects.chunks) if len(objects.chunks) else np.zeros(0, np.int64)
+    at = level.chunk_rows.find(objects.chunks) if len(objects.chunks) else np.zeros(0, np.int64)
     for i in np.flatnonzero((at < 0) & (objects.counts > 0)).tolist():
         key = ".".join(map(str, objects.chunks[i].tolist()))
         checker.report("V067", place.at(object_id=int(owner[i])), f"it refers to chunk {key}, which does not exist.")
@@ -311,7 +311,7 @@ def _check_ends(
         target = level if end == 0 else checker.levels.get(level.number + delta)
         if target is None or target.keys.shape[1] != chunks.shape[2]:
             continue
-        at = KeyLookup(target.keys).find(np.ascontiguousarray(chunks[:, end]))
+        at = target.chunk_rows.find(np.ascontiguousarray(chunks[:, end]))
         # Missing chunks, found at -1, read the appended 0 and so have no row; an unknown count, -1, is not checked.
         limit = np.append(target.vertices, 0)[at]
         bad = np.flatnonzero(((rows[:, end] < 0) | (rows[:, end] >= limit)) & (limit >= 0))

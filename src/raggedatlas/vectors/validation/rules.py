@@ -5,6 +5,7 @@ A rule has the number of the item of seed 002 that it checks; rules from V110 on
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -214,7 +215,7 @@ def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(start, min(start + STEP, len(keys)))
 
 
-@dataclass(slots=True)
+@dataclass
 class LevelSummary:
     """Summary of one level after its chunks were checked; -1 for unknown counts.
 
@@ -245,6 +246,11 @@ class LevelSummary:
     widest: int = 0
     ids: NDArray[np.int64] | None = None
     n_groups: int = 0
+
+    @cached_property
+    def chunk_rows(self) -> KeyLookup:
+        """Finds the rows of chunks; made once, since the links of each chunk ask."""
+        return KeyLookup(self.keys)
 
 
 @dataclass

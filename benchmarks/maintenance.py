@@ -1,7 +1,7 @@
 """What snapshots, `purge` and one more `add` cost as an atlas grows, and how many requests they make of an object store.
 
     python benchmarks/maintenance.py snapshot --cells 5000000   # seconds, anonymous bytes a cell: nothing changed, one dataset more
-    python benchmarks/maintenance.py requests                   # of an atlas of three datasets on S3: all, and in sequence
+    python benchmarks/maintenance.py requests                   # of an atlas of three datasets on S3: all, and in sequence; --datasets 1000
     python benchmarks/maintenance.py purge --snapshots 200
     python benchmarks/maintenance.py add --datasets 100 1000 10000
 
@@ -107,8 +107,8 @@ def serve() -> None:
     server.stop()
 
 
-def measure_requests(latency: float, verbose: bool) -> None:
-    """Count the requests of snapshots of an atlas of three datasets."""
+def measure_requests(latency: float, verbose: bool, n_datasets: int) -> None:
+    """Count the requests of snapshots of an atlas of three datasets, or of copies of the first."""
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
@@ -121,6 +121,8 @@ def measure_requests(latency: float, verbose: bool) -> None:
             atlas = ra.RaggedAtlas.create(str(local))
             for seed in (1, 2, 3):
                 atlas.add(small_anndata(seed), f"d{seed}", organism="human", progress=False)
+            if n_datasets > 3:
+                multiply(atlas, n_datasets - 3)
             remote = Remote.make(proxy)
             remote.upload(local)
             proxy.latency = latency
@@ -234,7 +236,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("snapshot", "requests", "purge", "add", "serve", "one"))
     parser.add_argument("--cells", type=int, nargs="+", default=[500_000])
-    parser.add_argument("--datasets", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument(
+        "--datasets", type=int, nargs="+", help="for add, by default 10 100 1000; for requests, by default 3"
+    )
     parser.add_argument("--snapshots", type=int, nargs="+", default=[20])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--latency", type=float, default=0.02)
@@ -252,12 +256,13 @@ def main() -> None:
                 for line in apart("one", "--folder", Path(folder) / "a"):
                     show(line)
     elif asked.what == "requests":
-        measure_requests(asked.latency, asked.verbose)
+        for n in asked.datasets or [3]:
+            measure_requests(asked.latency, asked.verbose, n)
     elif asked.what == "purge":
         for n in asked.snapshots:
             measure_purge(n)
     else:
-        measure_add(asked.datasets, asked.repeats)
+        measure_add(asked.datasets or [10, 100, 1000], asked.repeats)
 
 
 if __name__ == "__main__":

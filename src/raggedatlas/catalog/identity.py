@@ -311,18 +311,18 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         there = _versions(catalog, registries)
         with_tables = GENE_TABLE in there
         derived_tables = (IDENTITY, FACTS) if with_tables else (IDENTITY,)
+        if IDENTITY not in there:
+            _keep_redirects(catalog, registries)
+        if with_tables:
+            _create(catalog, FACTS, FACTS_SCHEMA)
         if not {*derived_tables} <= there.keys():
-            if IDENTITY not in there:
-                _keep_redirects(catalog, registries)
-            for name in derived_tables:
-                _create(catalog, name, IDENTITY_SCHEMA if name == IDENTITY else FACTS_SCHEMA)
             there = _versions(catalog, registries)
         # Versions are taken before the rows are read: newer rows under an older stamp are only derived once more.
         inputs = _inputs(there)
-        stamps = {_stamp(catalog, name) for name in derived_tables}
+        stamps = {_stamp(catalog, name) if name in there else None for name in derived_tables}
         if stamps == {inputs}:
             return False
-        old = _read_mapping(catalog).cast(IDENTITY_SCHEMA)
+        old = (_read_mapping(catalog) if IDENTITY in there else IDENTITY_SCHEMA.empty_table()).cast(IDENTITY_SCHEMA)
         old_facts = _read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA) if with_tables else _NO_FACTS
         said = _Said(read_links(catalog), read_genes(catalog))
         # Two stamps: a process died between the two commits below, so everything is derived anew.
@@ -335,11 +335,14 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         facts = pa.concat_tables([_NO_FACTS, *(facts for _, facts in derived)])
         if with_tables and not catalog.tables.overwrite_if(FACTS, _stamped(facts, inputs), there[FACTS]):
             raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
-        if not catalog.tables.overwrite_if(IDENTITY, _stamped(rows, inputs), there[IDENTITY]):
+        rows_with_stamp = _stamped(rows, inputs)
+        if IDENTITY not in there:
+            _create_filled(catalog, rows_with_stamp)
+        elif not catalog.tables.overwrite_if(IDENTITY, rows_with_stamp, there[IDENTITY]):
             raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
         return not (rows.equals(old) and facts.equals(old_facts))
 
-    return catalog.tables.retry(IDENTITY, once)
+    return catalog.tables.retry(IDENTITY, once, keep=True)
 
 
 def _versions(catalog: Catalog, registries: Mapping[str, str]) -> dict[str, int]:
@@ -491,6 +494,17 @@ def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:
     except StoreError:
         if not catalog.tables.has(name):
             raise
+
+
+def _create_filled(catalog: Catalog, rows: pa.Table) -> None:
+    """Create the mapping with its rows in one commit."""
+    try:
+        catalog.tables.create(IDENTITY, rows.schema, rows)
+    except StoreError as error:
+        catalog.tables.list_again()
+        if not catalog.tables.has(IDENTITY):
+            raise
+        raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
 
 
 def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:

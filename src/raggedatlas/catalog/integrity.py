@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, li
 from raggedatlas.store.bundle import FILE as BUNDLE
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
@@ -113,9 +114,13 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
     """List the files of some table versions: paths below ``lance_db``."""
 
     def files(name: str) -> list[str]:
-        return [f"{name}.lance/{path}" for path in tables.files(name, versions[name])]
+        return [f"{name}.lance/{path}" for path in tables.files(name, versions[name], manifest=False)]
 
-    each = map(files, versions) if tables.location.is_local else map_requests(files, [*versions])
+    def manifest(name: str) -> list[str]:
+        return [f"{name}.lance/{tables.manifest(name, versions[name])[0]}"]
+
+    tasks = [partial(task, name) for name in versions for task in (files, manifest)]
+    each = (task() for task in tasks) if tables.location.is_local else map_requests(lambda task: task(), tasks)
     return {path for paths in each for path in paths}
 
 
@@ -136,7 +141,12 @@ def read_manifest(catalog: Catalog, digest: str) -> Files:
     return _parse(data, key).files
 
 
-def seal_versions(catalog: Catalog, written: Mapping[str, bytes] = MappingProxyType({})) -> None:
+def seal_versions(
+    catalog: Catalog,
+    written: Mapping[str, bytes] = MappingProxyType({}),
+    records: Sequence[AtlasVersionRecord] | None = None,
+    before: Callable[[], object] = list,
+) -> None:
     """Record the hashes of the current list of snapshots, and of the tags on the versions it names.
 
     The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest version of
@@ -148,16 +158,23 @@ def seal_versions(catalog: Catalog, written: Mapping[str, bytes] = MappingProxyT
         At the tip.
     written : mapping of str to bytes
         Files of tags that the caller has just written, by their paths below ``lance_db``, which need not be read.
+    records : sequence of AtlasVersionRecord or None
+        The snapshots at the version of their list that is held; None reads them.
+    before : callable
+        Called before anything is written; the tags must be there when it returns.
     """
     tables = catalog.newest_tables()
     known_tags = {path: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for path, data in written.items()}
     for _ in range(_ATTEMPTS):
         version = tables.version(VERSIONS)
-        records = list_versions(catalog)
+        listed = list_versions(catalog) if records is None else records
+        records = None
+        # Side by side with the listing.
+        head = submit_request(_read_head, catalog)
         paths = _list_files(tables, {VERSIONS: version})
-        tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
+        tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in listed for name in record.table_versions}
         try:
-            known = _read_head(catalog).files
+            known = head.result().files
         except CorruptError:
             known = {}
         # Tag files can change, but `delete_manifest_log` empties the head before a tag is moved.
@@ -165,6 +182,7 @@ def seal_versions(catalog: Catalog, written: Mapping[str, bytes] = MappingProxyT
         fresh = sorted((paths | tags) - set(kept))
         # A snapshot that another process has just recorded may not have its final tags yet.
         made = Manifest(files=kept | _hash_files(tables.location, fresh, missing_ok=True), version=version).to_bytes()
+        before()
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
         tables.forget(VERSIONS)
         if tables.version(VERSIONS) == version:

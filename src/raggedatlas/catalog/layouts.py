@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog, refuse_wrong_columns
+from raggedatlas.catalog.versions import for_tables
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.ids import layout_uid
@@ -130,16 +131,19 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
 
 def sync_layouts(catalog: Catalog) -> int:
     """Copy newly assigned indices into the layouts, and remove rows that two writers wrote twice; return rows changed."""
-    _drop_repeated(catalog)
-    stale = catalog.tables.read(LAYOUTS, where=is_null("global_index"))
-    if stale.num_rows == 0:
-        return 0
-    known = [
-        catalog.tables.read(space.registry, ["uid", "global_index"])
-        for space in catalog.spaces().values()
-        if space.has_features and catalog.tables.has(space.registry)
-    ]
-    if not known:
+    tables = catalog.tables
+    registries = [s.registry for s in catalog.spaces().values() if s.has_features and tables.has(s.registry)]
+
+    def read(name: str) -> pa.Table:
+        if name == LAYOUTS:
+            return tables.read(LAYOUTS, where=is_null("global_index"))
+        return tables.read(name, ["uid", "global_index"]) if name else _find_repeated(catalog)
+
+    repeated, stale, *known = for_tables(catalog, read, ["", LAYOUTS, *registries]).values()
+    if repeated.num_rows:
+        tables.delete_rows(LAYOUTS, ROW_ID, repeated.column(ROW_ID).combine_chunks())
+        stale = read(LAYOUTS)
+    if stale.num_rows == 0 or not known:
         return 0
     # One lookup for all spaces: a feature's uid is a hash that includes its space.
     features = pa.concat_tables(known).combine_chunks()
@@ -151,19 +155,18 @@ def sync_layouts(catalog: Catalog) -> int:
     return int(rows.num_rows)
 
 
-def _drop_repeated(catalog: Catalog) -> None:
+def _find_repeated(catalog: Catalog) -> pa.Table:
+    """Return the row ids of rows that another one repeats."""
     rows = catalog.tables.read(LAYOUTS, ["layout_uid", "local_index"], row_ids=True)
     sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
     # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
     repeated = sizes.filter(pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1)))
-    if repeated.num_rows == 0:
-        return
     rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=repeated.column("layout_uid").combine_chunks()))
     codes = rows.column("layout_uid").combine_chunks().dictionary_encode().indices.to_numpy()
     keys = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
     _, first = np.unique(keys, axis=1, return_index=True)
     extra = np.delete(np.arange(rows.num_rows), first)
-    catalog.tables.delete_rows(LAYOUTS, ROW_ID, rows.column(ROW_ID).combine_chunks().take(pa.array(extra)))
+    return rows.select([ROW_ID]).take(pa.array(extra, pa.int64()))
 
 
 def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)
@@ -175,7 +178,7 @@ def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: AN
             catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
         return int(n)
 
-    return catalog.tables.retry(table, once)
+    return catalog.tables.retry(table, once, keep=True)
 
 
 def _refuse_assigned(space: str, given: pa.Table, known: pa.Table, at: pa.ChunkedArray) -> None:

@@ -20,7 +20,7 @@ from raggedatlas.catalog.versions import registry_tables, repair_tags
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.store.runtime import map_groups
+from raggedatlas.store.runtime import prefetch_map
 from raggedatlas.store.sql import is_null
 from raggedatlas.store.upkeep import clean_up, compact, index, index_vectors, refresh_vectors
 
@@ -155,18 +155,22 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
             notes.append(f"{name}: others were writing; skipped until the next call")
 
     def features() -> None:
-        fresh = [bool(_assign(catalog, space, table)) for space, table in registries.items()]
-        # Repeated rows come from two appends, and thus at least two fragments.
-        if any(fresh) or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index")):
-            fresh.append(bool(sync_layouts(catalog)))
-        if any(fresh):
-            notes.append("dense feature indices assigned")
-        for name in (*registries.values(), LAYOUTS):
+        fresh = sum(_assign(catalog, space, table) for space, table in registries.items()) > 0
+        for name in registries.values():
             one(name)
+
+        def identity() -> None:
+            if update_identity(catalog, registries):
+                changed.append(IDENTITY)
+                notes.append("feature identities: recomputed")
+
         # After the registries were compacted, because it notes the versions that it was derived from.
-        if update_identity(catalog, registries):
-            changed.append(IDENTITY)
-            notes.append("feature identities: recomputed")
+        side_by_side(catalog, [lambda: layouts(fresh=fresh), identity])
+
+    def layouts(*, fresh: bool) -> None:
+        if _sync_layouts(catalog, fresh=fresh):
+            notes.append("dense feature indices assigned")
+        one(LAYOUTS)
 
     # These are overwritten, never appended to.
     others = [name for name in catalog.tables.versions(OPTIONAL) if name not in IDENTITY_TABLES]
@@ -176,16 +180,27 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
 
 def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
     """Run steps at the same time where each waits for an object store, and one after the other on a disk."""
-    if catalog.location.is_local:
-        for step in steps:
-            step()
-    else:
-        map_groups(lambda step: step(), steps)
+    # Threads of their own, so that steps may be nested.
+    threads = 0 if catalog.location.is_local else len(steps)
+    for _ in prefetch_map(lambda step: step(), steps, threads=threads, depth=len(steps)):
+        pass
+
+
+def _sync_layouts(catalog: Catalog, *, fresh: bool) -> bool:
+    """Copy indices into the layouts, if any were assigned or are missing; return whether that is so."""
+    # Repeated rows come from two appends, and thus at least two fragments.
+    if fresh or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index")):
+        return bool(sync_layouts(catalog)) or fresh
+    return False
 
 
 def _assign(catalog: Catalog, space: str, table: str) -> int:
     """Assign indices to the features of one space that have none."""
-    return reindex_registry(catalog, space) if catalog.tables.count(table, is_null("global_index")) else 0
+    tables = catalog.tables
+    # A small table is read at once: one request instead of two.
+    if tables.count(table) > WORTH_INDEXING and not tables.count(table, is_null("global_index")):
+        return 0
+    return reindex_registry(catalog, space)
 
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:

@@ -52,6 +52,7 @@ from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_n
 from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
+from raggedatlas.store.runtime import submit
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.upkeep import count_old_versions
 
@@ -305,8 +306,8 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
         # Another process may have dropped that snapshot, whose tags keep the versions.
         with contextlib.suppress(NotFoundError):
-            record = _record(held, draft, beside=last)
-            _seal(held, record, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
+            record, records = _record(held, draft, beside=last)
+            _seal(held, record, records, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
             return record
     return _snapshot_changes(held, records, label)
 
@@ -340,16 +341,27 @@ def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], labe
         }
     )
     try:
-        record = _record(held, draft)
+        record, records = _record(held, draft)
     # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
     except (DuplicateError, ConflictError):
         untag_everywhere(held, tag, names)
         raise
+
     # The final tags before the provisional ones are removed: the versions are never without a tag.
-    written = for_tables(held, lambda name: _tag(held, record, name, tags.get(name)), names)
-    untag_everywhere(held, tag, names)
-    _seal(held, record, written)
-    _remove_old_versions(held, [*records, record], [*changed, VERSIONS])
+    def move_tags() -> None:
+        for_tables(held, lambda name: _tag(held, record, name, tags[name]), names)
+        untag_everywhere(held, tag, names)
+
+    watched = [*changed, VERSIONS]
+    old = submit(
+        lambda names: for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), names), watched
+    )
+    moved = submit(lambda move: move(), move_tags)
+    try:
+        _seal(held, record, records, tags, moved.result)
+    finally:
+        moved.result()
+    _remove_old_versions(held, records, old.result())
     return record
 
 
@@ -362,10 +374,16 @@ def _tag(catalog: Catalog, record: AtlasVersionRecord, name: str, like: bytes | 
     return catalog.tables.tag(name, record.tag, record.table_versions[name], like)
 
 
-def _seal(catalog: Catalog, record: AtlasVersionRecord, written: Mapping[str, bytes]) -> None:
-    seal_versions(
-        catalog, {f"{name}.lance/{catalog.tables.tag_file(record.tag)}": data for name, data in written.items()}
-    )
+def _seal(
+    catalog: Catalog,
+    record: AtlasVersionRecord,
+    records: Sequence[AtlasVersionRecord],
+    tags: Mapping[str, bytes],
+    before: Callable[[], object] = list,
+) -> None:
+    """Record the hashes of the list of snapshots and of the tags of one, which are there when `before` returns."""
+    path = catalog.tables.tag_file(record.tag)
+    seal_versions(catalog, {f"{name}.lance/{path}": data for name, data in tags.items()}, records, before)
 
 
 def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck":
@@ -392,11 +410,10 @@ def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck"
     return found
 
 
-def _remove_old_versions(catalog: Catalog, records: Sequence[AtlasVersionRecord], names: Sequence[str]) -> None:
-    """Remove the table versions that are older than those of readers of the tip, if there are any."""
-    kept = {name: len({record.table_versions.get(name) for record in records}) for name in names}
-    n_old = for_tables(catalog, lambda name: count_old_versions(catalog.tables, name, KEEP), names)
-    old = [name for name in names if n_old[name] > kept[name]]
+def _remove_old_versions(catalog: Catalog, records: Sequence[AtlasVersionRecord], n_old: Mapping[str, int]) -> None:
+    """Remove the table versions that are older than those of readers of the tip, if there are any; `n_old` has how many are."""
+    kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
+    old = [name for name in n_old if n_old[name] > kept[name]]
     if old:
         # Before the clean-up, which removes versions without a tag.
         repair_tags(catalog)
@@ -711,8 +728,8 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
 
 def _record(
     catalog: Catalog, draft: AtlasVersionRecord, beside: AtlasVersionRecord | None = None
-) -> AtlasVersionRecord:
-    """Append a snapshot under the next free number; a snapshot that was recorded although its commit seemed to fail is used.
+) -> tuple[AtlasVersionRecord, list[AtlasVersionRecord]]:
+    """Append a snapshot under the next free number, and return it and all; one that was recorded although its commit seemed to fail is used.
 
     Raises
     ------
@@ -736,5 +753,5 @@ def _record(
         # The new row has the highest number, so rows that only reserved one can go.
         return [*(record for record in old if record.table_versions), tried[-1]]
 
-    change_versions(catalog, append)
-    return tried[-1]
+    records = change_versions(catalog, append)
+    return tried[-1], [record for record in records if record.table_versions]

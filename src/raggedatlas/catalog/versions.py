@@ -104,8 +104,10 @@ def check_label(label: str | None) -> None:
     check_length(label, "label")
 
 
-def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]) -> None:
-    """Replace the list of snapshots in one commit; the change is repeated when another writer commits first.
+def change_versions(
+    catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]
+) -> list[AtlasVersionRecord]:
+    """Replace the list of snapshots in one commit, and return it; the change is repeated when another writer commits first.
 
     Parameters
     ----------
@@ -121,13 +123,16 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
     """
     tables, chance = catalog.newest_tables(), random.Random()
     for attempt in range(_ATTEMPTS):
-        tables.forget(VERSIONS)
         at = tables.version(VERSIONS)
         # Pinned to the version that `overwrite_if` checks; the newest may be another one by now.
         old = versions_from_table(tables.at({VERSIONS: at}).read(VERSIONS))
         new = change(old)
-        if new is old or tables.overwrite_if(VERSIONS, versions_to_table(new), at):
-            return
+        # A table that is held may be an older one, which the commit notices.
+        if new is not old and tables.overwrite_if(VERSIONS, versions_to_table(new), at):
+            return new
+        if new is old and (attempt or tables.session is None):
+            return old
+        tables.forget(VERSIONS)
         time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
     raise ConflictError(
         f"Other writers kept changing the snapshots of {catalog.location.uri}; nothing was recorded. Run it again."

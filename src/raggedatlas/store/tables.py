@@ -1,6 +1,7 @@
 """Lance tables: rows (read, append, merge, delete), columns, tags, compaction, indexes and clean-up."""
 
 import contextlib
+import copy
 import json
 import random
 import time
@@ -89,7 +90,7 @@ class TableRows:
         held = {name: self._opened[name] for name in versions if self.session is not None and name in self._opened}
         held = {name: table for name, table in held.items() if table.version == versions[name]}
         # Each gets a handle of its own, because a write moves the handle that it goes through.
-        opened = {name: table.checkout_version(table.version) for name, table in held.items()}
+        opened = {name: copy.copy(table) for name, table in held.items()}
         return type(self)(self.location, dict(versions), self.session, opened)
 
     def forget(self, name: str) -> None:
@@ -178,20 +179,20 @@ class TableRows:
                     found[name] = self.version(name)
         return found
 
-    def create(self, name: str, schema: pa.Schema) -> None:
-        """Create an empty table; an existing one with these columns and no rows is reused.
+    def create(self, name: str, schema: pa.Schema, rows: pa.Table | None = None) -> None:
+        """Create a table, by default an empty one; an existing one with these columns and no rows is reused if it is to be empty.
 
         Raises
         ------
         StoreError
-            If a table of that name holds rows or other columns.
+            If a table of that name holds rows or other columns, or if rows are given.
         """
         import lance
 
         try:
             with lance_errors(self.uri(name)):
-                lance.write_dataset(
-                    schema.empty_table(),
+                made = lance.write_dataset(
+                    schema.empty_table() if rows is None else rows,
                     self.uri(name),
                     schema=schema,
                     mode="create",
@@ -199,14 +200,15 @@ class TableRows:
                     data_storage_version=FILE_FORMAT,
                     enable_stable_row_ids=True,
                 )
+            self.keep(name, made)
         except StoreError as error:
-            if error.__cause__ is None or lance_kind(error.__cause__) != "exists":
+            if rows is not None or error.__cause__ is None or lance_kind(error.__cause__) != "exists":
                 raise
             existing = self.open(name)
             if existing.count_rows() or existing.schema.names != schema.names:
                 raise
-        finally:
-            self.list_again()
+        if _LISTED in self._opened:
+            self._opened[_LISTED] = sorted({*self._opened[_LISTED], name})
 
     def held(self) -> list[str]:
         """Return the tables that are open."""
@@ -371,11 +373,13 @@ class TableRows:
                 .conflict_retries(0)
             )
             stats = (merge.when_matched_update_all() if update else merge).execute(plain(rows))
+            # The handle has moved to what it wrote.
+            self.keep(name, target)
             return int(stats["num_inserted_rows"])
 
         if rows.num_rows == 0:
             return 0
-        return self.retry(name, once) if retry else self.attempt(name, once)
+        return self.retry(name, once, keep=True) if retry else self.attempt(name, once, keep=True)
 
     def delete_rows(
         self, name: str, column: str, values: pa.Array, *, where: str | None = None, read_version: int | None = None
@@ -673,10 +677,10 @@ class Tables(TableRows):
 
         return self.retry(name, once)
 
-    def files(self, name: str, version: int) -> list[str]:
+    def files(self, name: str, version: int, *, manifest: bool = True) -> list[str]:
         """List the files that a version of a table consists of: paths below the table, sorted.
 
-        These are its manifest, data, deletion, index and transaction files; none of them ever changes.
+        These are its manifest, unless that is not wanted, data, deletion, index and transaction files; none of them ever changes.
 
         Raises
         ------
@@ -687,15 +691,26 @@ class Tables(TableRows):
         with lance_errors(self.uri(name)):
             if table.describe_indices():
                 rows = table.tracked_files(min_version=version).read_all().to_pylist()
-                return sorted({row["path"] for row in rows if row["version"] == version})
+                rows = [row for row in rows if row["version"] == version and (manifest or row["type"] != "manifest")]
+                return sorted({row["path"] for row in rows})
             # Lance reads the manifests of all later versions too.
             written = table.read_transaction(version)
             fragments = [(one.fragment_id, one.metadata) for one in table.get_fragments()]
-        found = {_find_manifest(self.location.child(f"{name}.lance"), name, version)[0]}
+        found = {self.manifest(name, version)[0]} if manifest else set()
         found |= {f"data/{file.path}" for _, facts in fragments for file in facts.files}
         found |= {facts.deletion_file.path(number) for number, facts in fragments if facts.deletion_file is not None}
         found |= {f"_transactions/{written.read_version}-{written.uuid}.txn"} if written is not None else set()
         return sorted(found)
+
+    def manifest(self, name: str, version: int) -> tuple[str, int]:
+        """Return the path of the manifest of a version, below the table, and its length.
+
+        Raises
+        ------
+        NotFoundError
+            If the version is not there.
+        """
+        return _find_manifest(self.location.child(f"{name}.lance"), name, version)
 
     @staticmethod
     def tag_file(tag: str) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from anndata import AnnData
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog import bundles
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
@@ -124,6 +125,12 @@ def _labels(atlas: RaggedAtlas, name: str) -> pa.Table:
     return pa.table({"uid": uids, name: [name] * len(uids)})
 
 
+def _optimize(atlas: RaggedAtlas) -> None:
+    """Optimize so that the few datasets of a campaign come to share bundles."""
+    bundles.WORTH = 2
+    atlas.optimize()
+
+
 CALLS: dict[str, Callable[..., object]] = {
     "create": lambda _, place: RaggedAtlas.create(place),
     "add": _add,
@@ -157,7 +164,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "expire_snapshots": lambda atlas: atlas.expire_snapshots(keep_last=1),
     "rename_dataset": lambda atlas, name, new: atlas.rename_dataset(name, new),
     "restore": lambda atlas, number: atlas.restore(number),
-    "optimize": lambda atlas: atlas.optimize(),
+    "optimize": _optimize,
     "gc": lambda atlas: atlas.gc(dry_run=False),
     "repair": lambda atlas: atlas.repair(),
     "reindex_registry": lambda atlas: atlas.reindex_registry(),

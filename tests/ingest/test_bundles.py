@@ -12,7 +12,6 @@ import zarr
 import raggedatlas as ra
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import DATASETS
-from raggedatlas.errors import AtlasError
 from raggedatlas.testing.atlases import small_anndata
 
 N_CELLS = 40
@@ -177,11 +176,3 @@ def test_an_atlas_of_the_form_before_takes_datasets_of_this_one(tmp_path: Path) 
     atlas.purge("new")
     assert not {*gone} & {*atlas._catalog.arrays.list_children()}
     assert sound(atlas)
-
-
-def test_an_atlas_of_a_later_form_is_refused(tmp_path: Path) -> None:
-    """The message says what to do."""
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
-    atlas._catalog.tables.update_metadata(DATASETS, {"raggedatlas.format": "3"})
-    with pytest.raises(AtlasError, match=r"format '3'.*Update raggedatlas"):
-        ra.RaggedAtlas.open(str(tmp_path / "atlas"))

@@ -55,8 +55,11 @@ T = TypeVar("T")
 FORMAT = "2"
 """Format of atlases with datasets that have a bundle (see ``raggedatlas.store.bundle``)."""
 
-OLDER_FORMATS = ("1",)
-"""Formats that are read too, and become the current one when a dataset is added."""
+SHARED_FORMAT = "3"
+"""Format of atlases in which datasets share bundles (see ``raggedatlas.catalog.bundles``)."""
+
+FORMATS = ("1", FORMAT, SHARED_FORMAT)
+"""Formats that are read, oldest first; the first one becomes the second when a dataset is added."""
 
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
 
@@ -478,17 +481,22 @@ def open_held(location: Location) -> Catalog:
         raise NotFoundError(
             f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again."
         )
-    if version not in (FORMAT, *OLDER_FORMATS):
+    if version not in FORMATS:
         raise AtlasError(
-            f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {FORMAT!r}. Update raggedatlas."
+            f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {SHARED_FORMAT!r}. Update raggedatlas."
         )
     return catalog
 
 
-def raise_format(catalog: Catalog) -> None:
-    """Note that an atlas holds datasets in the current form, which earlier versions of this package refuse by this note."""
-    if catalog.tables.metadata(DATASETS).get(_FORMAT_KEY) in OLDER_FORMATS:
-        catalog.tables.update_metadata(DATASETS, {_FORMAT_KEY: FORMAT})
+def raise_format(catalog: Catalog, to: str = FORMAT) -> None:
+    """Note that an atlas holds datasets in a form, which earlier versions of this package refuse by this note."""
+    if catalog.tables.metadata(DATASETS).get(_FORMAT_KEY) in FORMATS[: FORMATS.index(to)]:
+        catalog.tables.update_metadata(DATASETS, {_FORMAT_KEY: to})
+
+
+def shares_bundles(catalog: Catalog) -> bool:
+    """Return whether datasets of an atlas, at its tip or at any snapshot, may share bundles."""
+    return catalog.newest_tables().metadata(DATASETS).get(_FORMAT_KEY) == SHARED_FORMAT
 
 
 def _refuse_file(location: Location) -> None:

@@ -19,9 +19,8 @@ from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, fact
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.bundle import FILE as BUNDLE
-from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.location import digest_file
+from raggedatlas.store.bundle import Bundle, bundle_file
+from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns, walk
 
@@ -349,13 +348,16 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str, digest: str |
         return table
 
 
+_WAY_OUT = "Restore the file from a copy, or drop the dataset and add it again."
+
+
 def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Problem]:
-    """Read every frame that has a recorded hash to the end, and the file that holds the small files of a dataset.
+    """Read every frame that has a recorded hash to the end.
 
     Returns
     -------
     list of Problem
-        Rules ``frame`` and ``bundle``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
+        Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
     """
     problems = []
     for uid, group in group_by_dataset(records).items():
@@ -368,28 +370,24 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
                 )
         except CorruptError:
             continue  # rule array-spec
-        way_out = "Restore the file from a copy, or drop the dataset and add it again."
         for name in names:
             try:
                 read_frame(catalog, group[0], name)
             except AtlasError as error:
-                problems.append(Problem("frame", "must", uid, str(error), way_out))
-        bundle = group[0].file_facts.bundle
-        if bundle is not None and (text := _bundle_differs(catalog, uid, bundle)):
-            problems.append(Problem("bundle", "must", uid, text, way_out))
+                problems.append(Problem("frame", "must", uid, str(error), _WAY_OUT))
     return problems
 
 
-def _bundle_differs(catalog: Catalog, uid: str, bundle: BundleFacts) -> str:
-    """Return in what a bundle is not the file that was written; empty where it is."""
-    file = f"{uid}/{BUNDLE}"
+def check_bundle(arrays: Location, file: str, facts: BundleFacts) -> list[Problem]:
+    """Compare the file that holds the small files of a dataset, or of many, with what is recorded of it (rule ``bundle``)."""
     try:
-        n_bytes, sha256 = digest_file(catalog.arrays, file)
+        n_bytes, sha256 = digest_file(arrays, file)
+        text = f"the SHA-256 of {file} is not the one that was recorded" if sha256 != facts.sha256 else ""
+        if n_bytes != facts.n_bytes:
+            text = f"{file} has {n_bytes:,} bytes, {facts.n_bytes:,} were written"
     except AtlasError as error:
-        return str(error)
-    if n_bytes != bundle.n_bytes:
-        return f"{file} has {n_bytes:,} bytes, {bundle.n_bytes:,} were written"
-    return "" if sha256 == bundle.sha256 else f"the SHA-256 of {file} is not the one that was recorded"
+        text = str(error)
+    return [Problem("bundle", "must", file.partition("/")[0], text, _WAY_OUT)] if text else []
 
 
 @dataclass(frozen=True)
@@ -471,7 +469,7 @@ def _arrow_errors(catalog: Catalog, record: DatasetRecord, name: str) -> Iterato
 def _damaged(catalog: Catalog, record: DatasetRecord, name: str, reason: str) -> CorruptError:
     bundle = record.file_facts.bundle
     in_bundle = bundle is not None and name in bundle.frames
-    file = f"{record.uid}/{BUNDLE}" if in_bundle else frame_file(record.uid, name)
+    file = bundle_file(record.uid, bundle) if bundle and in_bundle else frame_file(record.uid, name)
     return CorruptError(
         f"The frame {name!r} in {catalog.arrays.uri}/{file} is damaged: {reason}. Run validate('deep'), which reads it "
         "again: only if it is found there too, restore the file from a copy, or drop the dataset and add it again."

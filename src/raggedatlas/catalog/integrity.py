@@ -21,7 +21,7 @@ from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, SparseZarrPointer
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
-from raggedatlas.store.bundle import FILE as BUNDLE
+from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.runtime import map_requests, submit_request
@@ -254,7 +254,10 @@ def recorded_hashes(view: Catalog) -> dict[str, str]:
     for group in _groups(view):
         specs, checksums = group.array_specs, group.array_checksums
         found |= {
-            f"{ARRAYS}/{group.zarr_group}/{path}": f"{_content_hash(checksums, path)} {json.dumps(spec, sort_keys=True)}"
+            # Which file an array is part of is not what it contains, and changes with the bundles.
+            f"{ARRAYS}/{group.zarr_group}/{path}": " ".join(
+                [_content_hash(checksums, path), json.dumps({**spec, "within": None}, sort_keys=True)]
+            )
             for path, spec in specs.items()
         }
     found |= {f"{ARRAYS}/{path}": sha for path, sha in _hashed_files(view).items()}
@@ -278,7 +281,7 @@ def _hashed_files(view: Catalog) -> dict[str, str]:
         facts = record.file_facts
         found |= {frame_file(record.uid, name): sha for name, sha in facts.frames.items()}
         if facts.bundle is not None:
-            found[f"{record.uid}/{BUNDLE}"] = facts.bundle.sha256
+            found[bundle_file(record.uid, facts.bundle)] = facts.bundle.sha256
     for deletion in view.deletions():
         for uid, cells in deletion.datasets.items():
             found[frame_file(uid, deletion.frame)] = cells.rows
@@ -449,7 +452,7 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
         specs = read_specs(record)
     except AtlasError:
         return []  # rule array-spec
-    listed = _listed(arrays, record.zarr_group)
+    listed = _listed(arrays, record.zarr_group) if _own_paths(record, specs) else None
     for path, spec in specs.items():
         try:
             if spec.within is not None:
@@ -467,6 +470,13 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
                 Problem("missing-array", "must", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
             )
     return problems
+
+
+def _own_paths(record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> list[str]:
+    """Return the arrays of a group that are in the folder of its dataset, and not in a bundle that datasets share."""
+    return [
+        path for path, spec in specs.items() if spec.within is None or spec.within.file.startswith(f"{record.uid}/")
+    ]
 
 
 def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
@@ -498,12 +508,16 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
         checksums = record.array_checksums
     except AtlasError:
         return []
-    listed = _listed(arrays, record.zarr_group)
+    own = _own_paths(record, specs)
+    # What the folder of a dataset has left of before it came into a shared bundle is not part of it.
+    listed = _listed(arrays, record.zarr_group) if own or not specs else None
     # A listed group has no metadata below it.
-    paths = [""] if listed is not None else specs
+    paths = [""] if listed is not None else own
     folders = {f"{record.zarr_group}/{path}".rpartition("/")[0] for path in paths}
+    folders |= {spec.within.file.rpartition("/")[0] for spec in specs.values() if spec.within is not None}
     problems = check_groups(arrays, record.zarr_group, folders, record.feature_space)
-    problems += [] if listed is None else _check_listed(record.zarr_group, specs, listed)
+    if listed is not None:
+        problems += _check_listed(record.zarr_group, specs, listed, alone=len(own) == len(specs))
     sound = set()
     for path, spec in specs.items():
         found = _check_array(arrays, record.zarr_group, path, spec, checksums, listed)
@@ -543,12 +557,14 @@ def check_groups(arrays: Location, place: str, folders: Iterable[str], space: st
     return problems
 
 
-def _check_listed(group: str, specs: Mapping[str, ArraySpec], listed: Mapping[str, object]) -> list[Problem]:
-    """Check what the metadata of a group list besides its arrays, which are compared one by one."""
+def _check_listed(
+    group: str, specs: Mapping[str, ArraySpec], listed: Mapping[str, object], *, alone: bool
+) -> list[Problem]:
+    """Check what the metadata of a group list besides its arrays, which are compared one by one; `alone` says that nothing else may be there."""
     wanted = listed_nodes(specs)
     # What is listed of a copy that `add_csc` did not finish is not recorded.
     nodes = {
-        path for path in listed.keys() - specs.keys() if path.split("/")[0] != "csc"
+        path for path in listed.keys() - specs.keys() if alone and path.split("/")[0] != "csc"
     } | wanted.keys() - specs.keys()
     wrong = sorted(path for path in nodes if listed.get(path) != wanted.get(path))
     if not wrong:

@@ -18,6 +18,13 @@ from raggedatlas.catalog.assets import (
     read_records,
     remove_datasets_from_geometries,
 )
+from raggedatlas.catalog.bundles import (
+    delete_replaced,
+    find_replaced,
+    referenced_bundles,
+    shared_folders,
+    stored_folders,
+)
 from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
@@ -46,6 +53,7 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import Tables
 
@@ -117,6 +125,7 @@ def gc(
     notes += [f"tag {tag} of {table} belongs to no snapshot" for table, names in tags.items() for tag in names]
     if dry_run:
         n_bytes = sum(catalog.arrays.child(uid).size() for uid in free)
+        n_bytes += sum(size for files in find_replaced(catalog, grace).values() for _, size in files)
         return MaintenanceReport(
             groups=tuple(free), n_bytes=n_bytes, dry_run=True, kept=tuple(alive), notes=tuple(notes)
         )
@@ -125,6 +134,7 @@ def gc(
         for tag in names:
             untag_everywhere(catalog, tag, [table])
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
+    n_bytes += delete_replaced(catalog, grace)
     n_bytes += vacuum_tables(catalog, [n for n in catalog.tables.names() if catalog.tables.has(n)], keep, notes)
     n_bytes += remove_manifests(catalog, grace) + remove_unnamed_frames(catalog, grace)
     seal_versions(catalog)
@@ -173,8 +183,11 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
         for record in RESULT_ASSETS.read(catalog)
         if record.zarr_group and not catalog.arrays.child(*record.zarr_group.split("/")).exists()
     ]
+    shared = {folder for folder in stored_folders(catalog) if SHARED.fullmatch(folder)}
+    lost = {folder for folder in shared if not catalog.arrays.child(folder).exists()}
     for record in read_records(catalog):
-        if not catalog.arrays.child(*record.zarr_group.split("/")).exists():
+        place = shared_folders([record.facts, record.arrays])
+        if lost & place or not (place or catalog.arrays.child(*record.zarr_group.split("/")).exists()):
             notes.append(
                 f"the arrays {record.zarr_group} of dataset {record.name or record.uid} are missing: put them back from a copy, "
                 f"or run drop_dataset({record.uid!r})"
@@ -201,7 +214,10 @@ def find_unreferenced(catalog: Catalog, grace: timedelta) -> tuple[list[str], li
     committed, or caught by a snapshot and dropped, while this runs, is seen in at least one of them.
     """
     before = asset_uids(catalog)
-    groups = [name for name in catalog.arrays.list_children() if UID.fullmatch(name) and name not in before]
+    # Bundles that datasets share have leases, too, from before they are written until records name them.
+    before |= shared_folders(record.facts for record in read_records(catalog))
+    named = (name for name in catalog.arrays.list_children() if UID.fullmatch(name) or SHARED.fullmatch(name))
+    groups = [name for name in named if name not in before]
     alive = [uid for uid in groups if lease_alive(catalog, uid, grace)]
     reached = _referenced(catalog) if groups else set()
     return [uid for uid in groups if uid not in reached and uid not in alive], [
@@ -211,7 +227,7 @@ def find_unreferenced(catalog: Catalog, grace: timedelta) -> tuple[list[str], li
 
 def _referenced(catalog: Catalog) -> set[str]:
     tables = Tables(catalog.tables.location)
-    reached = asset_uids(catalog)
+    reached = asset_uids(catalog) | referenced_bundles(catalog)
     for name in (DATASETS, RESULTS, GEOMETRY):
         versions = set(tables.tags(name).values()) if tables.has(name) else set()
         versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from raggedatlas.catalog.assets import GRACE, asset_uids
+from raggedatlas.catalog.assets import GRACE
+from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import FileEntry, read_manifest, recorded_contents, seal_versions
 from raggedatlas.catalog.signing import signature_files
@@ -99,8 +100,8 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     if not dry_run:
         _remove_partial(partial, GRACE)
     groups, n_bytes, n_files = [], 0, 0
-    known = {uid for record in held for uid in asset_uids(mirror.at(record))}
-    uids = sorted({uid for record in records for uid in asset_uids(catalog.at(record))})
+    known = {uid for record in held for uid in stored_folders(mirror.at(record))}
+    uids = sorted({uid for record in records for uid in stored_folders(catalog.at(record))})
     hashes = _hashes_of(catalog, records, held)
     for done, uid in enumerate(uids):
         progress("arrays", done, len(uids))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
@@ -103,6 +104,8 @@ def vacuum_tables(catalog: Catalog, names: list[str], keep: timedelta, notes: li
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions (seed 000, ``optimize``).
 
+    Small datasets of one layout come to share files (see `pack_datasets`).
+
     Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed
     since the last time, little is read and nothing written; what was added since is compacted and indexed by itself, and large
     fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old.
@@ -120,7 +123,10 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
         Bytes freed, and a note for each table that was changed or skipped.
     """
     catalog.require_tip("optimize")
+    # First, because it leaves fragments of records to compact.
+    packed = pack_datasets(catalog)
     notes, changed = update_tables(catalog.hold())
+    notes = [*packed, *notes]
     freed = 0
     if changed or keep < KEEP:
         # Before the clean-up, which removes versions without a tag.

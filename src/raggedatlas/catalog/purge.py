@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
@@ -19,6 +20,7 @@ from raggedatlas.catalog.assets import (
     read_specs,
     this_process,
 )
+from raggedatlas.catalog.bundles import delete_bundles_with, leave_out
 from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
@@ -45,7 +47,7 @@ from raggedatlas.catalog.versions import (
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.records import AtlasVersionRecord, PurgeMark, utc_now
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.read import ArrayReader, read_slice
@@ -190,6 +192,7 @@ def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceRepor
     there = [name for name in (*_TABLES, VERSIONS) if tables.has(name)]
     _untag_others(catalog, there)
     n_bytes += vacuum_tables(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
+    n_bytes += delete_bundles_with(catalog, uid)
     tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
     seal_versions(catalog)
     return MaintenanceReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
@@ -284,6 +287,8 @@ class _Rewriter:
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
         self.stores = _find_stores(catalog, uid, tips)
+        versions = [record.table_versions.get(DATASETS, 0) for record in list_versions(catalog)]
+        self.moves = leave_out(catalog, uid, [tips[DATASETS], *filter(None, versions)])
         self._arrays = _rewrite_arrays(catalog, uid, tips)
         self._results = {record.uid: record for _, record in _all_results(catalog, {})}
         self.found: dict[tuple[str, int], _Rewritten] = {}
@@ -292,7 +297,8 @@ class _Rewriter:
         """Write the content of versions of a table, without the dataset, each once, and at last that of the tip."""
         tip, tables = self.tips[name], self.catalog.tables
         older = sorted({*versions} - {0, tip})
-        if name in (CELLS, DATASETS):
+        # Records that name a shared bundle which is written again are all written anew.
+        if name == CELLS or (name == DATASETS and not self.moves.files):
             column = "dataset_uid" if name == CELLS else "uid"
             removal = RowRemoval(tables, name, equals(column, self.uid), [*older, tip])
             for version in (*older, tip):
@@ -300,7 +306,7 @@ class _Rewriter:
             removal.read_back()
         else:
             for version in (*older, tip):
-                self.found[name, version] = _Rewritten(self._overwrite(name, version))
+                self.found[name, version] = self._overwrite(name, version)
 
     def _remove(self, removal: RowRemoval, old: int) -> _Rewritten:
         tables, name = self.catalog.tables, removal.name
@@ -314,23 +320,26 @@ class _Rewriter:
             version = tables.version(CELLS)
         return _Rewritten(version, found.n_rows)
 
-    def _overwrite(self, name: str, old: int) -> int:
-        """Write the content of a version of a registry of assets, without the dataset, unless that changes nothing."""
+    def _overwrite(self, name: str, old: int) -> _Rewritten:
+        """Write the content of a version of a registry of assets or datasets, without the dataset, unless that changes nothing."""
         tables = self.catalog.tables
         pinned = tables.at({name: old})
         rows = pinned.read(name)
-        if name == RESULTS:
+        if name == DATASETS:
+            left = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
+            left = self.moves.apply(left)
+        elif name == RESULTS:
             left = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
         else:
             left = GEOMETRY_ASSETS.to_table([r for r in GEOMETRY_ASSETS.parse(rows) if r.uid not in self.stores])
         newest = tables.version(name)
         is_newest = old == newest or old != self.tips[name]
         if is_newest and left.equals(rows.cast(left.schema)) and not pinned.has_deleted_rows(name):
-            return old
+            return _Rewritten(old)
         # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
         if not tables.overwrite_if(name, left, newest):
             raise _concurrent_write_error(self.catalog)
-        return newest + 1
+        return _Rewritten(newest + 1, rows.num_rows - left.num_rows)
 
     def _without(self, record: ResultRecord) -> ResultRecord:
         """Return a result's record without the dataset."""

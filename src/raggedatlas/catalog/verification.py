@@ -17,9 +17,11 @@ from raggedatlas.catalog.assets import (
     group_by_dataset,
     is_visible,
     read_records,
+    read_specs,
 )
+from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.cells import check_frames
+from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
 from raggedatlas.catalog.integrity import (
     FileEntry,
@@ -34,9 +36,10 @@ from raggedatlas.catalog.signing import check_signatures
 from raggedatlas.catalog.versions import find_version, list_versions, tip_versions
 from raggedatlas.errors import AtlasError, CorruptError, WorkersError
 from raggedatlas.model.assets import GeometryRecord
-from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, utc_now
+from raggedatlas.model.records import AtlasVersionRecord, BundleFacts, DatasetRecord, utc_now
 from raggedatlas.model.reports import Verification
 from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_files
@@ -118,7 +121,8 @@ def confirmed(catalog: Catalog, check: Callable[[Catalog], Problems]) -> Problem
     if once and not catalog.read_only:
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
-            named = asset_uids(catalog.current())
+            current = catalog.current()
+            named = asset_uids(current) | stored_folders(current)
             once = [problem for problem in once if _groups_in(problem) <= named]
     if once:
         text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
@@ -128,7 +132,7 @@ def confirmed(catalog: Catalog, check: Callable[[Catalog], Problems]) -> Problem
 
 def _groups_in(problem: Problem) -> set[str]:
     """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
-    return set(re.findall(r"([0-9a-f]{16})/", f"{problem.path} {problem.message}"))
+    return set(re.findall(r"((?:shared-)?[0-9a-f]{16})/", f"{problem.path} {problem.message}"))
 
 
 def check_stored(
@@ -279,11 +283,18 @@ def _parts(view: Catalog) -> Iterator[_Part]:
     """Return what a view has in the Zarr store."""
     records, arrays = read_records(view), view.arrays
     deletions = view.deletions()
+    bundles: dict[str, BundleFacts] = {}
     for uid, own in group_by_dataset(records).items():
-        yield _part(f"{uid}/frames", own[0].facts, (uid,), partial(check_frames, view, own))
+        yield _part(f"{uid}/frames", own[0].facts, _folders(own[0]), partial(check_frames, view, own))
+        with contextlib.suppress(CorruptError):  # rule array-spec
+            if (facts := own[0].file_facts.bundle) is not None:
+                bundles[bundle_file(uid, facts)] = facts
         gone = [(d.uid, d.datasets[uid].rows, d.datasets[uid].n_cells) for d in deletions if uid in d.datasets]
         if gone:
             yield _part(f"{uid}/deleted", [own[0].facts, gone], (uid,), partial(check_deleted_rows, view, own))
+    for file, facts in bundles.items():
+        folder = file.partition("/")[0]
+        yield _part(folder, [file, facts.n_bytes, facts.sha256], (folder,), partial(check_bundle, arrays, file, facts))
     results = (result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group)
     for record in [*records, *results]:
         recorded = record.model_dump(exclude={"created_at", "name", "source", "content_hash", "pointer"})
@@ -301,11 +312,11 @@ def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -
 
 
 def _folders(record: DatasetRecord) -> tuple[str, ...]:
-    """Return the folders of a group's dataset and of its arrays."""
-    with contextlib.suppress(CorruptError):
-        return tuple(
-            sorted({record.uid, *(str(spec.get("path")).split("/")[0] for spec in record.array_specs.values())})
-        )
+    """Return the folders of a group's arrays, and of its dataset unless all of them are in a bundle that datasets share."""
+    with contextlib.suppress(AtlasError):
+        specs = read_specs(record).values()
+        files = {spec.path if spec.within is None else spec.within.file for spec in specs}
+        return tuple(sorted({file.split("/")[0] for file in files} or {record.uid}))
     return (record.uid,)
 
 

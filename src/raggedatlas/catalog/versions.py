@@ -14,6 +14,7 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABL
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
+from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.tables import Tables
 
@@ -279,11 +280,12 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
     known = asset_uids(catalog)
     # Groups as well as cells: an `add` has a group before it has cells.
     fresh = dict.fromkeys(
-        [*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))]
+        [uid for uid in cells_per_dataset(catalog) if UID.fullmatch(uid)]
+        + [c for c in catalog.arrays.list_children() if UID.fullmatch(c) or SHARED.fullmatch(c)]
     )
-    running = [uid for uid in fresh if uid not in known and UID.fullmatch(uid) and lease_alive(catalog, uid)]
+    running = [uid for uid in fresh if uid not in known and lease_alive(catalog, uid)]
     if running:
         raise ConflictError(
-            f"{action} is not done while an add is under way in {catalog.location.uri} (datasets or results {running}), because its cells would be "
-            "lost. Wait for it; if it died, run repair()."
+            f"{action} is not done while an add or optimize() is under way in {catalog.location.uri} (datasets, results or bundles {running}), "
+            "because its cells or files would be lost. Wait for it; if it died, run repair()."
         )

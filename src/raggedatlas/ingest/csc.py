@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_readers, find_dataset
+from raggedatlas.catalog.assets import array_readers, find_dataset, read_specs, release_lease, take_lease
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group, describe_group, read_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, GroupMetadata, create_group, describe_group, read_group
+from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
@@ -99,6 +100,12 @@ def add_csc(
     unknown = sorted(set(layers or ()) - set(there))
     if not records or unknown:
         raise NotFoundError(f"Dataset {dataset!r} has the {space!r} layers {there}, not {unknown or 'any'}.")
+    shared = any(
+        spec.within is not None and SHARED.match(spec.within.file) for r in records for spec in read_specs(r).values()
+    )
+    # The folder of a dataset whose files are in a shared bundle is named by no record until the copy is.
+    if shared:
+        take_lease(catalog, records[0].uid)
     tasks = [partial(_copy_group, catalog, record, layers) for record in records]
     written: list[str] = []
     for record, copy in zip(
@@ -107,6 +114,8 @@ def add_csc(
         if copy.layers:
             _commit(catalog, record, copy)
         written += copy.layers
+    if shared:
+        release_lease(catalog, records[0].uid)
     return tuple(written)
 
 
@@ -141,7 +150,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
     # Groups of atlases from before groups listed their arrays.
-    listed = read_group(catalog.arrays, record.zarr_group).listed is not None
+    listed = _metadata(catalog, record).listed is not None
     if not listed:
         create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
 
@@ -183,7 +192,7 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
             # Into the record as it is now: another call may have added a copy of another layer.
             row["arrays"] = json.dumps({**now.array_specs, **copy.specs}, sort_keys=True)
             row["checksums"] = json.dumps({**now.array_checksums, **copy.checksums}, sort_keys=True)
-            _list(catalog, record.zarr_group, {**now.array_specs, **copy.specs})
+            _list(catalog, record, {**now.array_specs, **copy.specs})
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
         catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
@@ -191,15 +200,25 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
     catalog.tables.retry(DATASETS, once)
 
 
-def _list(catalog: Catalog, group: str, specs: Mapping[str, Any]) -> None:
+def _metadata(catalog: Catalog, record: DatasetRecord) -> GroupMetadata:
+    """Return the metadata of a group, or those that it gets, where it has none outside of a shared bundle."""
+    try:
+        return read_group(catalog.arrays, record.zarr_group)
+    except NotFoundError:
+        kind = catalog.space(record.feature_space).kind.value
+        return GroupMetadata({"raggedatlas": {"feature_space": record.feature_space, "kind": kind}}, {})
+
+
+def _list(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, Any]) -> None:
     """List the arrays of a group in its metadata, unless each has metadata of its own.
 
     Before the record, and again whenever another commit came first: so the one that comes last lists the arrays of all.
     """
-    metadata = read_group(catalog.arrays, group)
+    metadata = _metadata(catalog, record)
     if metadata.listed is not None:
         arrays = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in specs.items()}
-        describe_group(catalog.arrays, group, metadata.attributes, arrays)
+        # Older snapshots name the files from before the dataset came into a shared bundle.
+        describe_group(catalog.arrays, record.zarr_group, metadata.attributes, arrays, metadata.listed)
 
 
 @dataclass(frozen=True)

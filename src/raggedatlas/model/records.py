@@ -261,10 +261,10 @@ class BundleFacts(BaseModel):
 
     Attributes
     ----------
-    n_bytes : int
-        Its length.
-    sha256 : str
-        Its SHA-256.
+    n_bytes, sha256 : int, str
+        Its length and SHA-256.
+    file, n_datasets : str, int
+        Path below the Zarr store if it is shared, else empty; datasets that it was written with.
     frames : dict of str to Span
         Kept frame -> where it is in there; those of arrays are in their descriptions.
     """
@@ -273,6 +273,8 @@ class BundleFacts(BaseModel):
 
     n_bytes: int = Field(ge=0)
     sha256: str
+    file: str = ""
+    n_datasets: int = 1
     frames: dict[str, Span] = Field(default_factory=dict)
 
 

@@ -666,7 +666,11 @@ def write_group_attributes(location: Location, path: str, attributes: Mapping[st
 
 
 def describe_group(
-    location: Location, path: str, attributes: Mapping[str, Any], specs: Mapping[str, ArraySpec]
+    location: Location,
+    path: str,
+    attributes: Mapping[str, Any],
+    specs: Mapping[str, ArraySpec],
+    kept: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the metadata of one group and of all arrays and groups below it, which need none of their own, as one file.
 
@@ -680,15 +684,24 @@ def describe_group(
         Attributes of the group.
     specs : mapping of str to ArraySpec
         Path below the group -> array.
+    kept : mapping or None
+        Path below the group -> metadata that are listed too.
     """
-    listing = {"kind": "inline", "must_understand": False, "metadata": listed_nodes(specs)}
+    location.write_bytes(f"{path}/zarr.json", group_metadata(attributes, specs, kept))
+
+
+def group_metadata(
+    attributes: Mapping[str, Any], specs: Mapping[str, ArraySpec], kept: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return the ``zarr.json`` that `describe_group` writes."""
+    listing = {"kind": "inline", "must_understand": False, "metadata": {**(kept or {}), **listed_nodes(specs)}}
     metadata = {
         "zarr_format": 3,
         "node_type": "group",
         "attributes": dict(attributes),
         "consolidated_metadata": listing,
     }
-    location.write_bytes(f"{path}/zarr.json", json.dumps(metadata, indent=2).encode())
+    return json.dumps(metadata, indent=2).encode()
 
 
 def listed_nodes(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:

@@ -1,24 +1,32 @@
-"""The small files of a dataset in one: a ZIP archive whose members are not compressed, so that each is read by its range."""
+"""The small files of a dataset, or of many, in one: a ZIP archive whose members are not compressed, so that each is read by its range."""
 
 import hashlib
 import io
+import re
 import struct
 import threading
 import zipfile
 from collections.abc import Mapping
 
-from raggedatlas.model.records import Span
+from raggedatlas.errors import CorruptError
+from raggedatlas.model.records import BundleFacts, Span
 from raggedatlas.store.codecs import Buffers
 from raggedatlas.store.location import Location, joined
 
 FILE = "bundle.zip"
-"""Name of the file in the folder of a dataset."""
+"""Name of the file in the folder of a dataset, or in that of a bundle which datasets share."""
+
+SHARED = re.compile(r"shared-[0-9a-f]{16}")
+"""Folder of a bundle that datasets share; unlike that of a dataset no uid, so earlier versions of this package never remove it."""
 
 MEMBER_BYTES = 4 * 2**20
 """Size beyond which a file is not put into a bundle: a request less matters little then, and memory does."""
 
 BUNDLE_BYTES = 64 * 2**20
 """Size beyond which nothing is put into a bundle, which is in memory until it is written."""
+
+_END_BYTES = 22
+"""Bytes at the end of a ZIP file, which has no comment, that say where its directory is."""
 
 _ALIGNMENT = 64
 _PADDING = 0xD935
@@ -108,3 +116,36 @@ class Bundle:
         offset = self._end + _HEADER_BYTES + len(info.filename) + len(info.extra)
         self._end = offset + len(data)
         return Span(f"{self.folder}/{FILE}", offset, len(data))
+
+
+def bundle_file(uid: str, facts: BundleFacts) -> str:
+    """Return the path of a dataset's bundle below the Zarr store."""
+    return facts.file or f"{uid}/{FILE}"
+
+
+def member_names(location: Location, file: str) -> list[str] | None:
+    """Return the names of a bundle's members; None if its directory is damaged.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store.
+    file : str
+        Path below it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    """
+    folder, _, name = file.rpartition("/")
+    n_bytes = {key: size for key, size, _ in location.child(folder).list_objects()}.get(name, 0)
+    try:
+        end = location.read_range(file, max(0, n_bytes - _END_BYTES), min(n_bytes, _END_BYTES) or 1)
+        size, offset = struct.unpack("<II", end[12:20])
+        directory = location.read_range(file, offset, size) + end
+        # With neither members nor a place in the file, the directory is a valid archive by itself as far as names go.
+        with zipfile.ZipFile(io.BytesIO(directory)) as archive:
+            return archive.namelist()
+    except (CorruptError, struct.error, zipfile.BadZipFile, ValueError, OverflowError):
+        return None

@@ -21,6 +21,7 @@ from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
 from raggedatlas.store.shards import (
+    SMALL_SHARD,
     Shard,
     fetch_chunks,
     fetch_index,
@@ -92,22 +93,36 @@ class ArrayReader:
         """How one chunk is decoded; None where zarr-python must do it."""
         return self.spec.decoder()
 
-    def shard(self, number: int) -> Shard:
-        """Look up one shard: memory-mapped where local, else only its index.
+    def file(self, number: int) -> tuple[Location, str]:
+        """Return where the file is that a shard is or is part of."""
+        within = self.spec.within
+        return (self.target, shard_key(self.spec.row_shape, number)) if within is None else (self.location, within.file)
+
+    def shard(self, number: int, n_wanted: int = 0) -> Shard:
+        """Look up one shard: memory-mapped where local, else only its index, or all of it if it is part of a file and most is wanted.
+
+        Parameters
+        ----------
+        number : int
+            Which shard.
+        n_wanted : int
+            Chunks of it that will be read.
 
         Raises
         ------
         CorruptError
             If it is missing or its index is wrong.
         """
-        key, within = shard_key(self.spec.row_shape, number), self.spec.within
+        n_chunks, within = self.spec.chunks_per_shard, self.spec.within
         if self.bundle is not None:
-            return map_shard(self.bundle, self.spec.chunks_per_shard, within=self.bundle.parent, span=within)
-        if within is not None:
-            return fetch_part(self.location, within, self.spec.chunks_per_shard)
+            return map_shard(self.bundle, n_chunks, within=self.bundle.parent, span=within)
         if self.folder is not None:
-            return map_shard(self.folder / key, self.spec.chunks_per_shard, within=self.folder)
-        return fetch_index(self.target, key, self.spec.chunks_per_shard)
+            return map_shard(self.folder / shard_key(self.spec.row_shape, number), n_chunks, within=self.folder)
+        # A disk cache keeps chunks.
+        most = 2 * n_wanted >= n_chunks and self.location.disk_cache is None
+        if within is not None and most and within.n_bytes > SMALL_SHARD:
+            return fetch_part(self.location, within, n_chunks)
+        return fetch_index(*self.file(number), n_chunks, within)
 
 
 @dataclass(frozen=True)
@@ -294,18 +309,15 @@ class _WholeReader(ArrayReader):
         """The remote shards of the rows that are read."""
         return {}
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int, n_wanted: int = 0) -> Shard:
         """Look up one shard and all its bytes."""
         if self.location.is_local:
             shard = super().shard(number)
         elif number in self.held:
             shard = self.held[number]
         else:
-            within, n_chunks = self.spec.within, self.spec.chunks_per_shard
-            location, key = self.target, shard_key(self.spec.row_shape, number)
-            if within is not None:
-                location, key = self.location, within.file
-            shard = self.held[number] = fetch_shard(location, key, n_chunks, within)
+            fetched = fetch_shard(*self.file(number), self.spec.chunks_per_shard, self.spec.within)
+            shard = self.held[number] = fetched
         if number not in self.hashed and shard.data is not None:
             self.hashed[number] = hash_shard([shard.data.data])
         return shard
@@ -422,7 +434,7 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
     # Threads write to slices of their own; `owners` is shared, and appending to a list is atomic.
     def fetch(i: int) -> None:
         number, part = int(numbers[i]), slice(edges[i], edges[i + 1])
-        shard = reader.shard(number)
+        shard = reader.shard(number, len(chunks[part]))
         index = shard.index[chunks[part] - number * reader.spec.chunks_per_shard]
         frames.sizes[part] = index[:, 1]
         if shard.data is not None:
@@ -430,7 +442,7 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
             frames.addresses[part] = index[:, 0].astype(np.uint64) + np.uint64(_address(shard.data))
             return
         stored = index[:, 1] >= 0
-        data = fetch_chunks(reader.target, shard_key(reader.spec.row_shape, number), shard, index[stored])
+        data = fetch_chunks(*reader.file(number), shard, index[stored], reader.spec.within)
         # Compiled code trusts these sizes, so a response that ends early must not get there.
         if [item.size for item in data] != index[stored, 1].tolist():
             raise CorruptError(f"{reader.name}: the store gave fewer bytes of shard {number} than its index names.")

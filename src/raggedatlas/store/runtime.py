@@ -310,17 +310,18 @@ class LRUCache(Generic[V]):
                 self._making.pop(key, None)
 
 
-CacheKind = Literal["mappings", "indexes", "parts", "stores", "folders", "allowances"]
+CacheKind = Literal["mappings", "bundles", "indexes", "parts", "stores", "folders", "allowances"]
 
 CACHE_SIZES: dict[CacheKind, int] = {
     "mappings": 256,
+    "bundles": 64,
     "indexes": 4096,
     "parts": 32,
     "stores": 4096,
     "folders": 4096,
     "allowances": 256,
 }
-"""Entries that each cache of the process keeps: mapped local shards, indexes of remote shards (with the
+"""Entries that each cache of the process keeps: mapped local shards and bundles, indexes of remote shards (with the
 shard, if it has at most 32 KiB), shards that are part of a remote file (4 MiB at most), object stores, local folders without symlinks,
 and bytes that may be written to a disk cache before its folder is measured."""
 

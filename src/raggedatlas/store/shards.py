@@ -152,6 +152,8 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
+_NO_INDEX = np.empty((0, 2), np.int64)
+
 SMALL_SHARD = 32 * 2**10
 """Bytes of a remote shard that is fetched in one request, which takes about as long as one for its index alone."""
 
@@ -189,22 +191,38 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, sp
     # Metadata that were written anew may give it another number of chunks.
     if cached is not None and cached.stamp == stamp and len(cached.index) == n_chunks:
         return cached
-    if within is not None:
-        for part in (Path(file), *Path(file).parents):
-            if part == within:
-                break
-            refuse_symlink(part)
-    with store_errors(f"map {file}"), Path(file).open("rb") as handle:
-        # Of the file that is open, as the name may lead to a new one since `os.stat`.
-        size = os.fstat(handle.fileno()).st_size
-        start, end = (0, size) if span is None else (span.offset, span.offset + span.n_bytes)
-        size = min(size, end) - start
-        if size < max(index_bytes(n_chunks), end - start):
-            raise _cut_short(str(file), max(0, size), n_chunks)
-        data = _map_file(handle.fileno(), end)[start:]
+    # The parts of a file that many datasets share are cut from one mapping of it.
+    bundles: LRUCache[Shard] = process_cache("bundles")
+    there = None if span is None else bundles.get(str(file))
+    if there is None or there.stamp != stamp or there.data is None:
+        data = _open_file(Path(file), n_chunks, within)
+        if span is not None:
+            bundles.put(str(file), Shard(_NO_INDEX, data.size, data, stamp))
+    else:
+        data = there.data
+    start, end = (0, data.size) if span is None else (span.offset, span.offset + span.n_bytes)
+    size = min(data.size, end) - start
+    if size < max(index_bytes(n_chunks), end - start):
+        raise _cut_short(str(file), max(0, size), n_chunks)
+    data = data[start:end]
     shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
     mappings.put(cache_key, shard)
     return shard
+
+
+def _open_file(file: Path, n_chunks: int, within: Path | None) -> NDArray[np.uint8]:
+    """Map a local file that has at least one shard of so many chunks."""
+    if within is not None:
+        for part in (file, *file.parents):
+            if part == within:
+                break
+            refuse_symlink(part)
+    with store_errors(f"map {file}"), file.open("rb") as handle:
+        # Of the file that is open, as the name may lead to a new one since `os.stat`.
+        size = os.fstat(handle.fileno()).st_size
+        if size < index_bytes(n_chunks):
+            raise _cut_short(str(file), size, n_chunks)
+        return _map_file(handle.fileno(), size)
 
 
 def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
@@ -227,25 +245,50 @@ def fetch_shard(location: Location, key: str, n_chunks: int, span: Span | None =
         found = location.read_bytes(key) if span is None else location.read_range(key, span.offset, span.n_bytes)
     except NotFoundError:
         raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
-    data = np.frombuffer(found, np.uint8)
+    return parse_shard(found, n_chunks, name)
+
+
+def parse_shard(stored: bytes, n_chunks: int, name: str) -> Shard:
+    """Return a shard of which all bytes are given.
+
+    Raises
+    ------
+    CorruptError
+        If they are too few, or the index is wrong.
+    """
+    data = np.frombuffer(stored, np.uint8)
     if data.size < index_bytes(n_chunks):
         raise _cut_short(name, data.size, n_chunks)
     return Shard(parse_index(data[data.size - index_bytes(n_chunks) :], data.size, name), data.size, data)
 
 
-def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+def fetch_index(location: Location, key: str, n_chunks: int, span: Span | None = None) -> Shard:
     """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
 
     A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks instead.
+
+    Parameters
+    ----------
+    location, key : Location, str
+        Where the file is.
+    n_chunks : int
+        How many chunks the shard has room for.
+    span : Span or None
+        The part of the file that is the shard; None for all of it.
 
     Raises
     ------
     CorruptError
         If the shard is missing, too short, or its index is wrong.
     """
-    cache_key = (f"{location.uri}/{key}", n_chunks, *location.storage_options.items())
+    cache_key = (_shard_name(location, key, span), n_chunks, *location.storage_options.items())
     indexes: LRUCache[Shard] = process_cache("indexes")
-    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks))
+    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks, span))
+
+
+def _shard_name(location: Location, key: str, span: Span | None) -> str:
+    """Return the address of a shard, and where it begins if it is part of a file."""
+    return f"{location.uri}/{key}" if span is None else f"{location.uri}/{key}@{span.offset}"
 
 
 def forget_indexes(location: Location) -> None:
@@ -258,16 +301,21 @@ def forget_indexes(location: Location) -> None:
             del indexes.entries[cache_key]
 
 
-def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+def _fetch_index(location: Location, key: str, n_chunks: int, span: Span | None) -> Shard:
     """Fetch the index of a remote shard from the disk cache, or else from the store."""
-    name = f"{location.uri}/{key}"
+    name = _shard_name(location, key, span)
     shard = _held_index(location, name, n_chunks)
     if shard is not None:
         return shard
     n_bytes = index_bytes(n_chunks)
+    wanted = n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD)
     try:
-        tail, size = _fetch_tail(location, key, n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD))
-    except FileNotFoundError:
+        if span is None:
+            tail, size = _fetch_tail(location, key, wanted)
+        else:
+            size = span.n_bytes
+            tail = location.read_range(key, span.offset + max(0, size - wanted), min(size, wanted))
+    except (FileNotFoundError, NotFoundError):
         raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
     if size < n_bytes:
         raise _cut_short(name, size, n_chunks)
@@ -275,28 +323,31 @@ def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
 
 
-def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+def fetch_chunks(
+    location: Location, key: str, shard: Shard, index: NDArray[np.int64], span: Span | None = None
+) -> list[NDArray[np.uint8]]:
     """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
 
     Parameters
     ----------
-    location : Location
-        The array.
-    key : str
-        Key of the shard.
+    location, key : Location, str
+        Where the file is.
     shard : Shard
         The result of `fetch_index`.
     index : (k, 2) int64
         Offset and size of the wanted chunks.
+    span : Span or None
+        The part of the file that is the shard; None for all of it.
 
     Returns
     -------
     list of k uint8 arrays
     """
-    cache, name = location.disk_cache, _cache_name(location, f"{location.uri}/{key}")
+    cache, name = location.disk_cache, _cache_name(location, _shard_name(location, key, span))
+    within = np.array([0 if span is None else span.offset, 0], np.int64)
     held = [None] * len(index) if cache is None else cache.read_chunks(name, index, shard.size)
     missing = np.array([i for i, data in enumerate(held) if data is None], np.int64)
-    fetched = _get_ranges(location, key, index[missing]) if missing.size else []
+    fetched = _get_ranges(location, key, index[missing] + within) if missing.size else []
     if cache is not None and fetched:
         cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
     remaining = iter(fetched)

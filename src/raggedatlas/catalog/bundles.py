@@ -1,0 +1,562 @@
+"""Bundles that many small datasets share: packing their files, finding what is not needed beside them, and leaving a purged dataset out."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    GRACE,
+    RESULT_ASSETS,
+    group_by_dataset,
+    lease_alive,
+    read_records,
+    read_specs,
+    release_lease,
+    take_lease,
+)
+from raggedatlas.catalog.catalog import DATASETS, SHARED_FORMAT, Catalog, raise_format, shares_bundles
+from raggedatlas.catalog.cells import frame_file
+from raggedatlas.catalog.versions import UID, list_versions
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError
+from raggedatlas.model.ids import new_uid
+from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
+from raggedatlas.store.arrays import ArraySpec, group_metadata
+from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, SHARED, Bundle, bundle_file, member_names
+from raggedatlas.store.codecs import STANDARD, has_checksum
+from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.shards import hash_shard, hash_shards, parse_shard, shard_key, shards_path
+from raggedatlas.store.sql import in_list
+from raggedatlas.store.tables import Tables
+
+SMALL_BYTES = 2**20
+"""Size beyond which the files of a dataset are left as they are: its objects matter little then."""
+
+WORTH = 16
+"""Datasets of one layout with files of their own from which these are moved into a bundle."""
+
+_LIKELY_ENTRIES = 2**20
+"""Stored entries of a dataset whose files are not even measured."""
+
+_AT_ONCE = 64
+"""Datasets whose files are requested at the same time."""
+
+_IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
+
+
+def shared_folders(facts: Iterable[str]) -> set[str]:
+    """Return the folders of the shared bundles that some facts, as they are stored, name."""
+    return {folder for text in facts if '"shared-' in text for folder in _IN_TEXT.findall(text)}
+
+
+def stored_folders(view: Catalog) -> set[str]:
+    """Return the folders of the Zarr store that have files of a view."""
+    groups = group_by_dataset(read_records(view))
+    found = {uid for uid, own in groups.items() if _has_own_files(own)} | shared_folders(
+        own[0].facts for own in groups.values()
+    )
+    found |= {uid for deletion in view.deletions() for uid in deletion.datasets if uid in groups}
+    return found | {asset.uid for table in (RESULT_ASSETS, GEOMETRY_ASSETS) for asset in table.read(view)}
+
+
+def _has_own_files(own: Sequence[DatasetRecord]) -> bool:
+    """Return whether a dataset has files outside of shared bundles; deleted rows, which come later, are not looked at."""
+    try:
+        bundle = own[0].file_facts.bundle
+        if bundle is None or not bundle.file:
+            return True
+        spans = [spec.get("within") for record in own for spec in record.array_specs.values()]
+        return any(span is None or span["file"] != bundle.file for span in spans)
+    # A damaged record is kept with all that it may name.
+    except (CorruptError, TypeError, KeyError):
+        return True
+
+
+# ---- packing
+
+
+@dataclass(frozen=True)
+class _Small:
+    """A dataset that may go into a bundle, the bundle that it shares now (empty if none), and about how many bytes it has."""
+
+    records: tuple[DatasetRecord, ...]
+    shared: str
+    n_bytes: int = 0
+
+
+def pack_datasets(catalog: Catalog) -> list[str]:
+    """Move the files of small datasets of one layout into bundles that they share; return what was done, in words.
+
+    Each bundle is written first and named by nothing; then the records of its datasets change in one commit. Their old files stay until
+    `gc` finds that no snapshot needs them. A dataset that another process changes meanwhile stays as it is. A bundle is written again with
+    others when those are as much together, or when fewer than half of its datasets are left: so the bytes written are the bytes stored times
+    their logarithm, whatever the number of calls.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    """
+    # Readers that cannot have this package find each array of such an atlas by its path.
+    if catalog.codec() == STANDARD:
+        return []
+    notes: list[str] = []
+    n_datasets = n_bundles = 0
+    for chosen in _choose(catalog):
+        for bundle, packed in _bundles(catalog, chosen, notes):
+            n = _commit(catalog, bundle, packed)
+            n_datasets, n_bundles = n_datasets + n, n_bundles + bool(n)
+    return [*notes, f"{n_datasets:,} small datasets now share {n_bundles:,} bundles"] if n_datasets else notes
+
+
+def _choose(catalog: Catalog) -> Iterator[list[_Small]]:
+    """Choose the datasets that are packed together, those of one bundle in a row."""
+    layouts: dict[tuple[str, ...], list[_Small]] = {}
+    for own in group_by_dataset(read_records(catalog)).values():
+        small = _as_small(own)
+        if small is not None:
+            layouts.setdefault(tuple(record.layout_uid for record in own), []).append(small)
+    uids = {small.records[0].uid for every in layouts.values() for small in every if not small.shared}
+    sizes = _measure(catalog, uids) if any(map(_is_worth, layouts.values())) else {}
+    for every in layouts.values():
+        shared: dict[str, list[_Small]] = {}
+        for small in every:
+            if small.shared:
+                shared.setdefault(small.shared, []).append(small)
+        fresh = [replace(s, n_bytes=sizes.get(s.records[0].uid, SMALL_BYTES + 1)) for s in every if not s.shared]
+        fresh = [small for small in fresh if small.n_bytes <= SMALL_BYTES]
+        chosen = fresh if len(fresh) >= WORTH else []
+        for file in [file for file, datasets in shared.items() if _is_half_empty(datasets)]:
+            chosen = [*shared.pop(file), *chosen]
+        n_bytes = sum(small.n_bytes for small in chosen)
+        for datasets in sorted(shared.values(), key=_live_bytes):
+            if not chosen or _live_bytes(datasets) > min(n_bytes, BUNDLE_BYTES - n_bytes):
+                break
+            chosen, n_bytes = [*datasets, *chosen], n_bytes + _live_bytes(datasets)
+        if chosen:
+            yield chosen
+
+
+def _as_small(own: Sequence[DatasetRecord]) -> _Small | None:
+    """Return a dataset whose files may be small, and are of a kind that a bundle takes; None otherwise."""
+    if sum(record.n_entries for record in own) > _LIKELY_ENTRIES:
+        return None
+    try:
+        facts, specs = own[0].file_facts, [spec for record in own for spec in record.array_specs.values()]
+        one_shard = all(spec["shard_shape"] and 0 < spec["shape"][0] <= spec["shard_shape"][0] for spec in specs)
+        if not facts.frames or not all(record.array_specs for record in own) or not one_shard:
+            return None
+        if facts.bundle is None or _has_own_files(own):
+            return _Small((*own,), "")
+        return _Small((*own,), facts.bundle.file, facts.bundle.n_bytes // max(1, facts.bundle.n_datasets))
+    # Validation reports the record.
+    except (CorruptError, TypeError, KeyError, IndexError):
+        return None
+
+
+def _is_worth(every: Sequence[_Small]) -> bool:
+    return sum(not small.shared for small in every) >= WORTH
+
+
+def _is_half_empty(datasets: Sequence[_Small]) -> bool:
+    bundle = datasets[0].records[0].file_facts.bundle
+    return bundle is not None and 2 * len(datasets) < bundle.n_datasets
+
+
+def _live_bytes(datasets: Sequence[_Small]) -> int:
+    return sum(small.n_bytes for small in datasets)
+
+
+def _measure(catalog: Catalog, uids: set[str]) -> dict[str, int]:
+    """Return the bytes in the folders of datasets, from one listing."""
+    sizes: dict[str, int] = {}
+    for key, size, _ in catalog.arrays.list_objects():
+        uid = key.partition("/")[0]
+        if uid in uids:
+            sizes[uid] = sizes.get(uid, 0) + size
+    return sizes
+
+
+def _bundles(
+    catalog: Catalog, chosen: Sequence[_Small], notes: list[str]
+) -> Iterator["tuple[Bundle, list[tuple[DatasetRecord, ...]]]"]:
+    """Read the files of datasets and collect them in bundles, each full or the last one, with the datasets of each."""
+    bundle, packed = Bundle(f"shared-{new_uid()}"), list[tuple[DatasetRecord, ...]]()
+    files = _Files(catalog)
+
+    def read(small: _Small) -> dict[str, bytes] | AtlasError:
+        try:
+            return files.read(small.records)
+        except AtlasError as error:
+            return error
+
+    for start in range(0, len(chosen), _AT_ONCE):
+        some = chosen[start : start + _AT_ONCE]
+        # Those of one bundle one after the other, which reads it once.
+        each = map if catalog.arrays.is_local or any(small.shared for small in some) else map_requests
+        for small, found in zip(some, each(read, some), strict=True):
+            # Its dataset may have been dropped and freed meanwhile, or is damaged, which `verify` reports.
+            if isinstance(found, AtlasError):
+                notes.append(f"the files of {small.records[0].name} were left as they are: {found}")
+                continue
+            if bundle.add(found) is None:
+                yield bundle, packed
+                bundle, packed = Bundle(f"shared-{new_uid()}"), []
+                bundle.add(found)
+            packed.append(small.records)
+    if packed:
+        yield bundle, packed
+
+
+class _Files:
+    """Reads the files of datasets and compares them with what is recorded of them, because a bundle gets a hash of its own.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._last: dict[str, bytes] = {}
+
+    def read(self, own: Sequence[DatasetRecord]) -> dict[str, bytes]:
+        """Return the files of a dataset, as they are in a bundle: path below the Zarr store -> bytes.
+
+        Raises
+        ------
+        NotFoundError, CorruptError
+            If a file is missing, or not the one that was written.
+        """
+        first, found = own[0], dict[str, bytes]()
+        facts = first.file_facts
+        frames = {} if facts.bundle is None else facts.bundle.frames
+        whole = {} if facts.bundle is None else self._whole(bundle_file(first.uid, facts.bundle), facts.bundle)
+        for name, digest in facts.frames.items():
+            path = frame_file(first.uid, name)
+            found[path] = self._bytes(path, frames.get(name), whole)
+            if hashlib.sha256(found[path]).hexdigest() != digest:
+                raise CorruptError(f"the frame {path} does not have the SHA-256 that was recorded")
+        for record in own:
+            specs, checksums = read_specs(record), record.array_checksums
+            for path, spec in specs.items():
+                key = member_of(spec)
+                found[key] = self._bytes(key, spec.within, whole)
+                _check_shard(found[key], spec, checksums.get(shards_path(path)))
+            found[f"{record.zarr_group}/zarr.json"] = described(self.catalog, record, specs)
+        return found
+
+    def _whole(self, file: str, facts: BundleFacts) -> dict[str, bytes]:
+        if file in self._last:
+            return self._last
+        data = self.catalog.arrays.read_bytes(file)
+        if hashlib.sha256(data).hexdigest() != facts.sha256:
+            raise CorruptError(f"{file} does not have the SHA-256 that was recorded")
+        # The next dataset is of the same bundle if it is shared.
+        if facts.file:
+            self._last = {file: data}
+        return {file: data}
+
+    def _bytes(self, path: str, span: Span | None, whole: Mapping[str, bytes]) -> bytes:
+        if span is None:
+            return self.catalog.arrays.read_bytes(path)
+        if span.file not in whole:
+            return self.catalog.arrays.read_range(span.file, span.offset, span.n_bytes)
+        return whole[span.file][span.offset : span.offset + span.n_bytes]
+
+
+def member_of(spec: ArraySpec) -> str:
+    """Return the path of the only shard of an array."""
+    return f"{spec.path}/{shard_key(spec.row_shape, 0)}"
+
+
+def described(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> bytes:
+    """Return the metadata of a group that lists arrays of a bundle, for other readers."""
+    facts = {"feature_space": record.feature_space, "kind": catalog.space(record.feature_space).kind.value}
+    return group_metadata({"raggedatlas": facts}, {path: replace(spec, within=None) for path, spec in specs.items()})
+
+
+def _check_shard(data: bytes, spec: ArraySpec, digest: str | None) -> None:
+    """Raise if a shard is not the one that was written."""
+    shard = parse_shard(data, spec.chunks_per_shard, spec.path)
+    sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
+    if not sound or (digest is not None and hash_shards({0: hash_shard([data])}) != digest):
+        raise CorruptError(f"the array {spec.path} is not the one that was written")
+
+
+def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetRecord]]) -> int:
+    """Write a bundle, and then the records of its datasets that are still as they were; return how many datasets."""
+    # The lease keeps a purge away, whose dataset may be among these, and `gc` from a bundle that no record names yet.
+    take_lease(catalog, bundle.folder)
+    bundle.write(catalog.arrays)
+    raise_format(catalog, SHARED_FORMAT)
+    facts = BundleFacts(
+        n_bytes=bundle.n_bytes, sha256=bundle.sha256, file=f"{bundle.folder}/{FILE}", n_datasets=len(packed)
+    )
+    was = {record.zarr_group: record for own in packed for record in own}
+    moved: set[str] = set()
+
+    def attempt() -> None:
+        version = catalog.tables.version(DATASETS)
+        there = catalog.tables.at({DATASETS: version}).read(
+            DATASETS, where=in_list("uid", [own[0].uid for own in packed])
+        )
+        moved.clear()
+        rows: list[dict[str, Any]] = []
+        for uid, own in group_by_dataset(datasets_from_table(there)).items():
+            same = [
+                (r.arrays, r.facts) == (was[r.zarr_group].arrays, was[r.zarr_group].facts)
+                for r in own
+                if r.zarr_group in was
+            ]
+            if len(same) == len(own) and all(same):
+                moved.add(uid)
+                rows += [respanned(record, facts, bundle.spans).model_dump() for record in own]
+        if rows:
+            changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
+            catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
+
+    try:
+        catalog.tables.retry(DATASETS, attempt)
+    except ConflictError:
+        moved.clear()
+    if moved:
+        release_lease(catalog, bundle.folder)
+    else:
+        catalog.arrays.child(bundle.folder).delete_prefix()
+    return len(moved)
+
+
+def respanned(
+    record: DatasetRecord, bundle: BundleFacts, spans: Mapping[str, Span], old: str | None = None
+) -> DatasetRecord:
+    """Return a record whose files are where they are in a bundle.
+
+    Parameters
+    ----------
+    record : DatasetRecord
+        One group.
+    bundle : BundleFacts
+        The bundle, without frames.
+    spans : mapping of str to Span
+        Path of a file -> where it is in the bundle.
+    old : str or None
+        Change only what is in this file; None changes all.
+    """
+    specs = record.array_specs
+    for path, spec in specs.items():
+        within = spec.get("within")
+        if old is None or (within is not None and within["file"] == old):
+            span = spans[member_of(ArraySpec.from_json(json.dumps(spec)))]
+            specs[path] = {**spec, "within": {"file": span.file, "offset": span.offset, "n_bytes": span.n_bytes}}
+    changed = {"arrays": json.dumps(specs, sort_keys=True)}
+    facts = record.file_facts
+    if facts.frames and (old is None or (facts.bundle is not None and facts.bundle.file == old)):
+        frames = {name: spans[frame_file(record.uid, name)] for name in facts.frames}
+        made = bundle.model_copy(update={"frames": frames}).model_dump(mode="json", exclude_defaults=True)
+        changed["facts"] = json.dumps({**json.loads(record.facts), "bundle": made}, sort_keys=True)
+    return record.model_copy(update=changed)
+
+
+# ---- clean-up
+
+
+def find_replaced(catalog: Catalog, grace: timedelta = GRACE) -> dict[str, list[tuple[str, int]]]:
+    """Find files of datasets of which every kept version reads a shared bundle instead.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    grace : timedelta
+        How old a bundle must be, because what was opened before it may still be reading.
+
+    Returns
+    -------
+    dict
+        Folder -> files in it, metadata first, and their bytes.
+    """
+    if not shares_bundles(catalog):
+        return {}
+    left = {name for name in catalog.arrays.list_children() if UID.fullmatch(name)}
+    listed: dict[str, list[tuple[str, int]]] = {}
+    shared: dict[str, str] = {}
+    # The tip comes first, and again last, so that a dataset which is restored or gets a copy meanwhile is seen.
+    for records in _versions(catalog, ["uid", "zarr_group", "feature_space", "n_cells", "arrays", "facts"]):
+        there = group_by_dataset(datasets_from_table(records()))
+        left -= {uid for uid in there.keys() & left if _has_own_files(there[uid])}
+        for uid in there.keys() & left:
+            shared[uid] = min(shared_folders([there[uid][0].facts]))
+        if not left:
+            break
+    ages: dict[str, datetime | None] = {}
+    oldest = datetime.now(UTC) - grace
+    for uid in sorted(left & shared.keys()):
+        folder = shared[uid]
+        if folder not in ages:
+            ages[folder] = catalog.arrays.child(folder).last_modified()
+        age = ages[folder]
+        if age is not None and age <= oldest and not lease_alive(catalog, uid, grace):
+            keys = [(key, size) for key, size, _ in catalog.arrays.child(uid).list_objects()]
+            # A group must not list arrays that are gone. Deleted rows are named by the table of cells.
+            keys = [file for file in keys if not file[0].startswith("frames/deleted.")]
+            listed[uid] = sorted(keys, key=lambda file: not file[0].endswith("zarr.json"))
+    return {uid: keys for uid, keys in listed.items() if keys}
+
+
+def delete_replaced(catalog: Catalog, grace: timedelta = GRACE) -> int:
+    """Delete the files that `find_replaced` finds; return the bytes freed."""
+    freed = 0
+    for uid, files in find_replaced(catalog, grace).items():
+        place = catalog.arrays.child(uid)
+        place.delete_objects([key for key, _ in files])
+        freed += sum(size for _, size in files)
+        if place.is_local:
+            for folder, _, _ in os.walk(place.checked_path(), topdown=False):
+                # Not empty where there are deleted rows, or another process is writing.
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
+    return freed
+
+
+def _versions(catalog: Catalog, columns: Sequence[str]) -> Iterator[Callable[[], pa.Table]]:
+    """Return the rows of the datasets at the tip, at every version with a tag or of a snapshot, and at the tip again."""
+    tables = Tables(catalog.tables.location)
+    versions = {r.table_versions[DATASETS] for r in list_versions(catalog) if DATASETS in r.table_versions}
+    versions |= set(tables.tags(DATASETS).values())
+    pinned = (tables.at({DATASETS: version}) for version in sorted(versions, reverse=True))
+
+    def newest() -> pa.Table:
+        tables.forget(DATASETS)
+        return tables.read(DATASETS, list(columns))
+
+    yield newest
+    for at in pinned:
+        if at.has(DATASETS):
+            yield lambda at=at: at.read(DATASETS, list(columns))  # type: ignore[misc]
+    yield newest
+
+
+def referenced_bundles(catalog: Catalog) -> set[str]:
+    """Return the folders of the shared bundles that the tip or any kept version names."""
+    found: set[str] = set()
+    if shares_bundles(catalog):
+        for rows in _versions(catalog, ["facts"]):
+            found |= shared_folders(rows().column("facts").to_pylist())
+    return found
+
+
+# ---- purging
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Shared bundles that were written again without one dataset.
+
+    Parameters
+    ----------
+    files : mapping of str to (BundleFacts, dict)
+        Old file -> the new one, without frames, and where each file is in it: path -> span.
+    """
+
+    files: Mapping[str, "tuple[BundleFacts, dict[str, Span]]"]
+
+    def names(self, record: DatasetRecord) -> bool:
+        """Return whether a record names one of the old bundles."""
+        return any(f'"{file}"' in record.facts or f'"{file}"' in record.arrays for file in self.files)
+
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return rows of `datasets` that name the new bundles."""
+        records = datasets_from_table(rows) if self.files else []
+        if not any(map(self.names, records)):
+            return rows
+        for old, (facts, spans) in self.files.items():
+            records = [
+                respanned(r, facts, spans, old) if f'"{old}"' in r.facts or f'"{old}"' in r.arrays else r
+                for r in records
+            ]
+        return pa.Table.from_pylist([record.model_dump() for record in records], schema=DATASETS_SCHEMA)
+
+
+def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
+    """Write every shared bundle that has files of a dataset again without them, and without what no version names.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip; no other process writes.
+    uid : str
+        The dataset.
+    versions : iterable of int
+        Versions of the table `datasets` that are kept.
+    """
+    files = {f"{folder}/{FILE}" for folder in _bundles_with(catalog, uid)}
+    named: dict[str, dict[str, DatasetRecord]] = {file: {} for file in files}
+    for version in sorted(set(versions)) if files else []:
+        for record in datasets_from_table(Tables(catalog.tables.location, {DATASETS: version}).read(DATASETS)):
+            for file in files:
+                if record.uid != uid and (f'"{file}"' in record.facts or f'"{file}"' in record.arrays):
+                    named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)
+    return Moves({file: _written_again(catalog, file, groups) for file, groups in named.items() if groups})
+
+
+def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:
+    """Return a record with the arrays in one file that it has in two versions."""
+    own = {path: s for path, s in record.array_specs.items() if s.get("within") and s["within"]["file"] == file}
+    facts = record.facts
+    if known is not None:
+        own, facts = {**known.array_specs, **own}, max(known.facts, facts, key=lambda text: f'"{file}"' in text)
+    return record.model_copy(update={"arrays": json.dumps(own), "facts": facts})
+
+
+def _written_again(
+    catalog: Catalog, file: str, groups: Mapping[str, DatasetRecord]
+) -> "tuple[BundleFacts, dict[str, Span]]":
+    bundle, arrays = Bundle(f"shared-{new_uid()}"), catalog.arrays
+
+    def copied(span: Span) -> bytes:
+        return arrays.read_range(span.file, span.offset, span.n_bytes)
+
+    for record in groups.values():
+        specs, facts = read_specs(record), record.file_facts
+        found = {member_of(spec): copied(spec.within) for spec in specs.values() if spec.within is not None}
+        found[f"{record.zarr_group}/zarr.json"] = described(catalog, record, specs)
+        if facts.bundle is not None and facts.bundle.file == file:
+            found |= {frame_file(record.uid, name): copied(span) for name, span in facts.bundle.frames.items()}
+        bundle.add(found)
+    bundle.write(arrays)
+    n_datasets = len({record.uid for record in groups.values()})
+    return BundleFacts(
+        n_bytes=bundle.n_bytes, sha256=bundle.sha256, file=f"{bundle.folder}/{FILE}", n_datasets=n_datasets
+    ), bundle.spans
+
+
+def delete_bundles_with(catalog: Catalog, uid: str) -> int:
+    """Delete the shared bundles that have files of a dataset, which no record names any more; return the bytes freed."""
+    found = _bundles_with(catalog, uid)
+    free = found - referenced_bundles(catalog) if found else set()
+    return sum(catalog.arrays.child(folder).delete_prefix() for folder in free)
+
+
+def _bundles_with(catalog: Catalog, uid: str) -> set[str]:
+    """Return the folders of shared bundles with files of a dataset; also those of which that cannot be told."""
+    found = set()
+    for folder in catalog.arrays.list_children():
+        if SHARED.fullmatch(folder):
+            try:
+                names = member_names(catalog.arrays, f"{folder}/{FILE}")
+            except NotFoundError:  # its writer died before
+                continue
+            if names is None or any(name.startswith(f"{uid}/") for name in names):
+                found.add(folder)
+    return found

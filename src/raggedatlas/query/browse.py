@@ -229,7 +229,7 @@ class ReadOnlyAtlas:
         """
         from raggedatlas.catalog.checks import validate
 
-        return validate(self._catalog, level, executor, incremental=incremental)
+        return validate(self._opened, level, executor, incremental=incremental)
 
     def verify(
         self,
@@ -270,7 +270,7 @@ class ReadOnlyAtlas:
         """
         from raggedatlas.catalog.verification import verify
 
-        return verify(self._catalog, version, incremental=incremental, public_key=public_key, executor=executor)
+        return verify(self._opened, version, incremental=incremental, public_key=public_key, executor=executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""

@@ -4,6 +4,7 @@
     python benchmarks/maintenance.py requests                   # of an atlas of three datasets on S3: all, and in sequence; --datasets 1000
     python benchmarks/maintenance.py purge --snapshots 200
     python benchmarks/maintenance.py add --datasets 100 1000 10000
+    python benchmarks/maintenance.py pack --datasets 1000       # objects and bytes, and reading, before and after they share a bundle
 
 Each prints rows of a table. Seconds are of the clock and of the process; each measure is in a process of its own, which has imported
 what it needs before.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -231,10 +233,39 @@ def measure_add(sizes: list[int], repeats: int) -> None:
                 show({"what": name, "datasets": size, **one})
 
 
+def measure_pack(n_datasets: int, repeats: int) -> None:
+    """Let small datasets share bundles, and read the same cells of the snapshots before and after in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        atlas = ra.RaggedAtlas.create(folder + "/a")
+        atlas.add(small_anndata(0, 1000), "d0", organism="human", progress=False)
+        multiply(atlas, n_datasets - 1)
+        atlas.snapshot()
+        store = Path(folder) / "a" / "zarr_store"
+
+        def count() -> dict[str, int]:
+            sizes = [path.stat().st_size for path in store.rglob("*") if path.is_file()]
+            return {"objects": len(sizes), "bytes": sum(sizes)}
+
+        show({"what": "files of their own", "datasets": n_datasets, **count()})
+        show({"what": "optimize", "datasets": n_datasets, **timed(atlas.optimize)})
+        show({"what": "optimize again", "datasets": n_datasets, **timed(atlas.optimize)})
+        atlas.snapshot()
+        queries = {name: atlas.checkout(n).query().sample(20_000) for name, n in (("own", 1), ("shared", 2))}
+        took: dict[str, list[float]] = {name: [] for name in queries}
+        for _ in range(repeats):
+            for name, query in queries.items():
+                took[name].append(timed(query.to_anndata)["cpu"])
+        for name, seconds in took.items():
+            show({"what": f"sample of 20,000 cells, {name} files", "cpu": statistics.median(seconds)})
+        atlas.drop_snapshot(1)
+        show({"what": "gc", **timed(lambda: atlas.gc(dry_run=False, grace=timedelta(0)))})
+        show({"what": "one bundle", "datasets": n_datasets, **count()})
+
+
 def main() -> None:
     """Measure what the command line names, and print it as a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("snapshot", "requests", "purge", "add", "serve", "one"))
+    parser.add_argument("what", choices=("snapshot", "requests", "purge", "add", "pack", "serve", "one"))
     parser.add_argument("--cells", type=int, nargs="+", default=[500_000])
     parser.add_argument(
         "--datasets", type=int, nargs="+", help="for add, by default 10 100 1000; for requests, by default 3"
@@ -245,24 +276,22 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="each request")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
-    if asked.what == "serve":
-        serve()
-    elif asked.what == "one":
-        measure_snapshot(asked.folder)
-    elif asked.what == "snapshot":
+    if asked.what == "snapshot":
         for n_cells in asked.cells:
             with tempfile.TemporaryDirectory() as folder:
                 make_cells(Path(folder) / "a", n_cells)
                 for line in apart("one", "--folder", Path(folder) / "a"):
                     show(line)
-    elif asked.what == "requests":
-        for n in asked.datasets or [3]:
-            measure_requests(asked.latency, asked.verbose, n)
-    elif asked.what == "purge":
-        for n in asked.snapshots:
-            measure_purge(n)
+    elif asked.what in ("purge", "pack"):
+        for n in asked.snapshots if asked.what == "purge" else asked.datasets:
+            measure_purge(n) if asked.what == "purge" else measure_pack(n, asked.repeats)
     else:
-        measure_add(asked.datasets or [10, 100, 1000], asked.repeats)
+        {
+            "serve": serve,
+            "one": lambda: measure_snapshot(asked.folder),
+            "requests": lambda: measure_requests(asked.latency, asked.verbose),
+            "add": lambda: measure_add(asked.datasets, asked.repeats),
+        }[asked.what]()
 
 
 if __name__ == "__main__":

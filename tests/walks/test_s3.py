@@ -1,6 +1,7 @@
 """The whole main job on an object store, in a number of requests that is held (docs/reference/requests.md)."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,40 @@ LOST = (
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_datasets_share_a_bundle_in_a_bucket(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    """They are packed there, read by ranges of it, in part and complete, with a disk cache and without, and purged."""
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 2)
+    monkeypatch.setattr("raggedatlas.store.read.SMALL_SHARD", 2**12)
+    monkeypatch.setattr("raggedatlas.store.shards.SMALL_SHARD", 2**12)
+    local = ra.RaggedAtlas.create(str(tmp_path / "my.atlas"))
+    made = {f"d{seed}": small_anndata(seed, 40 if seed < 3 else 10_000) for seed in (1, 2, 3)}
+    for name, adata in made.items():
+        local.add(adata, name, progress=False)
+    local.snapshot()
+    remote.upload(tmp_path / "my.atlas")
+    options = {**remote.options, **({"cache_dir": str(tmp_path / "cache")} if cached else {})}
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=options)
+    atlas.optimize()
+    atlas.snapshot()
+    atlas.drop_snapshot(1)
+    atlas.gc(dry_run=False, grace=timedelta(0))
+    arrays = atlas._catalog.arrays
+    assert len({key for key, _, _ in arrays.list_objects() if "shared-" not in key}) <= 1
+    view = ra.RaggedAtlas.open(remote.uri, storage_options=options).checkout(2)
+    for _ in range(2):
+        few, same = (at.query().sample(5, seed=1).to_anndata() for at in (view, local.checkout(1)))
+        assert few.obs_names.equals(same.obs_names)
+        assert (few.X != same.X).nnz == 0
+    for name, adata in made.items():
+        assert (view.dataset(name).to_anndata().X != adata.X).nnz == 0
+    atlas.purge("d2")
+    assert (atlas.dataset("d3").to_anndata().X != made["d3"].X).nnz == 0
+    assert not [problem for problem in atlas.validate("deep") if problem.level == "must"]
+
+
 def test_an_atlas_is_mirrored_into_a_bucket(remote: Remote, three: Path) -> None:
     """The bucket has the snapshots, a second call copies nothing, and lost acknowledgements change nothing."""
     atlas = ra.RaggedAtlas.open(three)

@@ -190,6 +190,17 @@ def test_a_query_makes_few_requests(remote: Remote, three: Path) -> None:
     assert cost(remote.proxy, lambda: query.count("dataset")) <= 2
 
 
+@pytest.mark.long
+def test_the_first_query_opens_tables_side_by_side(remote: Remote, three: Path) -> None:
+    """The latency of an object store is not paid once for each table."""
+    remote.upload(three)
+    query = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options).query().limit(1)
+    remote.proxy.latency, remote.proxy.most_at_once = 0.05, 0
+    query.to_anndata()
+    # One dataset, whose arrays are two at most.
+    assert remote.proxy.most_at_once >= 4
+
+
 @pytest.mark.nightly
 def test_writes_make_few_requests(remote: Remote, three: Path) -> None:
     """Making, adding, dropping and pinning make at most the requests that the reference page says."""

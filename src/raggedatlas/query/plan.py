@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import find_result, read_records
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, LAYOUTS, Catalog
 from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.versions import find_version
+from raggedatlas.catalog.versions import find_version, registry_tables
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord
 from raggedatlas.model.frames import DATASET
@@ -90,6 +90,7 @@ def plan_read(
     FeatureError
         For unknown, ambiguous or repeated features.
     """
+    _open_tables(catalog)
     known = read_modalities(catalog)
     names = default_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
@@ -115,6 +116,13 @@ def plan_read(
     return ReadPlan(
         obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
     )
+
+
+def _open_tables(catalog: Catalog) -> None:
+    """Open the tables of a snapshot in an object store side by side, each of which takes two requests; they stay open."""
+    tables = catalog.tables
+    if tables.pinned is not None and not tables.location.is_local:
+        tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registry_tables(catalog).values()])
 
 
 def plan_spaces(

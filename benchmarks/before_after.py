@@ -39,7 +39,6 @@ def make_data(folder: Path) -> None:
     import anndata as ad
     import cells
     import maker
-    import points
 
     maker.make(folder, maker.Recipe(cells=CELLS))
     if (folder / "done").exists():
@@ -58,7 +57,6 @@ def make_data(folder: Path) -> None:
     part.obsm["X_umap"] = part.X[:, :2].toarray()
     part.write_h5ad(folder / "cxg.h5ad")
     part[:200].write_h5ad(folder / "cxg_small.h5ad")
-    points.write_points(folder / "transcripts.parquet", 300_000)
     for number, name in enumerate(("lung_C144.h5", "lung_C149.h5")):
         (folder / f"small{number}.h5").write_bytes((HERE.parent / "tests/data" / name).read_bytes())
     (folder / "done").touch()
@@ -91,8 +89,9 @@ def line_of(source: Path, case: str, work: Path, version: str) -> list[str]:
 
 
 def environment(source: Path) -> dict[str, str]:
-    """The environment of a process, which imports one checkout."""
-    return {**os.environ, "PYTHONPATH": str(source / "src")}
+    """The environment of a process, which imports one checkout, from bytecode as installed packages are."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(source / "src")}
 
 
 class Worker:

@@ -308,10 +308,6 @@ put("add thin cells", "250,000 cells", adding(lambda place: str(place.data / "th
 put("add twenty tiny files", "20 x 200 cells", adding(tiny_files))
 put("add one tiny file", "200 cells", adding(lambda place: tiny_files(place)[0]))
 put("add gzip h5ad", "6,000 cells", adding(lambda place: str(place.data / "gzip.h5ad")))
-put("add transcripts from Parquet", "300,000 points", adding(
-    lambda place: place.data / "transcripts.parquet",
-    space="transcripts", counts=True, cells="cell_id", genes="feature_name", unassigned="UNASSIGNED",
-))  # fmt: skip
 
 
 @case("add by two worker processes", "4 x 6,000 cells")

@@ -597,15 +597,16 @@ def write_pieces(descriptor: int, pieces: Iterable[Piece]) -> None:
     # In batches, because pieces may be made while they are written.
     while batch := list(islice(made, _MOST_PIECES)):
         waiting, at = [memoryview(piece).cast("B") for piece in batch if len(piece)], 0
-        while at < len(waiting):
+        left = sum(map(len, waiting))
+        while left:
             # Both may write less than they were given and stop inside a piece; Windows has only `write`.
-            written = (
-                os.writev(descriptor, waiting[at:]) if hasattr(os, "writev") else os.write(descriptor, waiting[at])
-            )
-            while at < len(waiting) and written >= len(waiting[at]):
+            rest = waiting[at:]
+            written = os.writev(descriptor, rest) if hasattr(os, "writev") else os.write(descriptor, rest[0])
+            left -= written
+            while left and written >= len(waiting[at]):
                 written -= len(waiting[at])
                 at += 1
-            if written:
+            if left and written:
                 waiting[at] = waiting[at][written:]
 
 

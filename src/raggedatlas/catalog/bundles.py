@@ -27,7 +27,7 @@ from raggedatlas.catalog.assets import (
 from raggedatlas.catalog.catalog import DATASETS, SHARED_FORMAT, Catalog, raise_format, shares_bundles
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.versions import UID, list_versions
-from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.ids import new_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
 from raggedatlas.store.arrays import ArraySpec, group_metadata
@@ -507,7 +507,7 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
             for file in files:
                 if record.uid != uid and (f'"{file}"' in record.facts or f'"{file}"' in record.arrays):
                     named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)
-    return Moves({file: _written_again(catalog, file, groups) for file, groups in named.items() if groups})
+    return Moves({file: _written_again(catalog, file, groups, uid) for file, groups in named.items() if groups})
 
 
 def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:
@@ -520,7 +520,7 @@ def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> Da
 
 
 def _written_again(
-    catalog: Catalog, file: str, groups: Mapping[str, DatasetRecord]
+    catalog: Catalog, file: str, groups: Mapping[str, DatasetRecord], uid: str
 ) -> "tuple[BundleFacts, dict[str, Span]]":
     bundle, arrays = Bundle(f"shared-{new_uid()}"), catalog.arrays
 
@@ -533,7 +533,10 @@ def _written_again(
         found[f"{record.zarr_group}/zarr.json"] = described(catalog, record, specs)
         if facts.bundle is not None and facts.bundle.file == file:
             found |= {frame_file(record.uid, name): copied(span) for name, span in facts.bundle.frames.items()}
-        bundle.add(found)
+        if bundle.add(found) is None:
+            raise StoreError(
+                f"The files of {record.zarr_group} do not fit into a bundle without dataset {uid}; nothing was changed."
+            )
     bundle.write(arrays)
     n_datasets = len({record.uid for record in groups.values()})
     return BundleFacts(

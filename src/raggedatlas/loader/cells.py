@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -218,10 +218,15 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
 
     def blocks() -> Iterator[NDArray[Any]]:
         digest = hashlib.blake2b(digest_size=16)
-        made = (_filled(dtype, *block, coders) for block in stream.blocks(planned, [*wanted, "uid"]))
-        for block in prefetch(made) if survey.in_order else _by_row(dtype, made):
+
+        def hashed(block: NDArray[Any]) -> NDArray[Any]:
             digest.update(block["uid"].tobytes())
-            yield block
+            return block
+
+        made = (_filled(dtype, *block, coders) for block in stream.blocks(planned, [*wanted, "uid"]))
+        # The caller writes a block while the next ones are read and made.
+        with closing(prefetch(map(hashed, made if survey.in_order else _by_row(dtype, made)))) as done:
+            yield from done
         stored["key"] = _facts(planned, digest, known).key
 
     records = None

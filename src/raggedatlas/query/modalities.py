@@ -57,7 +57,7 @@ class Modality:
     records: Mapping[str, tuple[DatasetRecord, ...]]
     is_result: bool = False
 
-    @property
+    @cached_property
     def pointers(self) -> tuple[str, ...]:
         """The pointer columns, sorted."""
         return tuple(sorted({pointer_column(r) for records in self.records.values() for r in records}))

@@ -338,7 +338,11 @@ def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[Dataset
     """Group records by dataset: uid -> records."""
     groups: dict[str, list[DatasetRecord]] = {}
     for record in records:
-        groups.setdefault(record.uid, []).append(record)
+        # Not `setdefault`, which would make a list for every record: each `add` does this with all of them.
+        if record.uid in groups:
+            groups[record.uid].append(record)
+        else:
+            groups[record.uid] = [record]
     return groups
 
 

@@ -65,9 +65,6 @@ COMPARED = [
     Measurement("write, gzip, first", OURS, "write", {"compression": "gzip", "first": True}),
     Measurement("write a dataset, gzip", OURS, "dataset", {"compression": "gzip"}),
     *_pair("copy, gzip", "copy", {"compression": "gzip"}),
-    *_pair("concat two, inner, uncompressed", "concat", {"join": "inner", "compression": None}),
-    *_pair("concat two, outer, uncompressed", "concat", {"join": "outer", "compression": None}),
-    Measurement("concat two, outer, gzip", OURS, "concat", {"join": "outer", "compression": "gzip"}),
 ]
 GROWING = [
     Measurement("read rows, uncompressed", OURS, "read", PLAIN),
@@ -76,7 +73,6 @@ GROWING = [
     Measurement("write, gzip, first", OURS, "write", {"compression": "gzip", "first": True}),
     Measurement("write a dataset, gzip", OURS, "dataset", {"compression": "gzip"}),
     Measurement("copy, gzip", OURS, "copy", {"compression": "gzip"}),
-    Measurement("concat two, outer, gzip", OURS, "concat", {"join": "outer", "compression": "gzip"}),
 ]
 SCRIPTS = {OURS: HERE / "ours_anndata_io.py", THEIRS: HERE / "peer_anndata.py"}
 
@@ -125,8 +121,6 @@ TARGETS = [
     Target("the same without compression on both sides", *(_find("write, uncompressed", s) for s in (OURS, THEIRS)), 2.0),
     Target("the same, both until the bytes are on the disk", _find("write, uncompressed", OURS), _find("write, uncompressed, synced", THEIRS), 0.0),
     Target("ours with gzip against anndata without", _find("write, gzip", OURS), _find("write, uncompressed", THEIRS), 0.0),
-    Target("concatenating two files, inner, times as fast as `concat_on_disk`", *(_find("concat two, inner, uncompressed", s) for s in (OURS, THEIRS)), 0.0),
-    Target("the same, outer", *(_find("concat two, outer, uncompressed", s) for s in (OURS, THEIRS)), 0.0),
     Target("validating gzip in full, times as fast as reading its rows with anndata", _find("validate in full, gzip", OURS), _find("read rows, gzip", THEIRS), 1.0),
     Target("validating uncompressed in full, times as fast as reading its rows with anndata", _find("validate in full, uncompressed", OURS), _find("read rows, uncompressed", THEIRS), 1.0),
 ]  # fmt: skip
@@ -250,9 +244,9 @@ def table(sitting: Sitting, size: float) -> list[str]:
 
 
 def disagreements(sitting: Sitting) -> list[str]:
-    """What the two systems read, or put together, with different values."""
+    """What the two systems read with different values."""
     found = []
-    for label in dict.fromkeys(m.label for m in COMPARED if m.op in ("read", "concat")):
+    for label in dict.fromkeys(m.label for m in COMPARED if m.op == "read"):
         figures = [f for m in COMPARED if m.label == label for f in sitting.figures.get(MAIN, {}).get(m.key, [])]
         answers = {json.dumps(figure["answer"], sort_keys=True) for figure in figures}
         found += [f"- {label}: {sorted(answers)}"] if len(answers) > 1 else []

@@ -57,13 +57,6 @@ def write_copy(place: Place, opened: Any, target: Path, options: dict[str, Any])
     ra.copy(opened, ra.open_sink(target, **options))
 
 
-def write_concat(place: Place, opened: Any, target: Path, options: dict[str, Any]) -> None:
-    """Put two files into one."""
-    import raggedatlas as ra
-
-    ra.concat(place.files[2:], ra.open_sink(target, **options), join="outer")
-
-
 def read_memory(place: Place) -> Any:
     """Read a file into an AnnData."""
     import anndata
@@ -97,12 +90,6 @@ put(
     "dataset to h5ad, gzip",
     "6,000 cells",
     writing(lambda p, d, t, o: d.write(t, **o), open_one, ".h5ad", compression="gzip"),
-)
-put("concat of two files, gzip", "12,000 cells", writing(write_concat, lambda p: None, ".h5ad", compression="gzip"))
-put(
-    "concat of two files, uncompressed",
-    "12,000 cells",
-    writing(write_concat, lambda p: None, ".h5ad", compression=None),
 )
 
 

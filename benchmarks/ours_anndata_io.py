@@ -126,21 +126,6 @@ def options(asked: Asked) -> dict[str, Any]:
     return {name: asked.setting[name] for name in ("compression", "zarr_format") if name in asked.setting}
 
 
-def measure_concat(asked: Asked, figure: Figure) -> None:
-    """Put two files of different features into one."""
-    import raggedatlas as ra
-
-    sources, compression = [asked.data / "plain.h5ad", asked.data / "other.h5ad"], asked.setting["compression"]
-    target = asked.data / f"ours-concat-{compression}.h5ad"
-    for _ in range(asked.repeats):
-        target.unlink(missing_ok=True)
-        with measuring.timed(figure):
-            ra.concat(sources, ra.open_sink(target, compression=compression), join=asked.setting["join"])
-    figure.extra["bytes"] = target.stat().st_size
-    figure.answer = measuring.stored_answer(target)
-    target.unlink()
-
-
 def measure_validate(asked: Asked, figure: Figure) -> None:
     """Validate a file in full."""
     from raggedatlas.formats.anndata.validation import validate
@@ -158,7 +143,6 @@ MEASURES = {
     "write": measure_write,
     "dataset": measure_dataset,
     "copy": measure_copy,
-    "concat": measure_concat,
     "memory": measure_memory,
     "validate": measure_validate,
 }

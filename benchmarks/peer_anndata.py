@@ -115,27 +115,12 @@ def repeat(asked: Asked, figure: Figure, act: Callable[[Path], None]) -> None:
     measuring.remove(target)
 
 
-def measure_concat(asked: Asked, figure: Figure) -> None:
-    """Put two files of different features into one, on disk."""
-    from anndata.experimental import concat_on_disk
-
-    target = asked.data / "anndata-concat.h5ad"
-    for _ in range(asked.repeats):
-        target.unlink(missing_ok=True)
-        with measuring.timed(figure):
-            concat_on_disk([asked.data / "plain.h5ad", asked.data / "other.h5ad"], target, join=asked.setting["join"])
-    figure.extra["bytes"] = target.stat().st_size
-    figure.answer = measuring.stored_answer(target)
-    target.unlink()
-
-
 MEASURES = {
     "prepare": measure_prepare,
     "read": measure_read,
     "whole": measure_whole,
     "write": measure_write,
     "copy": measure_copy,
-    "concat": measure_concat,
 }
 """Operation -> what measures it."""
 

@@ -55,7 +55,6 @@ PUBLIC_NAMES = [
     "SparseZarrPointer",
     "Workers",
     "col",
-    "concat",
     "convert_results",
     "copy",
     "create_results_writer",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
-    from raggedatlas.formats.concat import concat
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import read
     from raggedatlas.formats.registry import open_sink, open_source
@@ -70,7 +69,6 @@ _HOMES = {
     "SparseZarrPointer": "raggedatlas.model.spaces",
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
-    "concat": "raggedatlas.formats.concat",
     "convert_results": "raggedatlas.results.npy_results",
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.writer",
@@ -110,7 +108,6 @@ __all__ = [
     "SparseZarrPointer",
     "Workers",
     "col",
-    "concat",
     "convert_results",
     "copy",
     "create_results_writer",

@@ -195,7 +195,6 @@ TEXTS = [
     ("convert one.h5ad out.h5ad --compression nonsense", "nonsense"),
     ("convert one.h5ad full.h5ad", "--overwrite"),
     ("convert one.h5ad out.zarr --modality nothing", "nothing"),
-    ("concat one.h5ad two.h5ad -o full.h5ad", "--overwrite"),
     ("lookup z nobody --column nothing", "nothing"),
     ("neighbors z --vectors nothing.npy", "nothing.npy"),
     ("search A nobody --column z", "nobody"),

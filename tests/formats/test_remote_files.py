@@ -230,21 +230,6 @@ def test_a_multimodal_file_is_written_to_a_bucket(files: Path, bucket: Bucket) -
         assert_equal(result[modality], expected[modality])
 
 
-def test_remote_files_are_concatenated_as_local_ones(files: Path, bucket: Bucket, tmp_path: Path) -> None:
-    """`concat` of two addresses into a third gives what it gives of local files."""
-    for name, rows in (("first.h5ad", slice(0, 120)), ("second.h5ad", slice(120, 300))):
-        part = ra.read(files / "small.zarr")[rows].copy()
-        for target in (tmp_path / name, f"{bucket.uri}/{name}"):
-            ra.copy(part, target, storage_options=bucket.options)
-    names = ("first.h5ad", "second.h5ad")
-    target = f"{bucket.uri}/joined.h5ad"
-    ra.concat([f"{bucket.uri}/{name}" for name in names], target, storage_options=bucket.options)
-    ra.concat([tmp_path / name for name in names], tmp_path / "joined.h5ad")
-    result = ra.read(target, storage_options=bucket.options)
-    assert result.n_obs == 300
-    assert_equal(result, ra.read(tmp_path / "joined.h5ad"))
-
-
 def test_a_query_is_written_to_a_bucket(files: Path, bucket: Bucket, tmp_path: Path) -> None:
     """`Query.write` takes an address, with storage options of its own or those of the atlas."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))

@@ -1,4 +1,4 @@
-"""Verbs ``convert`` and ``concat``: between file formats, without an atlas."""
+"""Verb ``convert``: between file formats, without an atlas."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,10 +18,9 @@ from raggedatlas.cli.options import (
     parse_pairs,
     print_losses,
     repeatable,
-    value_option,
 )
 from raggedatlas.cli.printing import print_status, progress
-from raggedatlas.model.choices import CrossLevel, Join, Layout, Merge
+from raggedatlas.model.choices import CrossLevel, Layout
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
@@ -251,41 +250,3 @@ def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -
     if multimodal and Path(target).suffix == ".zarr":
         options["multimodal"] = True
     return open_sink(target, **options)
-
-
-@dataclass(frozen=True)
-class ConcatOptions:
-    """Arguments of `raggedatlas.concat`."""
-
-    join: Join = option(
-        None, "Keep features, layers and columns of all files (inner) or of any (outer)", default="inner"
-    )
-    merge: Merge | None = option(None, "What to keep of var, varm and varp", show="nothing")
-    uns_merge: Merge | None = option(None, "What to keep of uns", show="nothing")
-    label: str | None = option("COLUMN", "Column of obs with the key of each cell's file", "--label")
-    keys: Strings = repeatable("KEY", "Key of a file, in order; by default 0, 1, ...", "--key")
-    index_unique: str | None = option("TEXT", "Append TEXT and the key of the file to each cell name", "--index-unique")
-    fill_value: float | None = option(
-        "NUMBER", "Value for entries that a file lacks", show="0 in sparse matrices, NaN in dense ones"
-    )
-    modality: str | None = option(None, "Take one modality of several")
-
-
-@command(BUILD, "concat a.h5ad b.zarr -o both.h5ad --join outer --label batch --key a --key b")
-def concat(
-    sources: Annotated[list[str], argument("h5ad, AnnData zarr, CXG, 10x h5, Market-matrix folders")],
-    *,
-    output: Annotated[str, value_option("FILE", "A .h5ad, .zarr, .h5mu or .cxg", "--output", "-o")],
-    concat_options: ConcatOptions,
-    output_options: OutputOptions,
-    as_json: AsJson = False,
-) -> tuple[Any, str]:
-    """Concatenate files in bounded memory, with the result of anndata.concat."""
-    from raggedatlas.formats.concat import concat as write
-
-    # Fields of `ConcatOptions` have the names of the arguments of `concat`.
-    how = {**vars(concat_options), "keys": concat_options.keys or None}
-    how["storage_options"] = output_options.storage_options
-    with progress(f"write {output}") as callback:
-        made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)
-    return {"path": made}, f"Wrote {made}"

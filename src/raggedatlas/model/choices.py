@@ -22,10 +22,6 @@ OnMerge = Literal["counts", "sum", "refuse", "apart"]
 By = Literal["bbox", "centroid", "exact"]
 """Part of a shape that must intersect a box."""
 
-Join = Literal["inner", "outer"]
-Merge = Literal["same", "unique", "first", "only"]
-"""What concatenation keeps, as in `anndata.concat`."""
-
 Layout = Literal["0.9", "0.7"]
 """Layout of a geometry store."""
 

@@ -6,7 +6,7 @@
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 to 0.12 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 #   benchmarks/peers.sh vectors only zarr-vectors 0.2.0 and 0.9.2 in .venv-peers-vectors-*, for vectors.py and tests -m peers
-#   benchmarks/peers.sh converters only spatialdata and cloud-volume, in .venv-peers-spatialdata and -neuroglancer, for tests -m peers
+#   benchmarks/peers.sh converters only spatialdata, in .venv-peers-spatialdata, for tests -m peers
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 #   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
 #   benchmarks/peers.sh viewers only Embedding Atlas 0.26.0 and 0.22.0, and Vitessce 4.0.8 (needs npm), in .venv-peers-viewers, for tests -m peers
@@ -112,8 +112,6 @@ fi
 if [ "$what" = converters ]; then
     environment .venv-peers-spatialdata requirements/peers-spatialdata.txt "${PEERS_PYTHON:-}" "13 12 14"
     peer .venv-peers-spatialdata requirements/peers-spatialdata.txt spatialdata spatialdata spatialdata
-    environment .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "${PEERS_PYTHON:-}" "13 12 14"
-    peer .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "cloud-volume" "cloudvolume" cloud-volume
     exit 0
 fi
 if [ "$what" = anndata ]; then

@@ -1,20 +1,14 @@
-"""The measurement of geometry, once at small size: what we write and read against Parquet and TRX, and the page."""
+"""The measurement of geometry, once at small size: what we write and read against Parquet, and the page."""
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
-import pytest
 import vectors_worker
 
 import vectors
 
 
-# trx-python leaves the folders that it maps to the collector
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
 def test_every_operation_runs_and_answers_agree(tmp_path: Path) -> None:
     """Each operation of the systems installed here has a figure; boxes hold the same points; each goal has a line."""
     figures: vectors.Figures = {}
@@ -28,7 +22,6 @@ def test_every_operation_runs_and_answers_agree(tmp_path: Path) -> None:
     assert ours["answer"] == figures[vectors.PARQUET, "points"]["answer"]
     assert {"box", "large", "opened", "decode"} <= set(ours)
     assert "one" in figures[vectors.OURS, "meshes"]
-    gc.collect()
     page = vectors.page(figures, 0.001)
     assert "Points in the first box agree: yes." in page
     assert all(title in page for title, *_ in vectors.TARGETS)

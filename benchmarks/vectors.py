@@ -1,4 +1,4 @@
-"""Measure geometry against zarr-vectors 0.9.2, Parquet (pyarrow) and TRX (trx-python), in one run.
+"""Measure geometry against zarr-vectors 0.9.2 and Parquet (pyarrow), in one run.
 
     python benchmarks/vectors.py                    # 1,000,000 points, 20,000 streamlines, 2,000 meshes
     python benchmarks/vectors.py --scale 0.02 --rounds 1
@@ -25,7 +25,7 @@ from environments import ROOT, Environment
 from machine import Neighbours, cores
 
 HERE = Path(__file__).parent
-OURS, THEIRS, PARQUET, TRX = "raggedatlas", "zarr-vectors", "parquet", "trx"
+OURS, THEIRS, PARQUET = "raggedatlas", "zarr-vectors", "parquet"
 SYSTEMS = {
     OURS: Environment(Path(sys.executable), ("raggedatlas",), ("raggedatlas", "numpy")),
     THEIRS: Environment(
@@ -35,9 +35,8 @@ SYSTEMS = {
         group="vectors",
     ),
     PARQUET: Environment(Path(sys.executable), ("pyarrow",), ("pyarrow",)),
-    TRX: Environment(Path(sys.executable), ("trx",), ("trx-python",)),
 }
-WHAT = {"points": (1_000_000, (OURS, THEIRS, PARQUET)), "streamlines": (20_000, (OURS, THEIRS, TRX)), "meshes": (2_000, (OURS, THEIRS))}  # fmt: skip
+WHAT = {"points": (1_000_000, (OURS, THEIRS, PARQUET)), "streamlines": (20_000, (OURS, THEIRS)), "meshes": (2_000, (OURS, THEIRS))}  # fmt: skip
 Figures = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -190,9 +189,9 @@ def page(figures: Figures, scale: float) -> str:
     """Everything as Markdown."""
     sizes = ", ".join(f"{int(n * scale):,} {what}" for what, (n, _) in WHAT.items())
     lines = ["# Geometry", "", f"{sizes}; chunks of 100 in a cube of 1,000. CPU, best of some rounds.", ""]
-    lines += [*goals(figures), "", row(["", "", OURS, "zarr-vectors 0.9.2", "Parquet", "TRX"]), row(["---"] * 6)]
+    lines += [*goals(figures), "", row(["", "", OURS, "zarr-vectors 0.9.2", "Parquet"]), row(["---"] * 5)]
     for what, key, title in ROWS:
-        cells = [value(figures, name, what, key) for name in (OURS, THEIRS, PARQUET, TRX)]
+        cells = [value(figures, name, what, key) for name in (OURS, THEIRS, PARQUET)]
         shown = ["" if cell is None else f"{cell:,.0f}" if cell >= 1000 else f"{cell:,.3g}" for cell in cells]
         lines.append(row([what, title, *shown]))
     said = {

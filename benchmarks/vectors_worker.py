@@ -224,42 +224,6 @@ class Parquet:
         return found.num_rows, 0
 
 
-class Trx:
-    """trx-python: positions and offsets of one file, float32, mapped."""
-
-    def write(self, what: str, folder: Path, n: int) -> Callable[[], Any]:
-        from nibabel.streamlines import Tractogram
-        from trx.trx_file_memmap import TrxFile, save
-
-        assert what == "streamlines"
-        lines = list(streamlines(n))
-        reference = {
-            "VOXEL_TO_RASMM": np.eye(4),
-            "DIMENSIONS": np.array([1000, 1000, 1000], "u2"),
-            "dtype_dict": {"positions": "float32", "offsets": "uint64"},
-        }
-
-        def write() -> None:
-            import nibabel as nib
-
-            image = nib.Nifti1Image(np.zeros((1, 1, 1), np.uint8), np.eye(4))
-            folder.mkdir(parents=True)
-            made = TrxFile.from_tractogram(
-                Tractogram(lines, affine_to_rasmm=np.eye(4)), reference=image, dtype_dict=reference["dtype_dict"]
-            )
-            save(made, str(folder / "a.trx"))
-
-        return write
-
-    def open(self, folder: Path) -> Any:
-        from trx.trx_file_memmap import load
-
-        return load(str(folder / "a.trx"))
-
-    def one(self, store: Any, i: int) -> Any:
-        return np.asarray(store.streamlines[i])
-
-
 def index_of_lists() -> Any:
     """A fragment index of 4,096 fragments, half of them runs, half lists of eight rows."""
     kinds = np.tile([1, 0], 2048).astype(np.uint8)
@@ -275,7 +239,6 @@ SYSTEMS: dict[str, Callable[[], Any]] = {
     "raggedatlas": Ours,
     "zarr-vectors": Theirs,
     "parquet": Parquet,
-    "trx": Trx,
 }
 
 

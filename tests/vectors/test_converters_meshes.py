@@ -1,13 +1,12 @@
-"""OBJ, PLY, STL and Neuroglancer meshes, against trimesh and DracoPy."""
+"""OBJ, PLY and STL, against trimesh."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
 
-from raggedatlas.errors import MissingExtraError, SourceError
+from raggedatlas.errors import MissingExtraError
 from raggedatlas.vectors.converters.convert import read_file, write_file
 from raggedatlas.vectors.converters.interop import to_trimesh
 from raggedatlas.vectors.shapes import Shapes
@@ -167,36 +166,10 @@ def test_numbers_of_obj_that_are_no_ids_stay_names(tmp_path: Path) -> None:
         assert read_file(tmp_path / "a.obj").shapes.object_attributes["name"].values.tolist() == [name]
 
 
-def test_precomputed_meshes_have_the_bytes_of_the_format(tmp_path: Path) -> None:
-    """A manifest names the fragment; it is a count, positions and faces; both come back, several fragments joined."""
-    write_file(two_balls(), f"precomputed://{tmp_path}/m")
-    assert json.loads((tmp_path / "m" / "2:0").read_text()) == {"fragments": ["2:0:0"]}
-    data = (tmp_path / "m" / "2:0:0").read_bytes()
-    assert data[:4] == np.uint32(42).tobytes()
-    assert np.array_equal(np.frombuffer(data, "<f4", 126, 4).reshape(-1, 3), two_balls().positions[42:])
-    assert np.array_equal(np.frombuffer(data, "<u4", -1, 508).reshape(-1, 3), ball().faces)
-    again = read_file(tmp_path / "m").shapes
-    assert np.asarray(again.ids).tolist() == [2, 7]
-    same_surface(again, ball(5), 0)
-    (tmp_path / "m" / "info").unlink()
-    (tmp_path / "m" / "2:0").write_text(json.dumps({"fragments": ["2:0:0", "7:0:0"]}))
-    assert read_file(tmp_path / "m").shapes.vertex_counts.tolist() == [84, 42]
-    (tmp_path / "m" / "2:0:0").write_bytes(data[:-1])
-    with pytest.raises(SourceError, match="cut off"):
-        read_file(tmp_path / "m")
-    (tmp_path / "m" / "2:0").write_text(json.dumps({"fragments": ["../info"]}))
-    with pytest.raises(SourceError, match="not in its folder"):
-        read_file(tmp_path / "m")
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its library a format says which extra to install."""
     import sys
 
     monkeypatch.setitem(sys.modules, "trimesh", None)
     with pytest.raises(MissingExtraError, match=r"raggedatlas\[geometry\]"):
         to_trimesh(two_balls())
-    monkeypatch.setitem(sys.modules, "nibabel.streamlines", None)
-    (tmp_path / "a.trk").write_bytes(b"")
-    with pytest.raises(MissingExtraError, match=r"nibabel; install it with: pip install 'raggedatlas\[geometry\]'"):
-        read_file(tmp_path / "a.trk")

@@ -1,4 +1,4 @@
-"""Tables of points: CSV, TSV, Parquet, XYZ."""
+"""Tables of points: CSV, TSV, Parquet."""
 
 from pathlib import Path
 
@@ -71,14 +71,11 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     """An unknown ending, bytes that are no Parquet and text that is none are refused by name."""
     (tmp_path / "a.docx").write_text("x")
-    with pytest.raises(SourceError, match=r"a\.docx is in no known format .*\.csv, .*swc-folder"):
+    with pytest.raises(SourceError, match=r"a\.docx is in no known format .*\.csv, .*spatialdata"):
         read_file(tmp_path / "a.docx")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(SourceError, match="no Parquet"):
         read_file(tmp_path / "a.parquet")
-    (tmp_path / "a.xyz").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SourceError, match="no text in UTF-8"):
-        read_file(tmp_path / "a.xyz")
     points = Shapes("point_cloud", np.zeros((1, 2)))
     with pytest.raises(SourceError, match=r"ending '\.docx'"):
         write_file(points, tmp_path / "b.docx")
@@ -157,24 +154,9 @@ def test_categories_stay_as_they_are(tmp_path: Path) -> None:
     assert (len(empty.values), empty.metadata["categories"]) == (0, ["MS4A1", "CD3E", "ACTB"])
 
 
-def test_xyz_is_lines_of_numbers(tmp_path: Path) -> None:
-    """Names stand in a first line or are given; commas divide as well; lines of other lengths are refused by number."""
-    (tmp_path / "a.xyz").write_text("1 2 3 0.5\n\n4,5,6,0.25\n")
-    made = read_file(tmp_path / "a.xyz").shapes
-    assert made.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert made.vertex_attributes["column_4"].values.tolist() == [0.5, 0.25]
-    assert list(read_file(tmp_path / "a.xyz", columns=["t", "z", "y", "x"]).shapes.vertex_attributes) == ["t"]
-    (tmp_path / "a.xyz").write_text("# x y z time\n1 2 3 4\n1 2 3\n")
-    with pytest.raises(SourceError, match="line 3 has 3 values; expected 4 as in line 2"):
-        read_file(tmp_path / "a.xyz")
-    (tmp_path / "a.xyz").write_text("1 2 3\n1 b 3\n")
-    with pytest.raises(SourceError, match="line 2 has 'b'"):
-        read_file(tmp_path / "a.xyz")
-
-
 @given(
     stnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(3)), elements=st.floats(-1e6, 1e6, width=32)),
-    st.sampled_from([".xyz", ".csv", ".ply", ".parquet"]),
+    st.sampled_from([".csv", ".ply", ".parquet"]),
 )
 def test_positions_come_back_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, positions: np.ndarray, ending: str

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 
@@ -12,16 +11,6 @@ from raggedatlas.vectors.converters.convert import plan_losses, read_file, write
 from raggedatlas.vectors.shapes import Shapes
 
 BROKEN: list[tuple[str, str | bytes, str]] = [
-    ("a.swc", "1 1 0 0 0 5\n", "line 1 has 6 values"),
-    ("a.swc", "1 1 0 0 0 5 -1\n2 3 0 0 zero 1 1\n", "line 2 has 'zero'"),
-    ("a.swc", "1 1 0 0 0 5 -1\n2 3 0 0 0 1 9\n", "parent 9, which is not there"),
-    ("a.swc", "1 1 0 0 0 5 2\n2 3 0 0 0 1 1\n", "sample 1 is its own ancestor"),
-    ("a.swc", "4 1 0 0 0 5 -1\n1 1 0 0 0 5 4\n2 3 0 0 0 1 3\n3 3 0 0 0 1 2\n", "line 3: sample 2 is its own ancestor"),
-    ("a.swc", "1 1 0 0 0 5 2\n2 1 0 0 0 5 3\n3 3 0 0 0 1 2\n", "line 2: sample 2 is its own ancestor"),
-    ("a.swc", "1 1 0 0 0 5 -1\n1 3 0 0 0 1 1\n", "line 2 has the sample 1 again"),
-    ("a.swc", "1 1 0 0 nan 5 -1\n", "vertex 0 of object 0 is at"),
-    ("a.swc", "1.5 1 0 0 0 5 -1\n", "whole numbers"),
-    ("a.swc", "# only words\n", "no samples"),
     ("a.csv", "x,y\n1,2\n1,2,3\n", "rows of one length"),
     ("a.csv", "x,y\n1,\n", "no number in row 0"),
     ("a.csv", "x,y\n1,a\n", "'y' is string"),
@@ -93,38 +82,6 @@ def test_a_broken_file_is_refused(tmp_path: Path, name: str, data: str | bytes, 
     with pytest.raises(SourceError, match=name.replace(".", r"\.")) as caught:
         read_file(tmp_path / name)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes", "says"),
-    [
-        ("a b\n", None, "expected a table of its nodes"),
-        ("a c\n", "node,x,y\na,0,0\nb,1,1\n", "line 1 names 'c'"),
-        ("a b {'w': }\n", "node,x,y\na,0,0\nb,1,1\n", "expected a dict or numbers"),
-        ("a b\n", "node,x,y\na,0,0\na,1,1\n", "a node twice"),
-    ],
-)
-def test_a_broken_edge_list_is_refused(tmp_path: Path, text: str, nodes: str | None, says: str) -> None:
-    """A missing table, an unknown node, values that are none, and a node twice are refused by name."""
-    (tmp_path / "a.edgelist").write_text(text)
-    if nodes:
-        (tmp_path / "a.nodes.csv").write_text(nodes)
-    with pytest.raises(SourceError, match="a\\.") as caught:
-        read_file(tmp_path / "a.edgelist")
-    assert says in str(caught.value)
-
-
-def test_a_broken_graphml_is_refused(tmp_path: Path) -> None:
-    """A node without a position, and a truncated file, are refused."""
-    graph = nx.Graph()
-    graph.add_node("soma", x=0.0, y=0.0)
-    graph.add_node("tip", x=1.0)
-    nx.write_graphml(graph, tmp_path / "a.graphml")
-    with pytest.raises(SourceError, match="node 'tip' has no value 'y'"):
-        read_file(tmp_path / "a.graphml")
-    (tmp_path / "b.graphml").write_text((tmp_path / "a.graphml").read_text()[:300])
-    with pytest.raises(SourceError, match="no GraphML"):
-        read_file(tmp_path / "b.graphml")
 
 
 def mesh(**changes: Any) -> Shapes:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.vectors.builder import ChunkingOptions
-from raggedatlas.vectors.converters.content import Content, decode_categories
+from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.converters.convert import CONVERTERS, Conversion, convert, is_store, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
-from raggedatlas.vectors.converters.interop import shapely_geometries, to_networkx, to_trimesh
+from raggedatlas.vectors.converters.interop import to_trimesh
 from raggedatlas.vectors.libraries import LIBRARIES, load_library
 from raggedatlas.vectors.pyramid import PyramidOptions
 from raggedatlas.vectors.reader import open_vectors
@@ -32,24 +32,6 @@ def points() -> Shapes:
     return Shapes(
         "point_cloud", rng.normal(size=(30, 3)) * 10, np.array([0, 20, 20, 30]), np.array([2, 5, 9]),
         vertex_attributes={"gene": Attribute(np.arange(30, dtype=np.int16) % 3 - 1, metadata=metadata), "q": np.arange(30.0)},
-    )  # fmt: skip
-
-
-def streamlines() -> Shapes:
-    rng = np.random.default_rng(1)
-    return Shapes(
-        "streamline", rng.normal(size=(40, 3)).astype(np.float32) * 10, np.array([0, 25, 40]), np.array([4, 7]),
-        vertex_attributes={"fa": np.arange(40, dtype=np.float32)}, object_attributes={"mean": np.array([1.5, 2.5], np.float32)},
-    )  # fmt: skip
-
-
-def tree() -> Shapes:
-    rng = np.random.default_rng(2)
-    parents = [int(rng.integers(child)) for child in range(1, 30)]
-    return Shapes(
-        "skeleton", rng.normal(size=(30, 3)) * 10, links=np.stack([np.arange(1, 30), parents], 1),
-        vertex_attributes={"radius": np.arange(30.0), "swc_type": np.full(30, 3), "swc_id": np.arange(1, 31)},
-        object_attributes={"name": np.array(["a"])},
     )  # fmt: skip
 
 
@@ -74,9 +56,7 @@ def polygons() -> Shapes:
 
 MADE: dict[str, tuple[Shapes, tuple[str, ...]]] = {
     "points": (points(), ("csv", "parquet", "ply")),
-    "streamlines": (streamlines(), ("trx", "trk", "tck")),
-    "tree": (tree(), ("swc", "swc-folder", "graphml", "edgelist", "precomputed-skeletons")),
-    "surface": (surface(), ("obj", "ply", "stl", "precomputed-meshes")),
+    "surface": (surface(), ("obj", "ply", "stl")),
     "polygons": (polygons(), ("geojson", "geoparquet", "spatialdata")),
 }
 
@@ -84,7 +64,7 @@ MADE: dict[str, tuple[Shapes, tuple[str, ...]]] = {
 def drawn(shapes: Shapes) -> list[Any]:
     """Return what shapes draw, whatever the order of their vertices."""
     rows = [tuple(np.round(row, 3).tolist()) for row in np.asarray(shapes.positions, np.float64) + 0.0]
-    if shapes.links is None or shapes.kind in ("polyline", "streamline"):
+    if shapes.links is None or shapes.kind == "polyline":
         return sorted(rows) if shapes.kind == "point_cloud" else rows
     return sorted(tuple(sorted(rows[end] for end in link)) for link in np.asarray(shapes.links).tolist())
 
@@ -111,61 +91,48 @@ def test_a_file_goes_through_a_store_and_back(tmp_path: Path, made: str, name: s
         assert sorted(map(str, decode_categories(values).tolist())) == sorted(map(str, again)), attribute
 
 
-def test_affine_and_crs_go_through_a_store(tmp_path: Path) -> None:
-    """What is said of the whole stands in the root of the store and comes back."""
-    image = {"voxel_to_rasmm": (np.eye(4) * 2).tolist(), "dimensions": [4, 5, 6]}
-    write_file(Content(streamlines(), {"tractogram": image}), tmp_path / "a.trx")
-    convert(tmp_path / "a.trx", tmp_path / "a.zv")
-    convert(tmp_path / "a.zv", tmp_path / "b.trk")
-    assert read_file(tmp_path / "b.trk").metadata["tractogram"] == image
-    store = open_vectors(tmp_path / "a.zv").geometry
-    assert [axis.unit for axis in store.axes] == ["millimeter"] * 3
-
-
 def test_layouts_are_converted_without_loss(tmp_path: Path) -> None:
-    """Item 106: from store to store, with levels, nothing changes but the layout, and the order of links across chunks."""
-    write_file(tree(), tmp_path / "a.swc")
-    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=PyramidOptions(2, 2.0)))
+    """Item 106: from store to store, with levels, nothing changes but the layout."""
+    write_file(points(), tmp_path / "a.csv")
+    convert(tmp_path / "a.csv", tmp_path / "a.zv", Conversion(steps=PyramidOptions(2, 2.0)))
     assert convert(tmp_path / "a.zv", tmp_path / "b.zv", Conversion(layout="0.7", strict=True)) == []
     one, other = open_vectors(tmp_path / "a.zv"), open_vectors(tmp_path / "b.zv")
     assert (one.layout, other.layout, one.n_levels, other.n_levels) == ("0.9", "0.7", 3, 3)
     for level in range(3):
         assert np.array_equal(one.read(level=level).positions, other.read(level=level).positions)
-        links = [store.read(level=level).links for store in (one, other)]
-        assert np.array_equal(*(each[np.lexsort(each.T)] for each in links))
 
 
 def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
     """Coarser levels are lost by name unless one is asked for; strict refuses them; a level is written as it is."""
-    write_file(tree(), tmp_path / "a.swc")
-    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=PyramidOptions(1, 2.0)))
-    assert convert(tmp_path / "a.zv", tmp_path / "b.swc") == ["levels: 1 coarser ones are left out"]
+    write_file(points(), tmp_path / "a.csv")
+    convert(tmp_path / "a.csv", tmp_path / "a.zv", Conversion(steps=PyramidOptions(1, 2.0)))
+    assert convert(tmp_path / "a.zv", tmp_path / "b.csv") == ["levels: 1 coarser ones are left out"]
     with pytest.raises(SourceError, match="would not be converted completely: levels"):
-        convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(strict=True))
-    assert not (tmp_path / "c.swc").exists()
-    convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(level=1, strict=True))
-    assert read_file(tmp_path / "c.swc").shapes.n_vertices == open_vectors(tmp_path / "a.zv").read(level=1).n_vertices
-    for target in ("d.swc", "d.zv"):
+        convert(tmp_path / "a.zv", tmp_path / "c.csv", Conversion(strict=True))
+    assert not (tmp_path / "c.csv").exists()
+    convert(tmp_path / "a.zv", tmp_path / "c.csv", Conversion(level=1, strict=True))
+    assert read_file(tmp_path / "c.csv").shapes.n_vertices == open_vectors(tmp_path / "a.zv").read(level=1).n_vertices
+    for target in ("d.csv", "d.zv"):
         with pytest.raises(SourceError, match="mean nothing for a geometry store"):
             convert(tmp_path / "a.zv", tmp_path / target, Conversion(options={"axes": ["x"]}))
         assert not (tmp_path / target).exists()
     with pytest.raises(DuplicateError):
-        convert(tmp_path / "a.swc", tmp_path / "a.zv")
+        convert(tmp_path / "a.csv", tmp_path / "a.zv")
     with pytest.raises(NotFoundError):
-        convert(tmp_path / "no.zv", tmp_path / "d.swc")
+        convert(tmp_path / "no.zv", tmp_path / "d.csv")
     with pytest.raises(NotFoundError, match="no folder"):
-        convert(tmp_path / "a.zv", tmp_path / "no" / "d.swc")
+        convert(tmp_path / "a.zv", tmp_path / "no" / "d.csv")
 
 
 def test_nothing_is_left_of_a_conversion_that_fails(tmp_path: Path) -> None:
     """A file that is refused leaves no store, and a target that cannot be drawn no file, and nothing hidden."""
-    (tmp_path / "a.swc").write_text("1 1 0 0 0 5 9\n")
+    (tmp_path / "a.csv").write_text("x,y\n1,\n")
     with pytest.raises(SourceError):
-        convert(tmp_path / "a.swc", tmp_path / "a.zv")
+        convert(tmp_path / "a.csv", tmp_path / "a.zv")
     wide = Shapes("point_cloud", np.zeros((1, 3)), vertex_attributes={"n": np.array([2**40])})
     with pytest.raises(SourceError, match="32 bits"):
         write_file(wide, tmp_path / "a.ply")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.swc"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_stores_are_told_from_other_folders(tmp_path: Path) -> None:
@@ -187,22 +154,22 @@ def run(*words: str) -> Result:
 def test_the_command_converts_geometry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`raggedatlas convert` takes files and stores of geometry by their endings, tells losses, and refuses."""
     monkeypatch.chdir(tmp_path)
-    write_file(streamlines(), "a.trx")
-    made = run("a.trx", "a.zv", "--levels", "1", "--chunk-shape", "9,9,9", "--level-links", "explicit")
+    write_file(points(), "a.csv")
+    made = run("a.csv", "a.zv", "--levels", "1", "--chunk-shape", "9,9,9", "--level-links", "explicit")
     assert (made.exit_code, made.stdout) == (0, "Wrote a.zv\n")
     assert open_vectors("a.zv").n_levels == 2
-    made = run("a.zv", "b.tck", "--json")
+    made = run("a.zv", "b.csv", "--json")
     assert json.loads(made.stdout)["losses"][0] == "levels: 1 coarser ones are left out"
-    told = run("a.zv", "c.tck")
+    told = run("a.zv", "c.csv")
     assert "lost: levels: 1 coarser ones are left out" in told.stderr
-    assert run("a.zv", "d.tck", "--strict").exit_code == 1
-    assert run("a.zv", "d.tck", "--where", "x > 1").exit_code == 2
+    assert run("a.zv", "d.csv", "--strict").exit_code == 1
+    assert run("a.zv", "d.csv", "--where", "x > 1").exit_code == 2
     assert run("a.zv", "d.zv", "--chunk-shape", "wide").exit_code == 2
-    assert run("b.tck", "back", "--to", "store", "--layout", "0.7").exit_code == 0
-    assert run("b.tck", "f.zv", "--write-option", "ascii=true").exit_code == 1
-    assert run("b.tck", "f.tck", "--write-option", "strict=true").exit_code == 1
-    assert run("back", "e.trk", "--level", "0").exit_code == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.trx", "a.zv", "b.tck", "c.tck", "back", "e.trk"}
+    assert run("b.csv", "back", "--to", "store", "--layout", "0.7").exit_code == 0
+    assert run("b.csv", "f.zv", "--write-option", "ascii=true").exit_code == 1
+    assert run("b.csv", "f.csv", "--write-option", "strict=true").exit_code == 1
+    assert run("back", "e.parquet", "--level", "0").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "a.zv", "b.csv", "c.csv", "back", "e.parquet"}
 
 
 def test_options_reach_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,33 +190,24 @@ def test_each_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPat
             load_library(name)
 
 
-def test_shapes_as_objects_of_other_libraries() -> None:
-    """Meshes become Trimesh, trees directed graphs, with attributes; what does not fit is refused."""
+def test_meshes_become_trimesh() -> None:
+    """Meshes become Trimesh with their attributes; other kinds are refused."""
     mesh = to_trimesh(surface())[3]
     assert mesh.vertex_attributes["color"].shape == (36, 3)
-    graph = to_networkx(tree())
-    assert graph.is_directed()
-    assert set(graph.edges) == {tuple(link) for link in np.asarray(tree().links).tolist()}
-    assert graph.nodes[4]["radius"] == 4.0
-    assert to_networkx(streamlines()).number_of_edges() == 38
-    with pytest.raises(SourceError, match="makes no graph"):
-        to_networkx(surface())
     with pytest.raises(SourceError, match="makes no trimesh"):
-        to_trimesh(tree())
-    assert [one.geom_type for one in shapely_geometries(tree())] == ["MultiLineString"]
+        to_trimesh(points())
 
 
 ROOT = Path(__file__).parent.parent.parent
-PEERS = {"spatialdata": ROOT / ".venv-peers-spatialdata", "neuroglancer": ROOT / ".venv-peers-neuroglancer"}
+PYTHON = ROOT / ".venv-peers-spatialdata" / "bin" / "python"
 
 
-def peer(what: str, folder: Path) -> dict[str, Any]:
-    """Let another library open what we wrote."""
-    python = PEERS[what] / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python.parent.parent.name} is not there; benchmarks/peers.sh converters makes it")
+def peer(folder: Path) -> dict[str, Any]:
+    """Let spatialdata open what we wrote."""
+    if not PYTHON.exists():
+        pytest.skip(".venv-peers-spatialdata is not there; benchmarks/peers.sh converters makes it")
     script = Path(__file__).with_name("peer_geometry.py")
-    command = [str(python), "-W", "ignore", str(script), "check", what, str(folder)]
+    command = [str(PYTHON), "-W", "ignore", str(script), "check", str(folder)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     return dict(json.loads(found.stdout))
@@ -259,36 +217,17 @@ def peer(what: str, folder: Path) -> dict[str, Any]:
 def test_spatialdata_opens_ours(tmp_path: Path) -> None:
     """spatialdata reads the points, circles and polygons that we wrote."""
     write_file(points(), tmp_path / "p.zarr", format="spatialdata", name="spots")
-    seen = peer("spatialdata", tmp_path / "p.zarr")["spots"]
+    seen = peer(tmp_path / "p.zarr")["spots"]
     assert seen["gene"][1:3] == ["A", "B"]
     assert np.allclose(np.array(seen["x"], float), points().positions[:, 0])
     write_file(polygons(), tmp_path / "s.zarr", format="spatialdata", name="cells")
-    assert peer("spatialdata", tmp_path / "s.zarr")["cells"]["index"] == ["8", "1"]
+    assert peer(tmp_path / "s.zarr")["cells"]["index"] == ["8", "1"]
     shutil.rmtree(tmp_path / "s.zarr")
-
-
-@pytest.mark.peers
-def test_cloud_volume_opens_ours(tmp_path: Path) -> None:
-    """cloud-volume reads the skeleton and the mesh that we wrote."""
-    one = tree()
-    shapes = Shapes(
-        "skeleton", one.positions, ids=np.array([12]), links=one.links, vertex_attributes={"radius": np.arange(30.0)}
-    )
-    write_file(shapes, tmp_path / "skeletons", format="precomputed-skeletons")
-    mesh = surface()
-    write_file(
-        Shapes("mesh", mesh.positions, ids=np.array([7]), links=mesh.links),
-        tmp_path / "meshes",
-        format="precomputed-meshes",
-    )
-    seen = peer("neuroglancer", tmp_path)
-    assert len(seen["skeleton"][0]) == 30
-    assert np.array_equal(seen["mesh"][1], np.asarray(mesh.links))
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet", ".ply", ".geojson"])
 def test_vertices_of_no_object_are_told_as_left_out(tmp_path: Path, ending: str) -> None:
-    """Files that separate objects hold no vertices of none, which is told, or refused on request; graphs of networkx hold them."""
+    """Files that separate objects hold no vertices of none, which is told, or refused on request."""
     shapes = Shapes("point_cloud", np.arange(15.0).reshape(5, 3), np.array([0, 2, 4]), np.array([4, 7]))
     file = tmp_path / f"a{ending}"
     with pytest.raises(SourceError, match="1 of no object"):
@@ -297,6 +236,3 @@ def test_vertices_of_no_object_are_told_as_left_out(tmp_path: Path, ending: str)
     found = read_file(file).shapes
     assert np.asarray(found.ids).tolist() == [4, 7]
     assert np.array_equal(found.positions, shapes.positions[:4])
-    nodes = to_networkx(Shapes("polyline", shapes.positions, shapes.offsets, shapes.ids))
-    assert [nodes.nodes[row].get("object_id") for row in range(5)] == [4, 4, 7, 7, None]
-    assert set(nodes.edges) == {(0, 1), (2, 3)}

@@ -5,12 +5,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import trimesh
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csgraph
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
@@ -110,13 +111,11 @@ def test_every_level_keeps_ids_and_some_of_the_vertices(kind: str, data: st.Data
 
 def summary(shapes: Shapes) -> tuple[int, int, int, list[int]]:
     """Return the number of parts, of independent loops, of vertices, and the rows of those that do not have two edges."""
-    graph = nx.MultiGraph()
-    graph.add_nodes_from(range(shapes.n_vertices))
-    links = np.zeros((0, 2), int) if shapes.links is None else np.asarray(shapes.links)
-    graph.add_edges_from(links.tolist())
-    parts = nx.number_connected_components(graph) if len(graph) else 0
-    branching = sorted(rows_at(shapes)[node] for node in graph if graph.degree[node] != 2)
-    return parts, graph.number_of_edges() - len(graph) + parts, len(graph), branching
+    n, links = shapes.n_vertices, shapes.edges()
+    ends = sp.coo_matrix((np.ones(len(links)), links.T), (n, n))
+    parts = int(csgraph.connected_components(ends, directed=False, return_labels=False)) if n else 0
+    rows, degrees = rows_at(shapes), np.bincount(links.ravel(), minlength=n)
+    return parts, len(links) - n + parts, n, sorted(rows[row] for row in np.flatnonzero(degrees != 2))
 
 
 @given(data=st.data(), kind=st.sampled_from(["graph", "skeleton"]))

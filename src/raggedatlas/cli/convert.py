@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from raggedatlas.vectors.pyramid import PyramidOptions
 
 ENDINGS = (
-    ".zv", ".csv", ".tsv", ".parquet", ".xyz", ".swc", ".obj", ".ply", ".stl", ".trx", ".trk", ".tck", ".graphml",
-    ".edgelist", ".geojson", ".geoparquet", ".precomputed",
+    ".zv", ".csv", ".tsv", ".parquet", ".obj", ".ply", ".stl", ".geojson", ".geoparquet",
 )  # fmt: skip
 """File extensions of geometry, known without importing its readers."""
 
@@ -40,9 +39,7 @@ class GeometryOptions:
     """Options that convert geometry."""
 
     format_in: str | None = option("FORMAT", "Geometry: what the source is", "--from")
-    format_out: str | None = option(
-        "FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"
-    )
+    format_out: str | None = option("FORMAT", "Geometry: what to write, e.g. spatialdata, store", "--to")
     options: Strings = repeatable(
         "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
     )
@@ -61,10 +58,9 @@ class GeometryOptions:
         from raggedatlas.vectors.converters.convert import Conversion
 
         options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
-        # Readers take lists for these, and the command line has only text.
-        for key in ("axes", "columns"):
-            if key in options:
-                options[key] = str(options[key]).split(",")
+        # Readers take a list for it, and the command line has only text.
+        if "axes" in options:
+            options["axes"] = str(options["axes"]).split(",")
         return Conversion(
             self.format_in,
             self.format_out,
@@ -101,11 +97,7 @@ def _value(text: str) -> object:
 
 def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
     """Return whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
-    if (
-        geometry.format_in
-        or geometry.format_out
-        or ("://" in source + target and "precomputed://" in (source + target))
-    ):
+    if geometry.format_in or geometry.format_out:
         return True
     if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
         return True
@@ -191,7 +183,7 @@ def convert(
     source: Annotated[
         str,
         argument(
-            "h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, Market-matrix folder; or geometry: a store (.zv), swc, obj, trx, .."
+            "h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, Market-matrix folder; or geometry: a store (.zv), geojson, obj, .."
         ),
     ],
     target: Annotated[str, argument("A .h5ad, .h5mu, .zarr or .cxg; or geometry")],

@@ -8,8 +8,6 @@ from raggedatlas.errors import MissingExtraError
 LIBRARIES = {
     "fast_simplification": "Meshes are decimated by the package fast-simplification",
     "geopandas": "Tables of geometries are made by the package geopandas",
-    "networkx": "Graphs are made by the package networkx",
-    "nibabel": "TRK and TCK are read and written by the package nibabel",
     "shapely": "Polygons are made by the package shapely",
     "trimesh": "Meshes as objects are made by the package trimesh",
 }

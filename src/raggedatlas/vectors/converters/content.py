@@ -1,4 +1,4 @@
-"""Content of a geometry file in any format, what a format can represent, and points as tables: CSV, TSV, Parquet, XYZ."""
+"""Content of a geometry file in any format, what a format can represent, and points as tables: CSV, TSV, Parquet."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class Content:
     shapes : Shapes
         The geometry.
     metadata : mapping
-        Metadata of the file, for the root of a store: ``crs``, ``tractogram``, ``directed``, ...
+        Metadata of the file, for the root of a store: ``crs``, ...
     axes : tuple of Axis or None
         Names and units of the axes; None if the file has none.
     left : tuple of str
@@ -295,7 +295,6 @@ AXIS_NAMES = (
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 TABLE_HOLDING = Capabilities(links=False, object=(), columns=True)
-XYZ_HOLDING = Capabilities(kinds=("point_cloud",), links=False, objects="one", object=(), strings=False, columns=True)
 
 
 def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
@@ -397,51 +396,6 @@ def axis_names(content: Content) -> tuple[str, ...]:
     """Return the names of the axes."""
     n_dims = content.shapes.n_dims
     return tuple(axis.name for axis in content.axes) if content.axes else tuple("xyzw"[:n_dims])
-
-
-def read_xyz(path: Path, *, columns: Sequence[str] | None = None) -> Content:
-    """Read points as lines of numbers between spaces or commas; names may be in a first line after ``#`` or ``//``.
-
-    Parameters
-    ----------
-    path : Path
-        A text file.
-    columns : sequence of str or None
-        Names of all columns; None: those of the file, else ``x y z`` and ``column_4``, ...
-
-    Raises
-    ------
-    SourceError
-        If lines differ in length or contain something else; with the line.
-    """
-    lines = read_text(path).splitlines()
-    header = next((line.lstrip("#/ ").split() for line in lines if line.startswith(("#", "//"))), [])
-    rows = [(n, line.replace(",", " ").split()) for n, line in enumerate(lines, 1)]
-    rows = [(n, row) for n, row in rows if row and not row[0].startswith(("#", "//"))]
-    values = number_rows(rows, path)
-    width = values.shape[1] if len(values) else 3
-    if width < 2:
-        raise SourceError(f"{path} has lines of {width} number; expected at least 2 coordinates.")
-    standard = ["x", "y", "z"][:width] + [f"column_{k + 1}" for k in range(3, width)]
-    names = list(columns or (header if len(header) == width else standard))
-    if len(names) != width:
-        raise SourceError(f"{path} has lines of {width} numbers, and {len(names)} names are given: {', '.join(names)}.")
-    # Named axes may be columns in any order; without these names the first columns are the axes.
-    places = [names.index(name) for name in ("x", "y", "z") if name in names] or list(range(min(width, 3)))
-    attributes = {name: Attribute(values[:, k]) for k, name in enumerate(names) if k not in places}
-    return Content(Shapes("point_cloud", values[:, places], vertex_attributes=attributes))
-
-
-def write_xyz(content: Content, path: Path) -> None:
-    """Write the positions and numbers of a point cloud as lines, under a line with their names."""
-    columns = dict(zip(axis_names(content), content.shapes.positions.T, strict=False))
-    for name, attribute in content.shapes.vertex_attributes.items():
-        if not is_text(attribute):
-            columns |= dict(split_channels(name.replace(" ", "_"), attribute))
-    texts = [[repr(value) for value in column.tolist()] for column in map(shortest, columns.values())]
-    with path.open("w", encoding="utf-8") as file:
-        file.write(f"# {' '.join(columns)}\n")
-        file.writelines(" ".join(row) + "\n" for row in zip(*texts, strict=True))
 
 
 def shortest(column: NDArray[Any]) -> NDArray[Any]:

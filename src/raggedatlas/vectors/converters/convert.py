@@ -19,8 +19,7 @@ from raggedatlas.store.location import REMOTE_SCHEMES
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
-from raggedatlas.vectors.converters import graphs, meshes, precomputed
-from raggedatlas.vectors.converters import streamlines as lines
+from raggedatlas.vectors.converters import meshes
 from raggedatlas.vectors.converters.content import Capabilities, Content, check_content, read_errors
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
@@ -59,31 +58,13 @@ class Converter:
 CONVERTERS: dict[str, Converter] = {
     "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
     "parquet": Converter((".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
-    "xyz": Converter((".xyz",), tables.read_xyz, tables.write_xyz, tables.XYZ_HOLDING),
-    "swc": Converter((".swc",), graphs.read_swc, graphs.write_swc, graphs.SWC_HOLDING),
-    "swc-folder": Converter((), graphs.read_swc, graphs.write_swc_folder, graphs.SWC_FOLDER_HOLDING),
     "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING),
     "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
     "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING),
-    "trx": Converter((".trx",), lines.read_trx, lines.write_trx, lines.TRX_HOLDING, lines.trx_losses),
-    "trk": Converter((".trk",), lines.read_tractogram, lines.write_tractogram, lines.TRK_HOLDING, lines.trk_losses),
-    "tck": Converter((".tck",), lines.read_tractogram, lines.write_tractogram, lines.TCK_HOLDING),
-    "graphml": Converter((".graphml",), graphs.read_graphml, graphs.write_graphml, graphs.GRAPHML_HOLDING),
-    "edgelist": Converter(
-        (".edgelist",), graphs.read_edges, graphs.write_edges, graphs.GRAPHML_HOLDING, graphs.edge_losses
-    ),
     "geojson": Converter((".geojson",), geo.read_geojson, geo.write_geojson, geo.BOUNDARY_HOLDING, geo.boundary_losses),
     "geoparquet": Converter(
         (".geoparquet",), geo.read_geoparquet, geo.write_geoparquet, geo.BOUNDARY_HOLDING, geo.boundary_losses
     ),
-    "precomputed-skeletons": Converter(
-        (),
-        precomputed.read_skeletons,
-        precomputed.write_skeletons,
-        precomputed.SKELETON_HOLDING,
-        precomputed.skeleton_losses,
-    ),
-    "precomputed-meshes": Converter((), precomputed.read_meshes, precomputed.write_meshes, precomputed.MESH_HOLDING),
     "spatialdata": Converter(
         (), geo.read_spatialdata, geo.write_spatialdata, geo.SPATIALDATA_HOLDING, geo.spatialdata_losses
     ),
@@ -92,23 +73,6 @@ CONVERTERS: dict[str, Converter] = {
 
 ENDINGS = {ending: name for name, converter in CONVERTERS.items() for ending in converter.endings}
 """Ending -> name."""
-
-
-SCHEME = "precomputed://"
-"""Prefix of paths of Neuroglancer's folders; optional."""
-
-INFO_TYPES = {
-    precomputed.SKELETON_TYPE: "precomputed-skeletons",
-    precomputed.MESH_TYPE: "precomputed-meshes",
-}
-"""``@type`` of an info -> converter."""
-
-BY_KIND = {
-    "skeleton": "precomputed-skeletons",
-    "graph": "precomputed-skeletons",
-    "mesh": "precomputed-meshes",
-}
-"""Geometry type -> precomputed format."""
 
 ROUNDED = "rounded: "
 """Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
@@ -124,10 +88,10 @@ def detect(path: str | os.PathLike[str]) -> str:
     SourceError
         If its format is unknown; the message lists the known ones.
     """
-    file = _path(path)
+    file = Path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
-    name = _folder_kind(file) if file.is_dir() else ENDINGS.get(file.suffix.lower())
+    name = ("spatialdata" if geo.is_spatialdata(file) else None) if file.is_dir() else ENDINGS.get(file.suffix.lower())
     if name == "parquet" and _has_geometry(file):
         return "geoparquet"
     if name is None:
@@ -143,29 +107,6 @@ def _has_geometry(file: Path) -> bool:
 
     with read_errors(file, "Parquet file", pa.ArrowInvalid, OSError):
         return b"geo" in (papq.read_schema(file).metadata or {})
-
-
-def _folder_kind(folder: Path) -> str | None:
-    if (folder / "info").is_file():
-        info_type = precomputed.read_info(folder).get("@type")
-        if info_type not in INFO_TYPES:
-            raise SourceError(
-                f"{folder}/info has the @type {info_type!r}; of Neuroglancer's formats {', '.join(INFO_TYPES)} are read. "
-                "Convert it to one of these with cloud-volume."
-            )
-        return INFO_TYPES[info_type]
-    if geo.is_spatialdata(folder):
-        return "spatialdata"
-    names = [child.name for child in folder.iterdir() if not child.name.startswith(".")]
-    if "header.json" in names:
-        return "trx"
-    if any(name.endswith(".swc") for name in names):
-        return "swc-folder"
-    return "precomputed-meshes" if any(name.endswith(":0") for name in names) else None
-
-
-def _path(path: str | os.PathLike[str]) -> Path:
-    return Path(os.fspath(path).removeprefix(SCHEME))
 
 
 @checked
@@ -196,7 +137,7 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
         If the library that the format needs is not installed.
     """
     name = _known(format) if format is not None else detect(path)
-    file = _path(path)
+    file = Path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     _check_options(CONVERTERS[name].read, name, options)
@@ -253,7 +194,7 @@ def write_file(
     content : Content or Shapes
         What to write.
     path : path
-        Target; its suffix, or the prefix ``precomputed://``, chooses the format.
+        Target; its suffix chooses the format.
     format : str or None
         Name of a converter, where the path does not choose one.
     strict : bool
@@ -276,7 +217,7 @@ def write_file(
         If the format cannot represent the shapes, or if something would be lost and `strict` is true.
     """
     content = content if isinstance(content, Content) else Content(content)
-    shapes, file = content.shapes, _path(path)
+    shapes, file = content.shapes, Path(path)
     name = _known(format) if format is not None else _by_path(path, shapes)
     check_content(shapes, "What is to be written")
     losses = plan_losses(shapes, name)
@@ -286,7 +227,7 @@ def write_file(
             f"{file} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
         )
     _check_options(CONVERTERS[name].write, name, options)
-    # Fails early; `_write_aside` checks again, also for further files such as `<name>.nodes.csv`.
+    # Fails early; `_write_aside` checks again.
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
     # Files that separate objects have no place for vertices of none, as `Capabilities.losses` says.
@@ -335,10 +276,6 @@ def _write_aside(
 
 def _by_path(path: str | os.PathLike[str], shapes: Shapes) -> str:
     text = os.fspath(path)
-    if text.startswith(SCHEME) or Path(text).suffix == ".precomputed":
-        if shapes.kind not in BY_KIND:
-            raise SourceError(f"Neuroglancer's formats hold no {shapes.kind}; they hold {', '.join(BY_KIND)}.")
-        return BY_KIND[shapes.kind]
     name = ENDINGS.get(Path(text).suffix.lower())
     if name is None:
         raise SourceError(

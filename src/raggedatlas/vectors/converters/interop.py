@@ -1,6 +1,5 @@
-"""Shapes as the objects of other libraries: trimesh, networkx, shapely and geopandas (extra ``geometry``)."""
+"""Shapes as the objects of other libraries: trimesh, shapely and geopandas (extra ``geometry``)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,6 @@ from raggedatlas.vectors.shapes import (
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes: polygon of the object, ring of the polygon (0 is the outer one), and place in the object."""
-
-NODE = "node"
-"""Vertex attribute with the names of a graph's nodes."""
-
-AXES = ("x", "y", "z", "w")
 
 
 def to_trimesh(shapes: Shapes) -> dict[int, Any]:
@@ -63,79 +57,6 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
             process=False,
         )
     return result
-
-
-def to_networkx(shapes: Shapes) -> Any:  # noqa: ANN401  (a networkx graph)
-    """Return shapes as one networkx graph; skeletons as a directed one, from child to parent.
-
-    Nodes are rows of vertices, with ``pos``, ``object_id`` and the vertex attributes; edges have the link attributes.
-
-    Raises
-    ------
-    SourceError
-        For meshes.
-    MissingExtraError
-        Without networkx.
-
-    Examples
-    --------
-    >>> path = Shapes("polyline", np.array([[0, 0], [3, 4]]), ids=np.array([7]))
-    >>> to_networkx(path).nodes[1]
-    {'x': 3, 'y': 4, 'object_id': 7, 'pos': (3, 4)}
-    """
-    graph = build_networkx(shapes, directed=shapes.kind == "skeleton", axes=AXES[: shapes.n_dims], numbered=True)
-    for node, position in enumerate(shapes.positions.tolist()):
-        graph.nodes[node]["pos"] = tuple(position)
-    return graph
-
-
-def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: bool = False) -> Any:  # noqa: ANN401
-    """Return shapes as a networkx graph whose values are plain numbers and texts.
-
-    Parameters
-    ----------
-    shapes : Shapes
-        Anything but meshes.
-    directed : bool
-        Whether edges have a direction.
-    axes : sequence of str
-        Names of the coordinates.
-    numbered : bool
-        Whether nodes are rows, even where the vertex attribute ``node`` names them.
-    """
-    if shapes.kind == "mesh":
-        raise SourceError("A mesh makes no graph; expected points, lines, graphs or skeletons.")
-    networkx = load_library("networkx")
-    links = vertex_edges(shapes).tolist()
-    # A simple graph would drop parallel edges; without directions (a, b) and (b, a) are one edge.
-    multiple = len({(a, b) if directed else (min(a, b), max(a, b)) for a, b in links}) < len(links)
-    kinds = {
-        (False, False): "Graph",
-        (True, False): "DiGraph",
-        (False, True): "MultiGraph",
-        (True, True): "MultiDiGraph",
-    }
-    graph = getattr(networkx, kinds[directed, multiple])()
-    columns: dict[str, list[Any]] = {axis: shapes.positions[:, d].tolist() for d, axis in enumerate(axes)}
-    for name, attribute in shapes.vertex_attributes.items():
-        columns |= _plain_columns(name, attribute)
-    if shapes.ids is not None and (numbered or shapes.ids.tolist() != [0]):
-        # Nodes of no object have no such value.
-        ids = [*shapes.ids.tolist(), None]
-        columns["object_id"] = [ids[row] for row in object_rows(shapes).tolist()]
-    names: list[Any] = list(range(shapes.n_vertices))
-    given = columns.get(NODE, [])
-    if not numbered and len({*map(str, given)}) == len(names) == len(given):
-        names = [str(name) for name in columns.pop(NODE)]
-    for row, name in enumerate(names):
-        graph.add_node(name, **{key: column[row] for key, column in columns.items() if column[row] is not None})
-    between: dict[str, list[Any]] = {}
-    for name, attribute in shapes.link_attributes.items():
-        between |= _plain_columns(name, attribute)
-    for row, (a, b) in enumerate(links):
-        values = {key: column[row] for key, column in between.items() if column[row] is not None}
-        graph.add_edge(names[a], names[b], **values)
-    return graph
 
 
 def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:

@@ -355,32 +355,6 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return snapshot(self._opened, label).version
 
-    def sign(self, version: int | str, key: Any) -> None:  # noqa: ANN401  (a path, bytes, or a key of cryptography)
-        """Sign the root hash of a snapshot with a key of your own, for ``verify(public_key=)``; needs the extra ``sign``.
-
-        The signature is stored beside the manifests, one for each key, and `sync` copies it. A purge changes what snapshots
-        contain, and so ends their signatures.
-
-        Parameters
-        ----------
-        version : int or str
-            Number or label.
-        key : path, bytes or Ed25519PrivateKey
-            Private key of Ed25519: a PEM file without a passphrase, or its bytes.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such snapshot, or it was taken before hashes were recorded.
-        CorruptError
-            If its record is damaged.
-        ArgumentError, MissingFileError, MissingExtraError
-            If `key` is no key, or cryptography is not installed.
-        """
-        from raggedatlas.catalog.signing import sign
-
-        sign(self._opened, version, key)
-
     def checkout(self, version: int | str) -> "AtlasView":
         """Open a snapshot, by number or label, as a view that never changes.
 

@@ -10,7 +10,7 @@ from raggedatlas.query.identity import FeatureIdentity
 
 READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 
-OTHERS = {"map_terms", "sign", "sync"}
+OTHERS = {"map_terms", "sync"}
 """Calls that write nothing in the atlas but by `annotate`, that write one file, and that write elsewhere (tests/catalog/test_mirror.py)."""
 
 

@@ -174,7 +174,6 @@ CALLS: dict[str, Call] = {
         {"label": "ok"},
     ),
     "validate": lambda p: (p.atlas.validate, {}),
-    "sign": lambda p: (p.atlas.sign, {"version": "first", "key": b"no key"}),
     "verify": lambda p: (p.atlas.verify, {"version": "first"}),
     "query": lambda p: (
         lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),

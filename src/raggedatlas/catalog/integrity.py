@@ -300,12 +300,12 @@ def _content_hash(checksums: Mapping[str, str], path: str) -> str:
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Remove manifests and signatures older than `grace` that are of no snapshot; return the bytes freed."""
+    """Remove manifests older than `grace` that are of no snapshot; return the bytes freed."""
     folder = catalog.tables.location.child(FOLDER)
     there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
     # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
     records = list_versions(catalog) if there else []
-    named = {name for record in records for name in (record.manifest, record.root_hash)}
+    named = {record.manifest for record in records}
     oldest = datetime.now(UTC) - grace
     free = [(key, size) for key, size, when in there if key.split(".")[0] not in named and when <= oldest]
     folder.delete_objects([key for key, _ in free])

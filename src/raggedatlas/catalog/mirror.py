@@ -11,7 +11,6 @@ from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import FileEntry, read_manifest, recorded_contents, seal_versions
-from raggedatlas.catalog.signing import signature_files
 from raggedatlas.catalog.versions import FOLDER, NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
@@ -200,8 +199,7 @@ def _table_steps(
     steps = [[file for file in files if file not in newer], *versions.values()]
     tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
     manifests = {f"{FOLDER}/{record.manifest}.json" for record in records if record.manifest}
-    signatures = set(signature_files(catalog, records))
-    steps.append([_File(path) for path in sorted(tags | manifests | signatures)])
+    steps.append([_File(path) for path in sorted(tags | manifests)])
     own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
     listed = {path for path in own if "/_versions/" in path}
     steps += [[_File(path) for path in sorted(part)] for part in (own - listed, listed)]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
@@ -32,7 +31,6 @@ from raggedatlas.catalog.integrity import (
     note_unhashed,
     recorded_files,
 )
-from raggedatlas.catalog.signing import check_signatures
 from raggedatlas.catalog.versions import find_version, list_versions, tip_versions
 from raggedatlas.errors import AtlasError, CorruptError, WorkersError
 from raggedatlas.model.assets import GeometryRecord
@@ -83,7 +81,6 @@ def verify(
     version: int | str | None = None,
     *,
     incremental: bool = False,
-    public_key: Any = None,  # noqa: ANN401 (a path, bytes, or a key of cryptography)
     executor: Executor | Workers | None = None,
 ) -> Verification:
     """Compare every byte of an atlas, or of a snapshot, with what is recorded of it; see `ReadOnlyAtlas.verify`."""
@@ -102,8 +99,6 @@ def verify(
         return Problems(found[-1].problems)
 
     problems = confirmed(catalog, check)
-    if public_key is not None:
-        problems += check_signatures(catalog, _snapshots(catalog), public_key)
     return replace(found[-1], problems=tuple(dict.fromkeys(problems)))
 
 
@@ -152,12 +147,11 @@ def check_stored(
     Returns
     -------
     Verification
-        Rules of problems: those of `recorded_files`, `check_signatures`, `compare_files`, `check_frames`, `check_deleted_rows`, `check_specs`, `check_bytes`;
+        Rules of problems: those of `recorded_files`, `compare_files`, `check_frames`, `check_deleted_rows`, `check_specs`, `check_bytes`;
         ``store-files``, and ``unreadable`` where a record cannot be read.
     """
     records = _snapshots(catalog)
     files, problems = recorded_files(catalog, records, head=catalog.snapshot is None)
-    problems += check_signatures(catalog, records)
     parts: dict[str, list[_Part]] = {}
     for place, view in _views(catalog, records):
         try:

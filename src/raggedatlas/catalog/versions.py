@@ -34,9 +34,6 @@ PURGE_TAG = re.compile(rf"{PURGING}[0-9a-f]+")
 FOLDER, HEAD = "_manifests", "head.json"
 """Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.integrity``."""
 
-SIGNATURE = ".sig"
-"""Ending of the signatures in that folder, whose names begin with the root hash of the snapshot; see ``catalog.signing``."""
-
 LATEST = "latest"
 """Alias of the newest snapshot, in place of its number or label."""
 

@@ -3,7 +3,6 @@
 import datetime as dt
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,32 +32,13 @@ Snapshot = Annotated[str, argument("Number or label of a snapshot")]
 def snapshot(
     atlas_options: AtlasOptions,
     label: Annotated[str | None, value_option(None, "Label of the snapshot")] = None,
-    sign_key: Annotated[Path | None, value_option("FILE", "Sign it with this private key (Ed25519, PEM)")] = None,
 ) -> tuple[Any, str]:
     """Create an immutable snapshot of the atlas; queries run on snapshots."""
-    from raggedatlas.catalog.signing import private_key
-
-    # Read first: a wrong key is refused before there is a snapshot.
-    key = None if sign_key is None else private_key(sign_key)
-    atlas = atlas_options.open()
-    number = atlas.snapshot(label)
-    if key is not None:
-        atlas.sign(number, key)
+    number = atlas_options.open().snapshot(label)
     return {
         "version": number,
         "label": label,
     }, f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}"
-
-
-@command(SNAPSHOTS, "sign pbmc.atlas first key.pem")
-def sign(
-    atlas_options: AtlasOptions,
-    version: Snapshot,
-    key: Annotated[Path, argument("Private key (Ed25519, PEM)", "KEY")],
-) -> tuple[Any, str]:
-    """Sign the root hash of a snapshot, for verify --public-key."""
-    atlas_options.open().sign(parse_version(version), key)
-    return {"signed": parse_version(version)}, f"Signed snapshot {version} of {atlas_options.atlas}"
 
 
 @command(SNAPSHOTS, "versions pbmc.atlas")
@@ -354,10 +334,6 @@ def verify(
             help="Skip files that an earlier call with this option found sound and that have not changed since.",
         ),
     ] = False,
-    public_key: Annotated[
-        Path | None,
-        value_option("FILE", "Every snapshot must be signed with the private half of this key (Ed25519, PEM)"),
-    ] = None,
     workers: WorkerCount = 1,
 ) -> None:
     """Compare every stored byte with what was recorded when it was written; exit code 1 if any differs."""
@@ -366,7 +342,7 @@ def verify(
     from raggedatlas.model.validation import Problems
 
     with process_pool(workers) as executor:
-        found = atlas.verify(version, incremental=incremental, public_key=public_key, executor=executor)
+        found = atlas.verify(version, incremental=incremental, executor=executor)
     if atlas_options.as_json:
         print_json({**found.to_dict(), "sound": found.sound})
     else:

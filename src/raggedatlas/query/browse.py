@@ -236,7 +236,6 @@ class ReadOnlyAtlas:
         version: int | str | None = None,
         *,
         incremental: bool = False,
-        public_key: Any = None,  # noqa: ANN401  (a path, bytes, or a key of cryptography)
         executor: Executor | Workers | None = None,
     ) -> Verification:
         """Compare every stored byte with what was recorded when it was written.
@@ -251,8 +250,6 @@ class ReadOnlyAtlas:
             Skip files that an earlier call with this argument, or ``validate("deep", incremental=True)``, found sound, and that have the
             same size, times and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
             ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
-        public_key : path, bytes or Ed25519PublicKey, optional
-            Every snapshot must be signed with the private half of this key (`RaggedAtlas.sign`); a PEM file or its bytes.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read.
 
@@ -265,12 +262,10 @@ class ReadOnlyAtlas:
         ------
         NotFoundError
             If there is no such snapshot.
-        ArgumentError, MissingFileError, MissingExtraError
-            If `public_key` is no key, or cryptography is not installed.
         """
         from raggedatlas.catalog.verification import verify
 
-        return verify(self._opened, version, incremental=incremental, public_key=public_key, executor=executor)
+        return verify(self._opened, version, incremental=incremental, executor=executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""

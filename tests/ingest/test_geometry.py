@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import geopandas
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import shapely
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import assets
@@ -30,16 +32,21 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest import commit, geometry
+from raggedatlas.ingest import commit, geometry, geometry_plan
 from raggedatlas.ingest.add import is_geometry
-from raggedatlas.ingest.geometry import GEOMETRY_STEPS
+from raggedatlas.ingest.annotations import text_of_column
+from raggedatlas.ingest.geometry import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
 from raggedatlas.ingest.geometry_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.model.frames import find_column
+from raggedatlas.model.ids import integer_ids
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
+from raggedatlas.results.schema import as_ids
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.converters.content import table_content
+from raggedatlas.vectors.converters.geospatial import frame_content
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
@@ -482,7 +489,7 @@ def test_counts_that_fill_a_commit_keep_their_points(
 def test_missing_values_match_no_object(atlas: RaggedAtlas, slide: Slide) -> None:
     """A cell without a value in the linked column is not linked with an object whose value is missing, too."""
     label = np.arange(20.0)
-    label[[3, 7]] = np.nan, np.inf
+    label[[3, 7]] = np.nan
     frame = pd.DataFrame({"uid": view_of(atlas).query().to_pandas().index, "place": [None, 7.0, *np.arange(2.0, 20.0)]})
     atlas.annotate(frame, name="places")
     named = replace(slide.outlines, object_attributes={"label": label})
@@ -497,15 +504,49 @@ def test_missing_values_match_no_object(atlas: RaggedAtlas, slide: Slide) -> Non
 
 
 def test_ids_beyond_int64_are_compared_as_text() -> None:
-    """Numbers of 2**63 and more are matched as they are, floats of that size and infinities with nothing."""
+    """Integers of 2**63 and more are matched as they are."""
     big = pa.array([2**63, 5], pa.uint64())
     keys, values = comparable_keys(big, pa.chunked_array([pa.array([5, 2**63 + 1], pa.uint64())]), "id")
     assert (keys.to_pylist(), values.to_pylist()) == ([str(2**63), "5"], ["5", str(2**63 + 1)])
-    assert comparable_keys(pa.array([1.0, np.inf, 2.0**70]), pa.chunked_array([[1]]), "id")[0].to_pylist() == [
-        1,
-        None,
-        None,
-    ]
+
+
+def _points(values: Any) -> Shapes:
+    return Shapes("point_cloud", np.zeros((len(values), 2)), vertex_attributes={"cell": values})
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "link, objects": lambda ids: comparable_keys(pa.array(ids), pa.chunked_array([[1]]), "id")[0].to_pylist(),
+    "link, cells": lambda ids: comparable_keys(pa.array([1]), pa.chunked_array([pa.array(ids)]), "id")[1].to_pylist(),
+    "owner": lambda ids: geometry_plan.group_by_owner(_points(ids), "cell")[0].ids.tolist(),
+    "transcripts": lambda ids: transcripts_to_counts(
+        make_transcripts(np.zeros((len(ids), 2)), ["A"] * len(ids), ids)
+    ).obs_names.tolist(),
+    "table": lambda ids: table_content(
+        pa.table({"x": ids, "y": ids, "cell": ids}), "points", objects="cell"
+    ).shapes.ids.tolist(),
+    "column of shapes": lambda ids: frame_content(
+        geopandas.GeoDataFrame({"object_id": ids}, geometry=[shapely.box(0, 0, 1, 1)] * len(ids)), "cells"
+    ).shapes.ids.tolist(),
+    "results": lambda ids: as_ids(ids, 0),
+    "results, a list": lambda ids: as_ids(ids.tolist(), 0),
+    "names of cells": lambda ids: text_of_column(pa.table({"uid": ids}), "uid", "uid").to_pylist(),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("wrong", [1.5, np.inf, 2.0**53, 1020035400000100001.0])
+def test_ids_as_floats_are_integers_or_refused(door: str, wrong: float) -> None:
+    """Floats that are exact integers are these integers at every door; any other float is refused, as it may have been another id."""
+    assert sorted(map(int, DOORS[door](np.array([7.0, 2.0**53 - 1])))) == [7, 2**53 - 1]
+    with pytest.raises(SourceError, match=r"floats, with .* an id is an integer or text"):
+        DOORS[door](np.array([7.0, wrong]))
+
+
+def test_narrow_floats_are_exact_ids_below_their_own_limit() -> None:
+    """Floats of 32 bits hold integers exactly below 2**24."""
+    assert integer_ids(np.array([2**24 - 1, np.nan], np.float32), "ids").to_pylist() == [2**24 - 1, None]
+    with pytest.raises(SourceError, match=r"below 2\*\*24"):
+        integer_ids(np.array([2**24], np.float32), "ids")
 
 
 def test_a_cell_number_beyond_int64_is_refused() -> None:

@@ -101,6 +101,18 @@ def test_other_types_are_codes_or_refused() -> None:
         obs_column(table, "list")
 
 
+@pytest.mark.parametrize("wide", [2**53, -(2**53), 1020035400000100001])
+def test_integers_that_floats_would_round_are_refused(wide: int) -> None:
+    """Integers are floats beside a missing value; those that floats cannot hold are refused, and given categories code them exactly."""
+    table = pa.table({"full": [wide, 1], "gaps": [wide, None], "small": [2**53 - 1, None]})
+    assert obs_column(table, "full").values.tolist() == [wide, 1]
+    assert obs_column(table, "small").values[0] == 2**53 - 1
+    with pytest.raises(QueryError, match=r"2\*\*53 or more and missing values"):
+        obs_column(table, "gaps")
+    coded = obs_column(table, "gaps", [wide])
+    assert (coded.values.tolist(), coded.categories.tolist()) == ([0, -1], [wide])
+
+
 def test_any_cells_can_be_asked_for(small: Any) -> None:
     """A map-style dataset gives one cell, several, repeated, from the end or by slice, as the query has them."""
     dataset = CellDataset(small.query, obs=["kind"])

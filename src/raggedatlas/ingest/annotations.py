@@ -29,7 +29,7 @@ from raggedatlas.model.assets import (
     result_columns,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
-from raggedatlas.model.ids import UidIndex, check_length, column_name, free_name, new_uid
+from raggedatlas.model.ids import UidIndex, check_length, column_name, free_name, integer_ids, new_uid
 from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
@@ -286,7 +286,10 @@ def text_of_column(table: pa.Table, name: str, what: str) -> pa.Array:
         If a row has none.
     """
     column = table.column(name)
-    values = pc.cast(column, pa.string()).combine_chunks()
+    values = column.combine_chunks()
+    values = (integer_ids(values, f"The values of {name!r}") if pa.types.is_floating(values.type) else values).cast(
+        pa.string()
+    )
     if values.null_count:
         row = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
         raise SourceError(

@@ -50,7 +50,7 @@ from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import free_name, new_uids
+from raggedatlas.model.ids import free_name, integer_ids, new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
@@ -59,6 +59,7 @@ from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
 from raggedatlas.vectors.chunking import object_blocks
+from raggedatlas.vectors.converters.content import encode_categories
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets
 from raggedatlas.vectors.writer import publish_files, write
 
@@ -442,13 +443,15 @@ def make_transcripts(
 
 
 def _attribute(values: Sequence[Any]) -> Attribute:
-    """Return integers unchanged, and text as categories."""
+    """Return integers unchanged, and text as categories; missing values become -1."""
+    import pandas as pd
+
     column = np.asarray(values)
     if column.dtype.kind in "iu":
         return Attribute(column)
-    labels, codes = np.unique(column.astype(str), return_inverse=True)
-    metadata = {"encoding": "dictionary", "categories": labels.tolist(), "ordered": False}
-    return Attribute(codes.astype(np.int32), metadata=metadata)
+    if column.dtype.kind == "f":
+        return Attribute(integer_ids(column, "The cells").fill_null(-1).to_numpy())
+    return encode_categories(np.where(pd.isna(column), None, column.astype(object)))
 
 
 @checked

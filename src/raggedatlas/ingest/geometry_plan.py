@@ -28,7 +28,7 @@ from raggedatlas.errors import (
 from raggedatlas.ingest.options import GeometryOptions
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
-from raggedatlas.model.ids import COLUMN, new_uid
+from raggedatlas.model.ids import COLUMN, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.remote_path import as_path
@@ -200,10 +200,7 @@ def owner_codes(
     """Return the cell of every point as a number, -1 for none."""
     values = attribute.values
     if values.dtype.kind == "f":
-        missing = ~np.isfinite(values)
-        values = np.where(missing, -1, values)
-        if (values != np.floor(values)).any():
-            raise SourceError(f"The attribute {name!r} holds fractions; a cell is named by an integer.")
+        values = integer_ids(values, f"The values of {name!r}").fill_null(-1).to_numpy()
     elif values.dtype.kind == "u":
         # The greatest unsigned number marks a missing value in a store.
         missing = values == np.iinfo(values.dtype).max
@@ -547,7 +544,7 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
     Raises
     ------
     SourceError
-        If one of them is neither text nor whole numbers.
+        If one of them is neither text nor integers; see `integer_ids` for floats.
 
     Examples
     --------
@@ -559,11 +556,7 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
     for side, what in ((keys, "the objects' values"), (values, f"the cells' {column!r}")):
         made = side.combine_chunks() if isinstance(side, pa.ChunkedArray) else side
         if pa.types.is_floating(made.type):
-            # Integers with missing values come from pandas as floats. What is no whole number becomes null.
-            # Infinities are their own floor, and int64 ends at 2**63.
-            whole = pc.and_(pc.equal(made, pc.floor(made)), pc.less(pc.abs(made), 2.0**63))
-            whole = pc.fill_null(whole, fill_value=False)
-            made = pc.if_else(whole, made, pa.scalar(None, made.type)).cast(pa.int64())
+            made = integer_ids(made, f"link={column!r}: {what}")
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
             raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
         sides.append(made)

@@ -40,7 +40,8 @@ class ObsColumn:
     Parameters
     ----------
     values : (n_cells,) array
-        Numbers; integers with missing values are float64 with NaN. Or int32 codes, -1 where the value is missing.
+        Numbers; integers with missing values are float64 with NaN, and refused from 2**53 on. Or int32 codes, -1 where the value is
+        missing.
     categories : (n_categories,) object array, or None
         What the codes mean; None for numbers.
     """
@@ -377,13 +378,13 @@ class ColumnCoder:
             )
         if categories is None and column.facts is not None and column.facts.categories is not None:
             categories = column.facts.categories
-        self.stored, self._kind = stored, kind
+        self.stored, self.name, self._kind = stored, column.name, kind
         self._known = None if categories is None else _given(column.name, kind, categories)
         if self._known is None and pa.types.is_boolean(kind):
             # Both, so that codes do not depend on which of them occur.
             self._known = pa.array([False, True])
         self._is_number = self._known is None and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-        self._any_missing = False
+        self._any_missing = self._is_wide = False
         self._found: list[pa.Array] = []
         self._most = BLOCK_CELLS
 
@@ -395,6 +396,9 @@ class ColumnCoder:
         """Note whether values are missing, and which there are."""
         if self._is_number:
             self._any_missing = self._any_missing or column.null_count > 0
+            if pa.types.is_integer(self._kind):
+                least, most = pc.min_max(column).values()
+                self._is_wide |= max(-(least.as_py() or 0), most.as_py() or 0) >= 2**53
         elif self._known is None:
             self._found.append(pc.unique(column.cast(self._kind)).drop_null())
             if sum(map(len, self._found)) > self._most:
@@ -402,7 +406,12 @@ class ColumnCoder:
                 self._most = max(BLOCK_CELLS, 2 * len(self._found[0]))
 
     def settle(self) -> None:
-        """Number the values, if they have codes."""
+        """Number the values, if they have codes; refuse integers that floats beside missing values would round."""
+        if self._any_missing and self._is_wide:
+            raise QueryError(
+                f"The column {self.name!r} holds integers of 2**53 or more and missing values, which batches carry as floats and would round. "
+                f"Leave it out, choose cells that have it, or give its values as categories={{{self.name!r}: [...]}}, which are coded exactly."
+            )
         if self._known is None and not self._is_number:
             distinct = pc.unique(pa.chunked_array(self._found, self._kind))
             self._known, self._found = distinct.take(pc.sort_indices(distinct)), []
@@ -436,8 +445,7 @@ class ColumnCoder:
             codes = pc.index_in(column, value_set=self._known).fill_null(-1)
             return np.asarray(codes.to_numpy(), np.int32)
         if self._any_missing and pa.types.is_integer(column.type):
-            # Unsafe, because a safe cast refuses integers beyond 2**53.
-            column = column.cast(pa.float64(), safe=False)
+            column = column.cast(pa.float64())
         if column.null_count:
             column = column.fill_null(float("nan"))
         values: NDArray[Any] = np.ascontiguousarray(column.to_numpy())

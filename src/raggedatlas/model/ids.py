@@ -4,13 +4,14 @@ import hashlib
 import re
 import secrets
 from collections.abc import Container, Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import LimitError, NameRefusedError
+from raggedatlas.errors import LimitError, NameRefusedError, SourceError
 from raggedatlas.model.accessions import UNKNOWN, Accession, parse_accession
 
 LONGEST_NAME = 200
@@ -60,6 +61,42 @@ def new_uids(n: int) -> pa.StringArray:
         return new_uids(n)
     ends = np.arange(0, 16 * n + 16, 16, dtype=np.int32)
     return pa.StringArray.from_buffers(n, pa.py_buffer(ends), pa.py_buffer(drawn.hex().encode()))
+
+
+def integer_ids(values: Any, what: str) -> pa.Array:  # noqa: ANN401  (an Arrow or NumPy array of floats)
+    """Return ids that are floats as int64, null where they are missing.
+
+    pandas makes floats of integers as soon as one of them is missing. Floats of 64 bits hold integers exactly only below 2**53 (those of 32
+    bits below 2**24), so that larger ids are rounded already, and different ones may have become the same.
+
+    Parameters
+    ----------
+    values : pyarrow.Array or numpy.ndarray
+        Floats of any width.
+    what : str
+        What they are, for the message.
+
+    Raises
+    ------
+    SourceError
+        If one is a fraction, infinite, or too large to be exact.
+
+    Examples
+    --------
+    >>> integer_ids(np.array([7.0, np.nan]), "The ids").to_pylist()
+    [7, None]
+    """
+    floats = np.asarray(values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values)
+    exact = np.finfo(floats.dtype).nmant + 1
+    missing = np.isnan(floats)
+    wrong = ~missing & ((np.abs(floats) >= 2.0**exact) | (floats != np.floor(floats)))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise SourceError(
+            f"{what} are floats, with {float(floats[row])!r} in row {row}; an id is an integer or text, and {floats.dtype} holds integers exactly "
+            f"only below 2**{exact}. Read the source again with the ids as integers or text, e.g. dtype={{'id': 'Int64'}} in pandas."
+        )
+    return pa.array(np.where(missing, 0, floats).astype(np.int64), mask=missing)
 
 
 def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:

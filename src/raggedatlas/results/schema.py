@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NameRefusedError, RowIndexError, RowTypeError, SourceError
 from raggedatlas.model.arguments import brief
-from raggedatlas.model.ids import COLUMN
+from raggedatlas.model.ids import COLUMN, integer_ids
 
 OBJECT_ID = "object_id"
 DATA = "data"
@@ -221,9 +221,10 @@ def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
         raise SourceError(f"Batch {batch}: object ids are missing; every result needs an object id.")
     given = as_numpy(object_ids)
     if isinstance(given, pa.Array | pa.ChunkedArray):
-        given = given.to_pylist()
-    elif isinstance(given, np.ndarray):
-        given = given.reshape(-1).tolist()
+        given = given.to_numpy(zero_copy_only=False) if pa.types.is_floating(given.type) else given.to_pylist()
+    if isinstance(given, np.ndarray):
+        given = given.reshape(-1)
+        given = (integer_ids(given, f"Batch {batch}: the ids") if given.dtype.kind == "f" else given).tolist()
     try:
         listed = list(given)
     except TypeError as error:
@@ -248,6 +249,8 @@ def _as_id(value: Any, batch: int, row: int) -> str:  # noqa: ANN401
             return value.decode()
         except UnicodeDecodeError as error:
             raise SourceError(f"Batch {batch}, row {row}: the id {value!r} is not valid UTF-8.") from error
+    if isinstance(value, float | np.floating):
+        return str(integer_ids(np.array([value]), f"Batch {batch}, row {row}: the ids")[0])
     return str(value.item()) if hasattr(value, "item") and not getattr(value, "ndim", 0) else str(value)
 
 

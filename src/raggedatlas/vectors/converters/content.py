@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.model.ids import integer_ids
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.shapes import (
     KINDS,
@@ -231,8 +232,8 @@ def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
     SourceError
         If an id is negative or not a whole number, or a link refers to a missing vertex.
     """
-    if owner.dtype.kind == "f" and np.array_equal(owner, np.rint(owner)):
-        owner = owner.astype(np.int64)
+    if owner.dtype.kind == "f":
+        owner = integer_ids(owner, f"{what}: the ids of objects").fill_null(-1).to_numpy()
     if owner.dtype.kind not in "iuUTO" or (owner.dtype.kind == "i" and owner.size and owner.min() < 0):
         raise SourceError(
             f"{what}: {OBJECT_ID} of vertices are {owner.dtype}, from {owner.min()}; expected whole numbers from 0."
@@ -499,8 +500,10 @@ def _owners(table: "pa.Table", name: str, what: str) -> NDArray[Any]:
         raise SourceError(
             f"{what}: column {name!r} names no object in row {_first_null(column)}; expected one in each."
         )
-    if pa.types.is_integer(column.type):
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         ids = np.asarray(column.to_numpy())
+        if ids.dtype.kind == "f":
+            ids = integer_ids(ids, f"{what}: the values of {name!r}").fill_null(-1).to_numpy()
         if len(ids) and ids.min() < 0:
             raise SourceError(
                 f"{what}: column {name!r} has the id {ids.min()} in row {int(np.argmin(ids))}; expected ids from 0. "

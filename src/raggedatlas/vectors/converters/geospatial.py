@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.model.ids import integer_ids
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
     Capabilities,
@@ -25,7 +26,7 @@ from raggedatlas.vectors.converters.content import (
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING, shapely_geometries, to_geopandas
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
-from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets
+from raggedatlas.vectors.shapes import Attribute, Shapes, check_ids, counts_to_offsets
 
 OUTLINE = (PART, RING, ORDER)
 
@@ -160,8 +161,7 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     if len(deep) > 1:
         raise SourceError(f"{what} has features with and without z; expected one or the other.")
     columns = dict(columns)
-    ids = columns.pop(OBJECT_ID, None)
-    numbers = None if ids is None else ids.values.astype(np.int64)
+    numbers = _take_ids(columns, what)
     # Refused by `to_ragged_array`, which infers a type from the geometries.
     if not len(geometries):
         return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
@@ -179,6 +179,25 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
         return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
     bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
     return Shapes("point_cloud", positions, bounds, numbers, object_attributes=columns)
+
+
+def _take_ids(columns: dict[str, Attribute], what: str) -> NDArray[np.int64] | None:
+    """Take the ids of objects out of the columns; texts are no ids, and stay."""
+    ids = columns.get(OBJECT_ID)
+    if ids is None or ids.values.dtype.kind not in "iuf":
+        return None
+    missing = np.zeros(len(ids.values), bool) if ids.present is None else ~ids.present
+    values = ids.values
+    if values.dtype.kind == "f":
+        found = integer_ids(values, f"{what}: the values of {OBJECT_ID!r}")
+        missing |= found.is_null().to_numpy(zero_copy_only=False)
+        values = found.fill_null(0).to_numpy()
+    if missing.any():
+        raise SourceError(
+            f"{what}: feature {int(np.argmax(missing))} has no {OBJECT_ID!r}; expected one in each, or none."
+        )
+    del columns[OBJECT_ID]
+    return check_ids(values, len(values))
 
 
 def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:

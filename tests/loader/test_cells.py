@@ -54,6 +54,7 @@ WAYS: dict[str, Any] = {
         query.spaces("gene_expression", "protein_abundance"), 16, obs=["kind"], **more
     ),
     "some have it": lambda query, **more: Loader(query.spaces("protein_abundance"), 16, **more),
+    "no values": lambda query, **more: Loader(query.spaces([]), 16, obs=OBS, **more),
     "layers": lambda query, **more: Loader(query.layers("log", "counts"), 16, **more),
     "categories": lambda query, **more: Loader(query, 16, obs=["donor"], categories={"donor": ["D2", "D9"]}, **more),
     "balance": lambda query, **more: Loader(query, 16, balance="kind", **more),

@@ -193,6 +193,40 @@ def test_every_column_of_a_result_is_a_column_of_filters(scored: Query) -> None:
         assert found == [int((obs[name] == value).sum())] * 3
 
 
+FILLED = ["uid", "cell_name", "dataset", "dataset_uid", "layout_uid", "_rowid_"]
+
+
+@given(
+    taken=st.lists(st.sampled_from([*FILLED, *(f"{name}_" for name in FILLED)]), min_size=1, max_size=5, unique=True)
+)
+@examples(4)
+@pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
+def test_every_output_shows_one_table_by_which_its_cells_are_found(taken: list[str]) -> None:
+    """An export that is added again has columns that results fill: all outputs show the same table, and a filter by what is shown finds the cell."""
+    obs = pd.DataFrame({name: [f"{name} of {i}" for i in range(3)] for name in taken}, index=["a", "b", "c"])
+    file = ad.AnnData(np.ones((3, 2), np.float32), obs=obs, var=pd.DataFrame(index=["g", "h"]))
+    file.raw = ad.AnnData(np.ones((3, 3), np.float32), obs=obs, var=pd.DataFrame(index=["g", "h", "i"]))
+    with TemporaryDirectory() as folder:
+        catalog = create_catalog(Location(f"{folder}/atlas"))
+        add(catalog, file, {"name": "one"}, False)
+        query = Query(open_snapshot(catalog, snapshot(catalog)))
+        shown = query.layers("counts").to_anndata().obs
+        table = query.to_pandas()
+        assert set(shown) - set(table) == {"layout_uid"}
+        batch = next(query.layers("counts").batches(3)).obs.to_pandas().set_index("uid")
+        written = ad.read_h5ad(query.layers("counts").write(f"{folder}/x.h5ad")).obs
+        for other in (table, batch, query.to_arrow().to_pandas().set_index("uid"), written):
+            for name in other:
+                assert other[name].astype(str).tolist() == shown[name].astype(str).tolist(), name
+        for layer in ("counts", "raw"):
+            for name, values in query.layers(layer).to_anndata().obs.reset_index().astype(str).items():
+                for i, value in enumerate(values):
+                    found = query.where({name: value}).to_pandas()
+                    assert shown.index[i] in found.index
+                    assert len(found) == int((values == value).sum())
+                    assert query.where(col(name) != value).count() == len(values) - len(found)
+
+
 @pytest.mark.parametrize(
     ("sql", "words"),
     [

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import pickle
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raggedatlas
 from raggedatlas.catalog.catalog import CELLS, create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
@@ -375,7 +377,7 @@ def test_cells_without_a_record_are_invisible(own: Any) -> None:
 @pytest.mark.parametrize(
     ("ask", "error", "words"),
     [
-        (lambda q: q.layers("only_here").to_anndata(), QueryError, "second"),
+        (lambda q: q.layers("only_here").to_anndata(), QueryError, "in 1 dataset"),
         (lambda q: q.layers("nope").to_anndata(), QueryError, "lognorm"),
         (lambda q: q.features("CD3D", "cd3d").to_anndata(), FeatureError, "near 'cd3d'"),
         (lambda q: q.features("LYZ", "LYZ").to_anndata(), FeatureError, "more than once"),
@@ -463,6 +465,40 @@ def test_explain_and_repr_say_what_is_asked(query: Query) -> None:
     assert "1 groups, 3 arrays" in query.where(dataset="first").layers("counts", "lognorm").explain()
     assert "<b>it" not in asked._repr_html_()
     assert "features LYZ" in repr(asked)
+
+
+def test_without_a_common_layer_all_that_reads_no_value_works(tmp_path: Path) -> None:
+    """Counts beside logarithms: cells are counted, described and loaded; the refusal of values names the call that takes the most cells."""
+    catalog = create_catalog(Location(str(tmp_path / "atlas")))
+    for name, n, values in (("raw", 4, np.arange(8.0)), ("log", 6, np.arange(12) / 8), ("log2", 2, np.arange(4) / 8)):
+        obs = pd.DataFrame({"kind": ["B", "T"] * (n // 2)}, index=[f"{name}{i}" for i in range(n)])
+        made = ad.AnnData(values.reshape(n, 2), obs=obs, var=pd.DataFrame(index=["g", "h"]))
+        add(catalog, made, {"name": name}, False)
+    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    assert query.count() == len(query.to_pandas()) == 12
+    assert query.count("kind").tolist() == [6, 6]
+    assert len(query.search("B", column="kind").to_arrow()) == 6
+    assert (len(query.limit(3).to_pandas()), len(query.sample(5).to_pandas())) == (3, 5)
+    alone = query.spaces([])
+    assert [len(batch.obs) for batch in alone.batches(5)] == [5, 5, 2]
+    for outcome in (query.explain, query.to_anndata):
+        try:
+            said = str(outcome())
+        except QueryError as error:
+            said = str(error)
+        assert "'X' is in 2 datasets (8 cells); 'counts' is in 1 dataset (4 cells)" in said
+        (call,) = re.findall(r"\)\. (.*) reads the most cells", said)
+        assert eval(f"query{call}.to_anndata().n_obs", {"query": query, "ra": raggedatlas}) == 8
+    with pytest.raises(QueryError, match=r"where\(\{'dataset': \['raw'\]\}\) reads the most"):
+        query.layers("counts").to_anndata()
+    for refused in (
+        alone.to_anndata,
+        alone.to_mudata,
+        lambda: alone.layers("X").batches(2),
+        lambda: alone.aggregate("kind"),
+    ):
+        with pytest.raises(QueryError, match=r"reads no|reads \[\]|names \[\]|no effect"):
+            refused()
 
 
 @pytest.mark.parametrize("space", ["protein_abundance", "embedding"])

@@ -156,6 +156,8 @@ class TrainingBatch:
     @property
     def X(self) -> Any:  # noqa: ANN401  (see ModalityBatch.X)
         """The first layer of the first feature space."""
+        if not self.spaces:
+            raise NotFoundError("The batch holds no values, as its query asked for none with spaces([]).")
         return next(iter(self.spaces.values())).X
 
     @property
@@ -194,7 +196,8 @@ class TrainingBatch:
         return f"TrainingBatch of {len(self):,} cells ({parts}; obs: {', '.join(self.obs) or 'none'})"
 
     def _each_tensor(self, change: Callable[[Any], Any]) -> "TrainingBatch":
-        if not all(isinstance(rows.block, TensorBlock) for rows in self.spaces.values()):
+        tensors = all(isinstance(rows.block, TensorBlock) for rows in self.spaces.values())
+        if not tensors or any(isinstance(column, np.ndarray) for column in self.obs.values()):
             raise NotFoundError("This batch holds arrays; ask the loader for tensors with as_='torch'.")
         spaces = {
             name: replace(

@@ -464,7 +464,7 @@ def _stored_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
 
 
 def _shown(columns: Mapping[str, ColumnFacts]) -> dict[str, str]:
-    taken = {"uid", "cell_name", DATASET}
+    taken = {"uid", "cell_name", DATASET, LAYOUT}
     shown: dict[str, str] = {}
     for stored, facts in columns.items():
         name = facts.name if facts.name and facts.name not in taken else stored

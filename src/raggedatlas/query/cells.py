@@ -130,15 +130,14 @@ def cell_columns(catalog: Catalog) -> Columns:
     """Return the columns that a query may name."""
     datasets = group_by_dataset(read_records(catalog))
     names = {uid: records[0].name or uid for uid, records in datasets.items()}
-    layouts = {uid: _layout(records) for uid, records in datasets.items()}
+    layouts = {uid: _layouts(records) for uid, records in datasets.items()}
     return Columns(catalog.tables.schema(CELLS), names, layouts, term_source(catalog))
 
 
-def _layout(records: Sequence[DatasetRecord]) -> str | None:
-    """Return the feature layout of a dataset: that of its genes, else of the first of its spaces with features."""
-    # A pointer column with `__` is of a single layer that is stored apart, not of a space.
-    main = [record for record in records if record.layout_uid and "__" not in pointer_column(record)]
-    return min(main, key=lambda record: record.feature_space != DEFAULT_SPACE).layout_uid if main else None
+def _layouts(records: Sequence[DatasetRecord]) -> tuple[str, ...]:
+    """Return the feature layouts of a dataset: that of its genes first, those of single layers that are stored apart last."""
+    ordered = sorted(records, key=lambda r: ("__" in pointer_column(r), r.feature_space != DEFAULT_SPACE))
+    return tuple(dict.fromkeys(record.layout_uid for record in ordered if record.layout_uid))
 
 
 def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:

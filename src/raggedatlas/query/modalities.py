@@ -99,6 +99,13 @@ class CellPointers:
                 found |= self.columns[column][2]
         return found
 
+    def having(self, modalities: Sequence[Modality]) -> NDArray[np.bool_]:
+        """Return a mask of the cells that have one of some modalities; all of them where there is none to have."""
+        found = np.full(len(self.dataset_code), not modalities)
+        for modality in modalities:
+            found |= self.present(modality)
+        return found
+
     def touched(self, modality: Modality) -> tuple[str, ...]:
         """List the datasets of the cells that have a modality."""
         n_cells = np.bincount(self.dataset_code[self.present(modality)], minlength=len(self.datasets))
@@ -110,9 +117,7 @@ def pointer_column(record: DatasetRecord) -> str:
     return record.pointer or record.feature_space
 
 
-def choose_layers(
-    modality: Modality, datasets: Sequence[str], asked: Sequence[str], names: Mapping[str, str]
-) -> tuple[str, ...]:
+def choose_layers(modality: Modality, datasets: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
     """Choose the layers to read.
 
     Parameters
@@ -123,44 +128,54 @@ def choose_layers(
         Touched datasets.
     asked : sequence of str
         Layers that were asked for; without any, `counts` where every touched dataset has it, else the one they share.
-    names : mapping of str to str
-        Dataset uid -> name, for messages.
 
     Raises
     ------
     QueryError
-        If a dataset lacks an asked layer, or no single layer is shared; the message lists what each has.
+        If a dataset lacks an asked layer, or no single layer is shared; the message lists how many datasets and cells have each layer,
+        and the call that reads the most cells.
     """
-    held = {uid: list(modality.layers(uid)) for uid in datasets}
-    shared = [layer for layer in next(iter(held.values()), []) if all(layer in layers for layers in held.values())]
-    if asked:
-        lacking = [layer for layer in asked if layer not in shared]
-        if not lacking:
-            return tuple(dict.fromkeys(asked))
-        raise QueryError(
-            f"Not every touched dataset has the layer {lacking[0]!r} of {modality.name!r}: {_listing(held, names)}. "
-            "Ask for a layer they share with .layers(...), or leave datasets out with .where({'dataset': [...]})."
-        )
-    if USUAL in shared:
-        return (USUAL,)
-    if len(shared) == 1:
-        return (shared[0],)
-    why = f"share the layers {shared}" if shared else "share no layer"
-    raise QueryError(
-        f"The touched datasets {why} of {modality.name!r}, so none can be chosen for you: {_listing(held, names)}. "
-        "Choose with .layers(...), or leave datasets out with .where({'dataset': [...]})."
-    )
+    held = {uid: tuple(modality.layers(uid)) for uid in datasets}
+    shared = [layer for layer in next(iter(held.values()), ()) if all(layer in layers for layers in held.values())]
+    lacking = [layer for layer in asked if layer not in shared]
+    if asked and not lacking:
+        return tuple(dict.fromkeys(asked))
+    if not asked and (USUAL in shared or len(shared) == 1):
+        return (USUAL,) if USUAL in shared else (shared[0],)
+    why = f"share the layers {shared} of {modality.name!r}" if shared else f"share no layer of {modality.name!r}"
+    why = f"do not all have the layer {lacking[0]!r} of {modality.name!r}" if lacking else f"{why}, so none is chosen"
+    raise QueryError(f"The touched datasets {why}: {_layer_counts(modality, held, asked)}")
 
 
-def _listing(held: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> str:
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for uid, layers in held.items():
-        grouped.setdefault(tuple(layers), []).append(names.get(uid) or uid)
+_LISTED = 20
+"""Up to this many datasets are named in a call that leaves others out."""
+
+
+def _layer_counts(modality: Modality, held: Mapping[str, tuple[str, ...]], asked: Sequence[str]) -> str:
+    """List how many datasets and cells have each layer, and the call that takes the most cells."""
+    n_cells = {uid: modality.records[uid][0].n_cells for uid in held}
+    having = {layer: [uid for uid in held if layer in held[uid]] for layers in held.values() for layer in layers}
+    by_cells = sorted(having, key=lambda layer: -sum(n_cells[uid] for uid in having[layer]))
     shown = [
-        f"{', '.join(who[:3])}{f' and {len(who) - 3} more' if len(who) > 3 else ''} {'has' if len(who) == 1 else 'have'} {list(layers)}"
-        for layers, who in grouped.items()
+        f"{layer!r} is in {len(having[layer]):,} dataset{'s' * (len(having[layer]) > 1)} ({sum(n_cells[uid] for uid in having[layer]):,} cells)"
+        for layer in by_cells
     ]
-    return "; ".join(shown[:10])
+    # Where some dataset has all that was asked, that is what to keep; else the layer of the most cells.
+    whole = [uid for uid in held if asked and set(asked) <= set(held[uid])]
+    taken, kept = (asked, whole) if whole else (by_cells[:1], having[by_cells[0]])
+    call = f".layers({', '.join(map(repr, taken))})"
+    if len(kept) < len(held):
+        inside, outside = (
+            [modality.records[uid][0].name or uid for uid in held if (uid in set(kept)) is among]
+            for among in (True, False)
+        )
+        if min(len(inside), len(outside)) > _LISTED:
+            call += ".where({'dataset': [...]}), with the names that list_datasets() shows beside the layer,"
+        else:
+            few = len(inside) <= len(outside)
+            call += f".where({{'dataset': {inside}}})" if few else f".where(~ra.col('dataset').isin({outside}))"
+    more = f"; ... {len(shown) - _LISTED} more" if len(shown) > _LISTED else ""
+    return f"{'; '.join(shown[:_LISTED])}{more}. {call} reads the most cells; .spaces([]) reads no values."
 
 
 def plan_parts(

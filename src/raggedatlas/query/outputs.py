@@ -396,12 +396,12 @@ def write(
     """
     multimodal = as_path(path).suffix == MULTIMODAL
     names = None
-    if multimodal and not spec.spaces:
+    if multimodal and spec.spaces is None:
         names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
     plan = plan_read(spec, catalog, spaces=names, deferred=True)
     if len(plan.spaces) != 1 and not multimodal:
         raise QueryError(
-            f"{path} holds one feature space, the query names {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...)."
+            f"{path} holds one feature space, the query reads {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...)."
         )
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
@@ -592,6 +592,6 @@ def one_space(plan: ReadPlan) -> ReadPlan:
     """
     if len(plan.spaces) != 1:
         raise QueryError(
-            f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+            f"AnnData holds one feature space, the query reads {list(plan.spaces)}; use .to_mudata() or .to_pandas(), or name one with .spaces(...)."
         )
     return plan

@@ -81,7 +81,7 @@ def plan_read(
     Returns
     -------
     ReadPlan
-        Its cells are those chosen that have at least one of the spaces.
+        Its cells are those chosen that have at least one of the spaces; all where no space is read.
 
     Raises
     ------
@@ -101,10 +101,7 @@ def plan_read(
     held = tuple(r.column for r in results if r.kind == "vector") + centroid_columns(catalog, spec.centroids)
     cells, obs = plan_rows(spec, catalog, columns, wanted, held, deferred=deferred)
     pointers = cells.pointers(columns.schema)
-    having = np.zeros(cells.n, bool)
-    for modality in chosen:
-        having |= pointers.present(modality)
-    kept = np.flatnonzero(having)
+    kept = np.flatnonzero(pointers.having(chosen))
     n_without = cells.n - len(kept)
     if n_without:
         cells, obs = cells.take(kept), obs.take(pa.array(kept))
@@ -284,7 +281,10 @@ def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple
 
 def default_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalog) -> tuple[str, ...]:
     """Decide which spaces a query reads: those it names, those its features are of, else gene expression or the only one."""
-    if spec.spaces:
+    if spec.spaces is not None:
+        if not spec.spaces and (spec.layers or spec.features):
+            given = "layers" if spec.layers else "features"
+            raise QueryError(f"spaces([]) reads no values, so {given}(...) has no effect; leave one of the two out.")
         return spec.spaces
     named = tuple(dict.fromkeys(space for space, _ in spec.features if space is not None))
     if named:
@@ -378,9 +378,8 @@ def _plan_space(
     asked: Sequence[str] | None,
     layers: tuple[str, ...],
 ) -> SpacePlan:
-    names = {uid: records[0].name for uid, records in modality.records.items()}
     datasets = chosen_datasets(modality, cells, layers)
-    chosen = choose_layers(modality, datasets, layers, names)
+    chosen = choose_layers(modality, datasets, layers)
     parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
     nan = spec.missing == "nan" and _any_missing(axis, parts)
@@ -580,7 +579,12 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
     str
         Several lines.
     """
-    plan = plan_read(spec, catalog)
+    try:
+        plan, refusal = plan_read(spec, catalog), []
+    except QueryError as error:
+        # What is wrong with the values is what a person wants to be told here, beside the cells.
+        bare = replace(spec, spaces=(), features=(), layers=(), results=())
+        plan, refusal = plan_read(bare, catalog), [f"values cannot be read: {error}"]
     at = f"snapshot {plan.provenance['snapshot']}" if plan.provenance["snapshot"] else "the tip"
     lines = [
         f"{catalog.location.uri} at {at}",
@@ -597,7 +601,7 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
         if spec.orthologs is not None and space.space.has_features:
             _, orthologs = apply_identity(spec, catalog, space.space.name)
             lines += [] if orthologs is None else [_orthologs_line(orthologs, space, spec.orthologs)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *refusal])
 
 
 def _space_lines(space: SpacePlan, spec: QuerySpec) -> list[str]:

@@ -176,8 +176,11 @@ class Query:
         return self._by_orthologs(orthologs)._with(features=(*kept, (space, listed)))
 
     def spaces(self, *names: str | Sequence[str]) -> "Query":
-        """Read some feature spaces; without this call `to_anndata` reads gene expression, or the only one there is."""
-        listed = flatten_names("spaces", names)
+        """Read some feature spaces; without this call gene expression, or the only one there is.
+
+        An empty list reads no values: `batches` and a `Loader` give the metadata of all chosen cells, and results of models.
+        """
+        listed = () if names == ([],) else flatten_names("spaces", names)
         known = read_modalities(self.catalog)
         return self._with(spaces=tuple(dict.fromkeys(find_modality(known, name, self.catalog).name for name in listed)))
 
@@ -478,7 +481,12 @@ class Query:
             As in `to_anndata`.
         """
         known = read_modalities(self.catalog)
-        named = self.spec.spaces or tuple(m.name for m in known.values() if m.space.rank == 1 and not m.is_result)
+        every = tuple(m.name for m in known.values() if m.space.rank == 1 and not m.is_result)
+        named = every if self.spec.spaces is None else self.spec.spaces
+        if not named:
+            raise QueryError(
+                "A MuData holds feature spaces, and spaces([]) reads none; use .to_pandas() for the metadata."
+            )
         plan = plan_read(self.spec, self.catalog, spaces=named)
         return outputs.to_mudata(plan_elements(plan, self.catalog, multimodal=True), max_bytes)
 

@@ -80,8 +80,8 @@ class QuerySpec:
         Columns, and whether each descends.
     limit : int or None
         At most this many cells; 0 means none.
-    spaces : tuple of str
-        Feature spaces; empty for the usual one.
+    spaces : tuple of str, or None
+        Feature spaces; empty for no values, None for the usual one.
     features : tuple of (str or None, tuple of str)
         Feature space (None for the usual one) and names in the asked order.
     join : "union", "intersection" or int
@@ -110,7 +110,7 @@ class QuerySpec:
     sample: Sample | None = None
     order: tuple[tuple[str, bool], ...] = ()
     limit: int | None = None
-    spaces: tuple[str, ...] = ()
+    spaces: tuple[str, ...] | None = None
     features: tuple[tuple[str | None, tuple[str, ...]], ...] = ()
     join: str | int = "union"
     layers: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class QuerySpec:
             parts["limit"] = self.limit
         named = {
             "order_by": [f"{name} descending" if down else name for name, down in self.order],
-            "spaces": self.spaces,
+            "spaces": ("none",) if self.spaces == () else self.spaces or (),
             "layers": self.layers,
             "with_results": self.results,
             "with_centroids": [f"{name} as {key}" for name, key in self.centroids],

@@ -269,7 +269,7 @@ def _embedded(
     datasets = pointers.touched(modality)
     if not datasets:
         return
-    layers = choose_layers(modality, datasets, (), columns.datasets)
+    layers = choose_layers(modality, datasets, ())
     (part,) = plan_parts(modality, datasets, layers, pointers, catalog)
     for i, group in enumerate(part.groups):
         (reader,) = group.layers.values()

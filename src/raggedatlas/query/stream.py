@@ -124,8 +124,10 @@ class CellStream:
         n = 0
         for every in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *firsts]):
             n_seen += every.n
-            valid = np.stack([every.table.column(first).is_valid().to_numpy() for first in firsts], axis=1)
-            kept = np.flatnonzero(valid[:, self._of_spaces()].any(axis=1))
+            valid = np.zeros((every.n, len(firsts)), bool)
+            for i, first in enumerate(firsts):
+                valid[:, i] = every.table.column(first).is_valid().to_numpy()
+            kept = np.flatnonzero(valid[:, self._of_spaces()].any(axis=1)) if self.n_spaces else np.arange(every.n)
             cells, valid = (every, valid) if len(kept) == every.n else (every.take(kept), valid[kept])
             n += cells.n
             ids = cells.table.column(ROW_ID).to_numpy()
@@ -182,9 +184,7 @@ class CellStream:
         parts = [part for name in self.pointers for part in dict.fromkeys(self._parts(name))]
         for cells in walk_cells(self.catalog.tables, self.spec, self.columns, [*wanted, *parts]):
             pointers = cells.pointers(self.columns.schema)
-            having = np.zeros(cells.n, bool)
-            for modality in [*self.modalities.values()][: self.n_spaces]:
-                having |= pointers.present(modality)
+            having = pointers.having([*self.modalities.values()][: self.n_spaces])
             if not having.all():
                 cells = cells.take(np.flatnonzero(having))  # noqa: PLW2901
                 pointers = cells.pointers(self.columns.schema)

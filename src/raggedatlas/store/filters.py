@@ -60,15 +60,15 @@ class Columns:
         Of the cell table.
     datasets : mapping of str to str
         Dataset uid -> name, which is the value of the column `dataset`.
-    layouts : mapping of str to str or None
-        Dataset uid -> feature layout, which is the value of the column `layout_uid`.
+    layouts : mapping of str to tuple of str
+        Dataset uid -> its feature layouts, any of which a result may show in the column `layout_uid`; that of its genes comes first.
     terms : TermSource or None
         Where `under` looks terms and values up.
     """
 
     schema: pa.Schema
     datasets: Mapping[str, str] = field(default_factory=dict)
-    layouts: Mapping[str, str | None] = field(default_factory=dict)
+    layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     terms: TermSource | None = None
     _expansions: dict[tuple[str, Under], Expansion] = field(default_factory=dict, repr=False, compare=False)
 
@@ -88,11 +88,11 @@ class Columns:
         virtual = [name for name in (DATASET, LAYOUT) if self.virtual(name) is not None]
         return list(dict.fromkeys([*(n for n in IDS if n in self.schema.names), *virtual, *self.shown.values()]))
 
-    def virtual(self, name: str) -> Mapping[str, str | None] | None:
-        """Return dataset uid -> value of a column that follows from the dataset; None for a stored column."""
+    def virtual(self, name: str) -> Mapping[str, tuple[str, ...]] | None:
+        """Return dataset uid -> values of a column that follows from the dataset; None for a stored column."""
         # A stored column `dataset` wins, and tables other than the cell table have no `dataset_uid`.
         if name == DATASET and name not in self.schema.names and "dataset_uid" in self.schema.names:
-            return self.datasets
+            return {uid: (value,) for uid, value in self.datasets.items()}
         return self.layouts if name == LAYOUT and self.layouts else None
 
     def stored(self, name: str) -> str:
@@ -393,14 +393,19 @@ class Condition(Filter):
         if virtual is None:
             return self._compared(columns.target(self.column))
         # `_holds` is None for a dataset without a value, which is in neither this list nor that of `_opposite`.
-        return in_list("dataset_uid", [uid for uid, value in virtual.items() if self._holds(value)])
+        return in_list("dataset_uid", [uid for uid, values in virtual.items() if self._any(values)])
 
     def _opposite(self, columns: Columns, depth: int) -> str:
         virtual = columns.virtual(self.column)
         if virtual is None:
             target = columns.target(self.column)
             return all_of(negation(self._compared(target)), is_present(target))
-        return in_list("dataset_uid", [uid for uid, value in virtual.items() if self._holds(value) is False])
+        return in_list("dataset_uid", [uid for uid, values in virtual.items() if self._any(values) is False])
+
+    def _any(self, values: tuple[str, ...]) -> bool | None:
+        """Decide the condition for a dataset, which has a layout for each of its spaces: it holds if it does for one of them."""
+        decided = [self._holds(value) for value in values or (None,)]
+        return None if None in decided else any(decided)
 
     def _compared(self, target: Target) -> str:
         """Write the condition on a stored column."""
@@ -420,6 +425,13 @@ class Comparison(Condition):
 
     def _compared(self, target: Target) -> str:
         return compare(target, _OPERATORS[self.operator][0], self.value)
+
+    def _any(self, values: tuple[str, ...]) -> bool | None:
+        if self.operator != "!=":
+            return super()._any(values)
+        # As the opposite of `==`: it holds if no value is equal.
+        equal = Comparison(self.column, "==", self.value)._any(values)
+        return None if equal is None else not equal
 
     def _holds(self, value: str | None) -> bool | None:
         text = _text(self.value)
@@ -647,7 +659,7 @@ def _listed(columns: Columns, name: str) -> list[str] | None:
     """Return the values of a column that are known without reading cells: of datasets, and categories that are text."""
     virtual = columns.virtual(name)
     if virtual is not None:
-        return [value for value in virtual.values() if value is not None]
+        return [value for values in virtual.values() for value in values]
     stored = columns.stored(name)
     if stored == "dataset_uid" and columns.datasets:
         return list(columns.datasets)

@@ -267,7 +267,11 @@ class _Parser:
     def _column(self, name: str, fields: Sequence[str]) -> _Token:
         virtual = self.columns.virtual(name)
         if virtual is not None:
-            return _Token("column", value_by_dataset(virtual), name)
+            return _Token(
+                "column",
+                value_by_dataset({uid: values[0] if values else None for uid, values in virtual.items()}),
+                name,
+            )
         target = self.columns.target(name)
         if fields:
             # Without `column` the token is never part of a simple comparison: `Target` does not describe fields.

@@ -6,12 +6,15 @@ from typing import Literal
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import ArgumentError, SchemaError
+from raggedatlas.errors import ArgumentError, CorruptError, NameRefusedError, SchemaError
+from raggedatlas.model.ids import RESERVED
 from raggedatlas.model.schemas import HoxBaseSchema
-from raggedatlas.model.spaces import SparseZarrPointer
+from raggedatlas.model.spaces import FeatureSpace, PointerKind, SparseZarrPointer
+from raggedatlas.store.storage_errors import refused_columns
 
 
 class Wanted(HoxBaseSchema):
@@ -223,3 +226,38 @@ def test_a_declared_column_does_not_become_text(tmp_path) -> None:  # noqa: ANN0
         atlas.add(given, "d", on_clash="text", progress=False)
     report = atlas.add(given, "d", on_clash="rename", progress=False)
     assert [c.stored_as for c in report.columns] == ["cell_type", "age_text"]
+
+
+def test_names_that_lance_reserves_are_stored_under_others(atlas) -> None:  # noqa: ANN001
+    """Results show them under their own names, filters find them, and the atlas can be written again."""
+    names = [*RESERVED]
+    assert refused_columns(pa.schema([pa.field(name, pa.int64()) for name in names])).keys() == {*names}
+    for n, table in enumerate((with_obs(0, **{name: [1, 2] for name in names}), with_obs(1, k=["x", "y"]))):
+        report = atlas.add(table, f"d{n}", progress=False)
+        atlas.snapshot()
+        if not n:
+            assert [(c.name, c.stored_as) for c in report.columns] == [(name, f"obs_{name}") for name in names]
+    view = atlas.checkout(2)
+    assert {*names} <= {*view.query().to_anndata().obs} & {*view.query().to_pandas()}
+    assert [view.query().where(**{name: 2}).count() for name in names] == [1] * len(names)
+    assert atlas.validate("deep") == []
+
+
+@pytest.mark.parametrize("name", ["_rowid", "_rowoffset"])
+def test_a_column_that_lance_reserves_is_refused_and_repaired(atlas, name: str) -> None:  # noqa: ANN001
+    """No road adds one to a table; one that something else has added keeps snapshots from being taken until `repair` drops it."""
+    atlas.add(with_obs(a=[1, 2]), "d", progress=False)
+    field, catalog = pa.field(name, pa.int64()), atlas._catalog
+    with pytest.raises(SchemaError, match=name):
+        catalog.tables.add_columns("cells", [field])
+    with pytest.raises(SchemaError, match=name):
+        catalog.tables.fill_columns("cells", lambda _: pa.table({name: [1, 2]}).to_reader())
+    with pytest.raises(NameRefusedError, match=name):
+        FeatureSpace(name=name, kind=PointerKind.DENSE, has_features=False)
+    catalog.tables.open("cells").add_columns(pa.schema([field]))
+    with pytest.raises(CorruptError, match="repair"):
+        atlas.snapshot()
+    assert not atlas.list_versions()
+    assert name in str(atlas.repair().notes)
+    atlas.snapshot()
+    assert atlas.validate("deep") == []

@@ -1,7 +1,7 @@
 """Checks of an atlas: tables, features, snapshots, and everything that is attached to cells."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +64,7 @@ from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.sql import equals
+from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
 
@@ -357,7 +358,7 @@ def check_new(catalog: Catalog, before: Catalog | None) -> NewCheck:
         A snapshot, which was checked when it was taken; None checks everything. Not read again are records, feature lists and registries that it
         has, too, and rows of cells in the same data files and deletion files.
     """
-    problems = _check_pinned(catalog)
+    problems = _check_pinned(catalog, before)
     if problems:
         return NewCheck(problems)
     records, old = read_records(catalog), [] if before is None else read_records(before)
@@ -487,10 +488,31 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 
-def _check_pinned(catalog: Catalog) -> list[Problem]:
+def _check_first_rows(catalog: Catalog, names: Iterable[str], before: Catalog | None) -> list[Problem]:
+    """Read one row of each table; versions that an earlier snapshot has, too, were read for it."""
+    known = (before and before.tables.pinned) or {}
+
+    def read(name: str) -> list[Problem]:
+        table = catalog.tables.open(name)
+        try:
+            with lance_errors(table.uri):
+                table.to_table(limit=1, with_row_id=True)
+        except AtlasError as error:
+            return [
+                Problem(
+                    "unreadable", "must", name, str(error), f"{COPY} repair() drops columns that Lance cannot have."
+                )
+            ]
+        return []
+
+    changed = [name for name in names if known.get(name) != catalog.tables.version(name)]
+    return [problem for found in map_requests(read, changed) for problem in found]
+
+
+def _check_pinned(catalog: Catalog, before: Catalog | None = None) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
-    names = _schemas(catalog)
-    problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), REGISTRY_COLUMNS))
+    wanted = _schemas(catalog) | dict.fromkeys(registry_tables(catalog).values(), REGISTRY_COLUMNS)
+    problems = _check_tables(catalog, wanted) or _check_first_rows(catalog, wanted, before)
     if problems:
         return problems
     spaces = catalog.spaces()

@@ -55,6 +55,7 @@ from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.sql import in_list
+from raggedatlas.store.storage_errors import refused_columns
 from raggedatlas.store.tables import Tables
 
 
@@ -161,7 +162,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     catalog = catalog.tip()
     # First, because all other writes are refused until the purge is finished.
     notes = [f"finished the purge of {uid}" for uid in resume_purge(catalog)]
-    notes += _remove_half_tables(catalog, grace) + remove_dead_deletions(catalog)
+    notes += _remove_half_tables(catalog, grace) + _drop_refused_columns(catalog) + remove_dead_deletions(catalog)
     dead, alive = _cells_without_record(catalog, grace)
     n_cells = catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
     stray = orphaned_columns(catalog, grace)
@@ -266,6 +267,17 @@ def _cells_without_record(catalog: Catalog, grace: timedelta) -> tuple[list[str]
     alive = [uid for uid in fresh if UID.fullmatch(uid) and lease_alive(catalog, uid, grace)]
     known = {record.uid for record in read_records(catalog)} if fresh else known
     return [uid for uid in fresh if uid not in alive and uid not in known], [uid for uid in alive if uid not in known]
+
+
+def _drop_refused_columns(catalog: Catalog) -> list[str]:
+    """Drop columns for whose sake Lance does not read a table."""
+    refused = [*refused_columns(catalog.tables.schema(CELLS))]
+    if refused:
+        catalog.tables.drop_columns(CELLS, refused)
+    return [
+        f"removed the cell column {name}, which Lance cannot read; the frames of the datasets have it"
+        for name in refused
+    ]
 
 
 def _remove_half_tables(catalog: Catalog, grace: timedelta) -> list[str]:

@@ -20,14 +20,15 @@ from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
-from raggedatlas.model.ids import column_name, feature_uids, free_name, repeated_uids
+from raggedatlas.model.ids import RESERVED, column_name, feature_uids, free_name, repeated_uids
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import pointer_columns
+from raggedatlas.store.storage_errors import check_schema
 
 FILLED = ("uid", "dataset_uid", "cell_name", "dataset", "layout_uid")
-"""Names that the atlas or a query's result fills; a file's column of that name gets the prefix ``obs_``."""
+"""Names that the atlas or a query's result fills; a file's column of that name, or of one in `RESERVED`, gets the prefix ``obs_``."""
 
 
 _CASTS: dict[str, tuple[pa.DataType, str]] = {
@@ -91,7 +92,7 @@ def plan_columns(
     chosen = _chosen(offered, options)
     results = result_columns(table)
     # Columns that files brought are not among them: datasets share the column of a name if the types agree.
-    taken = {*FILLED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
+    taken = {*FILLED, *RESERVED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
     taken |= {*annotation_columns(table)}
     plans, reports = [], []
     problems: list[str] = []
@@ -127,6 +128,9 @@ def plan_columns(
     problems += _missing_required(table, {p.column.stored for p in plans})
     if problems:
         raise SchemaError(f"{len(problems)} column(s) cannot be added: {'; '.join(problems)}.")
+    fresh = [pa.field(p.column.stored, p.column.type) for p in plans if p.column.stored not in table.names]
+    if fresh:
+        check_schema(pa.schema(fresh), "The cell table")
     return tuple(plans), tuple(reports)
 
 

@@ -35,7 +35,7 @@ from raggedatlas.ingest.options import (
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
-from raggedatlas.model.ids import COLUMN, check_length, new_uid
+from raggedatlas.model.ids import COLUMN, RESERVED, check_length, new_uid
 from raggedatlas.model.reports import Done, ResultReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
 from raggedatlas.results.dataset import ResultDataset
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 8192
 
 
-_TAKEN = {*FILLED, "search_distance", "search_score"}
+_TAKEN = {*FILLED, *RESERVED, "search_distance", "search_score"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,9 @@ LONGEST_NAME = 200
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+RESERVED = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+"""Names that Lance gives to columns of its own; a table that has another column of such a name cannot be read."""
+
 
 _MOST_UIDS = 1 << 27
 _BLOCK = 1 << 16
@@ -295,17 +298,17 @@ def check_name(name: str, what: str) -> str:
     Raises
     ------
     NameRefusedError
-        If it is empty, starts with a dot, or holds anything but letters, digits, ``_``, ``-`` and ``.``.
+        If it is empty, starts with a dot, holds anything but letters, digits, ``_``, ``-`` and ``.``, or is one of `RESERVED`.
 
     Examples
     --------
     >>> check_name("gene_expression", "feature space")
     'gene_expression'
     """
-    if NAME.fullmatch(str(name)) is None or ".." in name:
+    if NAME.fullmatch(str(name)) is None or ".." in name or name in RESERVED:
         raise NameRefusedError(
-            f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, and not start with a dot; "
-            "choose another name."
+            f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, not start with a dot, and be none "
+            f"of {RESERVED}; choose another name."
         )
     return name
 

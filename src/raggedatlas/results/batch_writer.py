@@ -20,8 +20,7 @@ from raggedatlas.errors import AtlasError, ConflictError, CorruptError, ReadOnly
 from raggedatlas.results.folder import DATABASE, atomic_write, table_path
 from raggedatlas.results.schema import OBJECT_ID, ResultColumn, as_ids, as_outputs, results_schema
 from raggedatlas.store.location import file_digest, store_errors
-from raggedatlas.store.storage_errors import lance_errors
-from raggedatlas.store.tables import FILE_FORMAT
+from raggedatlas.store.storage_errors import FILE_FORMAT, lance_errors
 
 if TYPE_CHECKING:
     import lance

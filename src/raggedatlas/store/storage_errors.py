@@ -18,13 +18,24 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow as pa
 
-from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError, StoreError
+from raggedatlas.errors import (
+    AtlasError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    QueryError,
+    SchemaError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     import lance
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 Kind = Literal["conflict", "missing", "exists", "schema", "other"]
+
+FILE_FORMAT: Literal["2.2"] = "2.2"
+"""Lance file format that both pylance and lancedb read (decided in the design)."""
 
 _WRAPPERS = r"(?:(?:External error|Wrapped error|Cloned error|Query Execution error|LanceError\(\w+\)): )*"
 _KINDS: dict[Kind, re.Pattern[str]] = {
@@ -300,3 +311,45 @@ def check_rows(rows: Rows, place: str) -> Rows:
             f"The rows of {place} are damaged ({reason}); run validate('deep'), and restore the atlas from a copy."
         ) from error
     return rows
+
+
+def refused_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns that Lance does not store or read back, by an empty table in memory: name -> reason.
+
+    Adding a column to a table checks fewer rules than creating one, and leaves a table that cannot be read.
+
+    Examples
+    --------
+    >>> [*refused_columns(pa.schema({"uid": pa.string(), "_rowid": pa.int64()}))]
+    ['_rowid']
+    """
+    import lance
+
+    def reason(fields: pa.Schema) -> str:
+        try:
+            table = lance.write_dataset(
+                fields.empty_table(), "memory://schema", mode="overwrite", data_storage_version=FILE_FORMAT,
+                enable_stable_row_ids=True,
+            )  # fmt: skip
+            table.to_table(with_row_id=True)
+        except BaseException as error:
+            if not is_panic(error) and not isinstance(error, LANCE_ERRORS):
+                raise
+            return plain_reason(error).removeprefix("Invalid user input: ")
+        return ""
+
+    if not reason(schema):
+        return {}
+    return {one.name: found for one in schema if (found := reason(pa.schema([one])))}
+
+
+def check_schema(schema: pa.Schema, place: str) -> None:
+    """Raise if Lance cannot store columns of a schema.
+
+    Raises
+    ------
+    SchemaError
+        Naming the first, before anything is written.
+    """
+    for name, reason in refused_columns(schema).items():
+        raise SchemaError(f"{place} cannot have the column {name!r}: {reason}; choose another name or type.")

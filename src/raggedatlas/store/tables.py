@@ -9,24 +9,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.errors import (
-    ConflictError,
-    DuplicateError,
-    NotFoundError,
-    StoreError,
-)
+from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_name
 from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks, store_errors
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import parenthesized
-from raggedatlas.store.storage_errors import check_rows, filter_errors, lance_errors, lance_kind
+from raggedatlas.store.storage_errors import (
+    FILE_FORMAT,
+    check_rows,
+    check_schema,
+    filter_errors,
+    lance_errors,
+    lance_kind,
+)
 
 if TYPE_CHECKING:
     import lance
@@ -38,9 +40,6 @@ ROW_ID = "_rowid"
 
 CHANGED_AT = "_row_last_updated_at_version"
 """Column of the version that last wrote a row; compaction does not change it."""
-
-FILE_FORMAT: Literal["2.2"] = "2.2"
-"""Lance file format that both pylance and lancedb read (decided in the design)."""
 
 _ATTEMPTS = 40
 
@@ -453,6 +452,7 @@ class TableRows:
             table = self.open(name)
             missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
             if missing:
+                check_schema(pa.schema(missing), self.uri(name))
                 table.add_columns(pa.schema(missing))
 
         self.retry(name, once)
@@ -626,6 +626,7 @@ class Tables(TableRows):
             taken = [column for column in reader.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
+            check_schema(reader.schema, self.uri(name))
             table.add_columns(reader)
 
         self.retry(name, once)

@@ -13,8 +13,8 @@ from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.indexes import WHOLE_VALUES
 from raggedatlas.store.runtime import map_decode
 from raggedatlas.store.sql import parenthesized
-from raggedatlas.store.storage_errors import filter_errors, lance_errors, lance_kind
-from raggedatlas.store.tables import FILE_FORMAT, Tables
+from raggedatlas.store.storage_errors import FILE_FORMAT, filter_errors, lance_errors, lance_kind
+from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:
     import lance

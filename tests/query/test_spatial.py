@@ -5,19 +5,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shapely
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError
 from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
+from raggedatlas.ingest.geometry_plan import object_centroids
 from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
 from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import Slide, make_slide
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
+from raggedatlas.vectors.shapes import Attribute, Shapes
 
 BOUNDARY = "segmentation_boundary"
+HOLED = shapely.box(0, 0, 4, 4).difference(shapely.box(1, 1, 3, 3))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,66 @@ def rings(slide: Slide) -> np.ndarray[Any, Any]:
     return slide.outlines.positions.reshape(-1, 16, 2)
 
 
+def centres(slide: Slide) -> np.ndarray[Any, Any]:
+    return shapely.get_coordinates(shapely.centroid(shapely.polygons(rings(slide))))
+
+
+@st.composite
+def polygons(draw: st.DrawFn) -> Any:
+    """A polygon around a centre: with a hole or not, of one part or two, and now and then with a ring that crosses itself."""
+    near = st.integers(-8, 8)
+    kind = draw(st.sampled_from(["plain", "hole", "parts", "crossing"]))
+    x, y = draw(near), draw(near)
+    angles = np.sort(draw(st.lists(st.floats(0, 6.28), min_size=5, max_size=9, unique_by=lambda a: round(a, 1))))
+    far = np.array(draw(st.lists(st.integers(3, 8), min_size=len(angles), max_size=len(angles))))
+    ring = np.round(np.stack([x + far * np.cos(angles), y + far * np.sin(angles)], 1), 2)
+    if kind == "crossing":
+        return shapely.Polygon(draw(st.permutations(ring.tolist())))
+    shape = shapely.Polygon(ring).buffer(0)
+    if kind == "hole":
+        shape = shape.difference(shapely.box(x - 1, y - 1, x + 1, y + 1))
+    if kind == "parts":
+        shape = shape.union(shapely.box(x + 9, y, x + 11, y + 3))
+    return shape
+
+
+@examples(25)
+@given(
+    st.lists(polygons(), min_size=1, max_size=4), st.tuples(*[st.integers(-12, 12)] * 2), st.sampled_from([0.5, 3, 20])
+)
+def test_boxes_and_centres_of_polygons_are_those_of_shapely(
+    shapes: list[Any], corner: tuple[int, int], edge: float
+) -> None:
+    """Whether a box meets a polygon, and its centre of area, agree with shapely: box in, across, around, and in a hole."""
+    drawn = [shape for shape in shapes if shape.geom_type in ("Polygon", "MultiPolygon") and not shape.is_empty]
+    made = shapes_of_geometries(np.array(drawn, object), {}, "polygons") if drawn else None
+    for read in [] if made is None else [made, shapes_of_geometries(np.array([*drawn, HOLED], object), {}, "polygons")]:
+        lo, hi = np.array(corner, float), np.array(corner, float) + edge
+        met = intersects_box(read, lo, hi, closed=True)[: len(drawn)]
+        # Even-odd, as `make_valid` takes rings that cross themselves.
+        valid = [shapely.make_valid(shape) for shape in drawn]
+        assert met.tolist() == shapely.intersects(valid, shapely.box(*lo, *hi)).tolist()
+        sound = [row for row, shape in enumerate(drawn) if shape.is_valid and shape.area > 0.01]
+        expected = shapely.get_coordinates(shapely.centroid([drawn[row] for row in sound]))
+        assert np.allclose(object_centroids(read)[sound], expected.reshape(-1, 2), atol=1e-6)
+
+
+def test_polygons_with_holes_are_boundaries(tmp_path: Path) -> None:
+    """A file in which one polygon has a hole is added as outlines, and a box inside a plain cell or a hole is answered by the shapes."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    plain = shapely.box(20, 0, 24, 4)
+    atlas.add(
+        shapes_of_geometries(np.array([HOLED, plain], object), {"cell": Attribute(np.array(["a", "b"]))}, "cells"),
+        progress=False,
+    )
+    query = atlas.checkout(atlas.snapshot()).query()
+    found = {
+        x: query.within((x, 1.9, x + 0.2, 2.1), BOUNDARY, by="exact").to_pandas()["cell"].tolist() for x in (0.5, 2, 22)
+    }
+    assert found == {0.5: ["a"], 2: [], 22: ["b"]}
+    assert query.within((1.9, 1.9, 2.1, 2.1), by="centroid").to_pandas()["cell"].tolist() == ["a"]
+
+
 @pytest.mark.long
 @examples(15)
 @given(st.lists(st.floats(-20, 120), min_size=4, max_size=4))
@@ -53,7 +117,8 @@ def test_a_box_by_boxes_and_centroids(view: AtlasView, slides: tuple[Slide, Slid
     for slide in slides:
         ring = rings(slide)
         wanted["bbox"] += int(((ring.max(axis=1) >= lo) & (ring.min(axis=1) <= hi)).all(axis=1).sum())
-        wanted["centroid"] += int(((ring.mean(axis=1) >= lo) & (ring.mean(axis=1) <= hi)).all(axis=1).sum())
+        middle = centres(slide)
+        wanted["centroid"] += int(((middle >= lo) & (middle <= hi)).all(axis=1).sum())
     for by, n in wanted.items():
         assert view.query().within([*lo, *hi], BOUNDARY, by=by).count() == n  # type: ignore[arg-type]
 
@@ -129,12 +194,12 @@ def test_transcripts_of_cells_agree_with_counts(view: AtlasView, slides: tuple[S
 
 
 def test_centroids_come_along(view: AtlasView, slides: tuple[Slide, Slide], tmp_path: Path) -> None:
-    """obsm["spatial"] has the mean of every outline in row order, NaN without one, in memory, in batches and in files."""
+    """obsm["spatial"] has the centre of every outline in row order, NaN without one, in memory, in batches and in files."""
     import anndata as ad
 
     query = view.query().with_centroids(BOUNDARY)
     data = query.to_anndata()
-    wanted = {int(i): r.mean(axis=0) for s in slides for i, r in zip(s.outlines.ids, rings(s), strict=True)}
+    wanted = {int(i): middle for s in slides for i, middle in zip(s.outlines.ids, centres(s), strict=True)}
     expected = np.array([wanted.get(i, [np.nan, np.nan]) for i in data.obs["segment_id"]])
     assert np.allclose(data.obsm["spatial"], expected, equal_nan=True)
     batches = np.concatenate([batch.obsm["spatial"] for batch in query.batches(7)])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import geopandas as gpd
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.convert import detect, read_file, write_file
-from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
+from raggedatlas.vectors.converters.convert import convert, detect, read_file, write_file
+from raggedatlas.vectors.converters.geospatial import plain_column, shapes_of_geometries
 from raggedatlas.vectors.converters.interop import shapely_geometries, to_geopandas
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 
@@ -115,7 +116,7 @@ def test_lines_points_and_third_axes_come_back(tmp_path: Path) -> None:
 
 
 def test_missing_values_and_ids_of_features_stay(tmp_path: Path) -> None:
-    """Ids come from object_id, a missing number or text has no value and is null again, lists become JSON."""
+    """Ids come from object_id, a missing number or text has no value and is null again; lists and ids of features come back."""
     features = [
         {"type": "Feature", "id": "u", "properties": {"object_id": 7, "n": 3, "t": None, "l": [1, 2]}, "geometry": shapely.geometry.mapping(SQUARE)},
         {"type": "Feature", "properties": {"object_id": 4, "n": None, "t": "x"}, "geometry": shapely.geometry.mapping(SQUARE)},
@@ -124,10 +125,106 @@ def test_missing_values_and_ids_of_features_stay(tmp_path: Path) -> None:
     shapes = read_file(tmp_path / "a.geojson").shapes
     assert np.asarray(shapes.ids).tolist() == [7, 4]
     assert shapes.object_attributes["n"].present is not None
-    write_file(shapes, tmp_path / "b.geojson")
-    again = [feature["properties"] for feature in json.loads((tmp_path / "b.geojson").read_text())["features"]]
-    assert again[0] == {"object_id": 7, "n": 3, "t": None, "l": "[1, 2]", "id": "u"}
-    assert again[1] == {"object_id": 4, "n": None, "t": "x", "l": None, "id": None}
+    convert(tmp_path / "a.geojson", tmp_path / "b.geojson")
+    again = json.loads((tmp_path / "b.geojson").read_text())["features"]
+    assert again[0]["properties"] == {"object_id": 7, "n": 3, "t": None, "l": [1, 2]}
+    assert again[1]["properties"] == {"object_id": 4, "n": None, "t": "x", "l": None}
+    assert [feature.get("id") for feature in again] == ["u", None]
+
+
+def test_cells_of_qupath_come_back(tmp_path: Path) -> None:
+    """Ids of features, truth values and objects stay what they are, through a store too; what is not read is listed."""
+    outline = shapely.geometry.mapping(SQUARE)
+    own = {"classification": {"name": "Tumor", "color": [1, 2, 3]}, "isLocked": False, "name": "n"}
+    features = [
+        {"type": "Feature", "id": f"fd0c-{i}", "geometry": outline, "nucleusGeometry": outline, "properties": own}
+        for i in range(3)
+    ]
+    (tmp_path / "a.geojson").write_text(json.dumps(features))
+    assert convert(tmp_path / "a.geojson", tmp_path / "a.zv") == ["'nucleusGeometry' of 3 features is left out"]
+    convert(tmp_path / "a.zv", tmp_path / "b.geojson")
+    again = json.loads((tmp_path / "b.geojson").read_text())["features"]
+    assert [feature["id"] for feature in again] == [feature["id"] for feature in features]
+    assert all(feature["properties"] == own for feature in again)
+
+
+COLUMNS: dict[str, tuple[Any, list[Any]]] = {
+    "Int64 with a gap": (pd.array([1, None, 3], "Int64"), [1, None, 3]),
+    "Int64": (pd.array([2**60 + 1, 2, 3], "Int64"), [2**60 + 1, 2, 3]),
+    "boolean with a gap": (pd.array([True, None, False], "boolean"), [True, None, False]),
+    "category": (pd.Categorical(["x", None, "y"]), ["x", None, "y"]),
+    "date": (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), ["2020-01-01T00:00:00", None, "2021-01-01T00:00:00"]),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_nullable_columns_are_read(tmp_path: Path, kind: str) -> None:
+    """Nullable columns of pandas keep their values and what is missing; dates are texts of ISO 8601."""
+    values, expected = COLUMNS[kind]
+    gpd.GeoDataFrame({"v": values}, geometry=[SQUARE] * 3).to_parquet(tmp_path / "a.geoparquet")
+    column = plain_column(read_file(tmp_path / "a.geoparquet").shapes.object_attributes["v"])
+    assert column.tolist() == expected
+
+
+INDEXES = {
+    "named texts": pd.Index(["aaaa-1", "bbbb-1"], name="cell_id"),
+    "texts": pd.Index(["aaaa-1", "bbbb-1"]),
+    "numbers": pd.Index([9, 4]),
+    "named numbers": pd.Index([0, 1], name="cell"),
+}
+
+
+@pytest.mark.parametrize("ending", ["b.geoparquet", "b.zarr"])
+@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("circles", [False, True])
+def test_the_index_of_cells_comes_back(tmp_path: Path, index: str, ending: str, circles: bool) -> None:
+    """The index by which tables name cells is written as it was read, and can be linked with by its name."""
+    drawn = [shapely.Point(1, 2), shapely.Point(3, 4)] if circles else [SQUARE, SQUARE]
+    columns = {"name": ["u", "v"]} | ({"radius": [1.0, 2.0]} if circles else {})
+    table = gpd.GeoDataFrame(columns, geometry=drawn, index=INDEXES[index])
+    element = tmp_path / "a.zarr" / "shapes" / "cells"
+    write_file(
+        shapes_of_geometries(np.array([SQUARE]), {}, "x"), tmp_path / "a.zarr", format="spatialdata", name="cells"
+    )
+    table.to_parquet(element / "shapes.parquet")
+    content = read_file(tmp_path / "a.zarr")
+    if index == "named texts":
+        assert decode_categories(content.shapes.object_attributes["cell_id"]).tolist() == ["aaaa-1", "bbbb-1"]
+    index_name = "name_2" if index == "texts" else INDEXES[index].name
+    losses = write_file(content, tmp_path / ending, format="spatialdata" if ending == "b.zarr" else None)
+    written = tmp_path / ending if ending != "b.zarr" else tmp_path / ending / "shapes" / "elements" / "shapes.parquet"
+    again = gpd.read_parquet(written)
+    assert (again.index.tolist(), again.index.name) == (table.index.tolist(), index_name)
+    assert again["name"].tolist() == ["u", "v"]
+    assert losses == ([] if ending == "b.zarr" or not circles else ["vertex attribute 'radius' is left out"])
+
+
+@pytest.mark.parametrize(
+    ("transform", "factor"),
+    [
+        ({"type": "scale", "scale": [0.5, 0.5]}, 0.5),
+        ({"type": "affine", "affine": [[0, -2, 5], [2, 0, 1]]}, 2),
+        ({"type": "scale", "scale": [2, 5]}, None),
+        ({"type": "affine", "affine": [[1, 1, 0], [0, 1, 0]]}, None),
+    ],
+)
+def test_radii_of_circles_move_with_them(tmp_path: Path, transform: dict[str, Any], factor: float | None) -> None:
+    """Radii are scaled with their centres; what makes ellipses of circles is refused."""
+    circles = Shapes(
+        "point_cloud", np.array([[1.0, 2], [3, 4]]), np.arange(3), vertex_attributes={"radius": np.array([27.5, 10])}
+    )
+    write_file(circles, tmp_path / "a.zarr", format="spatialdata")
+    node = tmp_path / "a.zarr" / "shapes" / "elements" / "zarr.json"
+    attributes = json.loads(node.read_text())
+    (old,) = attributes["attributes"]["coordinateTransformations"]
+    attributes["attributes"]["coordinateTransformations"] = [{**old, **transform}]
+    node.write_text(json.dumps(attributes))
+    if factor is None:
+        with pytest.raises(SourceError, match="makes ellipses"):
+            read_file(tmp_path / "a.zarr")
+    else:
+        moved = read_file(tmp_path / "a.zarr").shapes.vertex_attributes["radius"].values
+        assert np.allclose(moved, [27.5 * factor, 10 * factor])
 
 
 @pytest.mark.parametrize("store", ["new.zarr", "old.zarr", "oldest.zarr"])

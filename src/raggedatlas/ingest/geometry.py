@@ -95,7 +95,7 @@ def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
     return record.model_copy(update={"n_files": n_files, "n_bytes": n_bytes, "digest": digest})
 
 
-def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) -> pa.StructArray:
+def pointer_values(source: GeometrySource, rows: NDArray[np.int64], record: GeometryRecord) -> pa.StructArray:
     """Build pointers to some objects of a store.
 
     Parameters
@@ -104,15 +104,15 @@ def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) 
         The shapes.
     rows : (n,) int64
         Rows of the objects.
-    group : str
-        Path of the store.
+    record : GeometryRecord
+        Of the store.
     """
     ids = source.shapes.ids
     assert ids is not None
     lo, hi = source.bounds
-    middle = object_centroids(source.shapes)
+    middle = object_centroids(source.shapes, closed=record.space == "segmentation_boundary")
     parts: dict[str, Any] = {
-        "zarr_group": pa.array([group] * len(rows), pa.string()),
+        "zarr_group": pa.array([record.zarr_group] * len(rows), pa.string()),
         "object_id": pa.array(ids[rows]),
         "level": pa.array(source.levels[rows], pa.int16()),
     }
@@ -134,7 +134,7 @@ def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord)
         With the column that was taken.
     """
     uids = plan.uids
-    pointers = pointer_values(plan.source, plan.objects, record.zarr_group)
+    pointers = pointer_values(plan.source, plan.objects, record)
 
     def once() -> str:
         column = _column(catalog, record, uids)
@@ -319,7 +319,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
             "uid": new_uids(cells.n),
             "dataset_uid": pa.repeat(self.uid, cells.n),
             "cell_name": cells.frame.column(INDEX).cast(pa.string()),
-            record.column: pointer_values(self.shapes, self.decided.fresh, record.zarr_group),
+            record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
             values = column_values(plan, cells.frame)
@@ -451,7 +451,9 @@ def _attribute(values: Sequence[Any]) -> Attribute:
         return Attribute(column)
     if column.dtype.kind == "f":
         return Attribute(integer_ids(column, "The cells").fill_null(-1).to_numpy())
-    return encode_categories(np.where(pd.isna(column), None, column.astype(object)))
+    names = column.astype(object)
+    names[pd.isna(names)] = None
+    return encode_categories(names)
 
 
 @checked
@@ -617,7 +619,7 @@ class TranscriptAttachment(GeometryAttachment):
         """Return the pointers of all cells, in the order of the objects."""
         pointers = pointer_field(self.record.column, PointerKind.GEOMETRY, self.record.space)
         # `count` makes one cell of each object in order, and without a link `fresh` has all objects.
-        return {pointers.name: (pointers, pointer_values(self.shapes, self.decided.fresh, self.record.zarr_group))}
+        return {pointers.name: (pointers, pointer_values(self.shapes, self.decided.fresh, self.record))}
 
     def before_record(self, uid: str) -> None:
         """Write the row of the registry, which the dataset's record makes visible."""

@@ -35,10 +35,11 @@ from raggedatlas.store.remote_path import as_path
 from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
+from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.points import collect_points, read_points
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
 from raggedatlas.vectors.writer import write
 
 
@@ -232,12 +233,82 @@ def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float
     return _per_object(shapes, np.minimum), _per_object(shapes, np.maximum)
 
 
-def object_centroids(shapes: Shapes) -> NDArray[np.float64]:
-    """Return the mean of every object's vertices, (B, D); NaN where it has none."""
-    counts = np.diff(shapes.offsets)
-    sums = _per_object(shapes, np.add)
+def object_centroids(shapes: Shapes, *, closed: bool = False) -> NDArray[np.float64]:
+    """Return the centre of every object, (B, D); NaN where it has no vertex.
+
+    Polygons, and lines that end where they begin, have the centre of their area, holes taken out; anything else, and what has no area, the
+    mean of its vertices.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        B objects.
+    closed : bool
+        Whether every line is an outline, whose last vertex is joined with the first.
+
+    Examples
+    --------
+    >>> square = Shapes("polyline", np.array([[0, 0], [4, 0], [4, 4], [0, 4], [0, 0]]))
+    >>> object_centroids(square).tolist()
+    [[2.0, 2.0]]
+    """
     # Sums of objects without vertices are NaN; 1 only avoids dividing by zero.
-    return sums / np.maximum(counts, 1)[:, None]
+    made = _per_object(shapes, np.add) / np.maximum(np.diff(shapes.offsets), 1)[:, None]
+    if {PART, RING, ORDER} <= {*shapes.vertex_attributes} or shapes.kind in SEQUENTIAL:
+        for objects in object_blocks(shapes.offsets):
+            _to_area_centres(made[objects], *_rings(shapes, objects, closed=closed))
+    return made
+
+
+def _rings(
+    shapes: Shapes, objects: slice, *, closed: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Return the vertices of the rings of some objects in order: positions, object, whether it is a hole, and where each ring starts."""
+    offsets = shapes.offsets[objects.start : objects.stop + 1]
+    rows = slice(offsets[0], offsets[-1])
+    points = shapes.positions[rows].astype(np.float64)
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    if shapes.kind in SEQUENTIAL:
+        there = np.flatnonzero(np.diff(offsets))
+        ends = np.full(len(offsets) - 1, closed)
+        ends[there] |= (points[offsets[there] - rows.start] == points[offsets[there + 1] - 1 - rows.start]).all(axis=1)
+        points, owner = points[ends[owner]], owner[ends[owner]]
+        return points, owner, np.zeros(len(owner), bool), np.flatnonzero(np.diff(owner, prepend=-1))
+    part, ring, place = (shapes.vertex_attributes[name].values[rows] for name in (PART, RING, ORDER))
+    order = np.lexsort((place, ring, part, owner))
+    keys = np.stack([owner[order], part[order], ring[order]])
+    starts = np.flatnonzero(np.diff(keys, axis=1, prepend=-1).any(axis=0))
+    return points[order], owner[order], ring[order] > 0, starts
+
+
+def _to_area_centres(
+    centres: NDArray[np.float64],
+    points: NDArray[np.float64],
+    owner: NDArray[np.int64],
+    is_hole: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+) -> None:
+    """Replace the centres of objects that have an area; `starts` are the first vertices of their rings."""
+    if not len(points):
+        return
+    follow = np.arange(1, len(points) + 1)
+    follow[np.append(starts[1:], len(points)) - 1] = starts
+    # Triangles of every edge with one point of the object, which is near, so that little precision cancels out.
+    a = points - centres[owner]
+    b = a[follow]
+    cross = np.cross(a[:, :3], b[:, :3]) if points.shape[1] > 2 else a[:, :1] * b[:, 1:] - a[:, 1:] * b[:, :1]
+    # Signed areas are measured along the normal of each ring, which makes all rings turn one way.
+    normal = np.add.reduceat(cross, starts, axis=0)
+    length = np.linalg.norm(normal, axis=1, keepdims=True)
+    normal /= np.where(length > 0, length, 1)
+    ring = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(points))))
+    area = (cross * normal[ring]).sum(axis=1) * np.where(is_hole, -1, 1)
+    total = np.bincount(owner, area, len(centres))
+    extent = np.bincount(owner, np.abs(area), len(centres))
+    flat = total <= 1e-12 * extent
+    for axis in range(points.shape[1]):
+        moment = np.bincount(owner, area * (a[:, axis] + b[:, axis]) / 3, len(centres))
+        centres[:, axis] += np.where(flat, 0, moment / np.where(flat, 1, total))
 
 
 def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
@@ -421,7 +492,10 @@ def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) ->
     """Decide the feature space of shapes, and refuse one that takes others."""
     kind = source.shapes.kind
     usual = _USUAL.get(kind)
-    if usual is None:
+    if RING in source.shapes.vertex_attributes:
+        # Polygons with holes or of several parts, as converters make them.
+        usual = "segmentation_boundary"
+    elif usual is None:
         # A point cloud: at most one point for each object is its position, more are transcripts.
         usual = "position" if (source.shapes.vertex_counts <= 1).all() else "transcripts"
     if usual == "segmentation_mesh" and source.shapes.n_dims == 2:

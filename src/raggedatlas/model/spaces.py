@@ -110,7 +110,7 @@ class GeometryPointer(BaseModel):
     x_min, x_max, y_min, y_max, z_min, z_max, t_min, t_max : float or None
         Its bounding box in world units, both ends inclusive; None for axes that the store lacks, and for an object without vertices.
     x, y, z, t : float or None
-        Its centroid: the mean of its vertices.
+        Its centroid: of a polygon or closed line the centre of area, else the mean of its vertices.
 
     Examples
     --------

@@ -20,6 +20,7 @@ from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.store.filters import Columns, Filter
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
+from raggedatlas.vectors.converters.interop import PART
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import (
     SEQUENTIAL,
@@ -423,7 +424,7 @@ class Within(Filter):
         own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
         if not own.num_rows:
             return []
-        shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=())
+        shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=(PART,))
         closed = record.space == "segmentation_boundary"
         met = intersects_box(shapes, np.array(self.box.lo), np.array(self.box.hi), closed=closed)
         uids: list[str] = own.column(0).filter(pa.array(met)).to_pylist()
@@ -503,7 +504,8 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
     lo, hi : (D',) float
         Corners; D' may be fewer than the axes of the shapes, whose other axes are ignored.
     closed : bool
-        Whether a line of two axes is an outline: its last vertex is joined with the first, and what it encloses counts.
+        Whether lines and graphs of two axes are outlines: what they enclose counts, and the last vertex of a line is joined with the first.
+        The vertex attribute ``part`` of a graph tells the parts of a polygon; what an even number of rings of a part encloses is a hole.
 
     Returns
     -------
@@ -525,8 +527,12 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
     if len(links):
         met[of[simplices_intersect_box(positions[links], lo, hi)]] = True
     # Nothing of the remaining outlines meets the box, so it is inside one if its corner `lo` is.
-    if closed and len(lo) == 2 and shapes.kind in SEQUENTIAL:
-        met |= _encloses(positions, links, of, lo, len(met))
+    if closed and len(lo) == 2 and shapes.kind in (*SEQUENTIAL, "graph"):
+        parts = shapes.vertex_attributes.get(PART)
+        part = np.zeros(len(of), np.int64) if parts is None else parts.values[links[:, 0]].astype(np.int64)
+        n_parts = int(part.max(initial=0)) + 1
+        odd = _encloses(positions, links, of * n_parts + part, lo, len(met) * n_parts)
+        met |= odd.reshape(len(met), n_parts).any(axis=1)
     return met
 
 

@@ -315,7 +315,7 @@ class Query:
             Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
             whatever they are called.
         by : {"bbox", "centroid", "exact"}
-            ``"bbox"``: the box of the shape meets this one; ``"centroid"``: the mean of its vertices lies in it. Both are answered from
+            ``"bbox"``: the box of the shape meets this one; ``"centroid"``: its centroid lies in it. Both are answered from
             the cell table. ``"exact"`` reads the shapes of those whose box lies across the border: a point, edge or face meets the box,
             or an outline (``segmentation_boundary``) encloses it.
 

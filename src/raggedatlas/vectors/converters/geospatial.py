@@ -1,6 +1,7 @@
 """Polygons with holes, lines and points with properties: GeoJSON, GeoParquet (shapely, geopandas) and SpatialData."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.ids import integer_ids
+from raggedatlas.model.ids import free_name, integer_ids
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
     Capabilities,
@@ -29,6 +30,9 @@ from raggedatlas.vectors.libraries import load_library
 from raggedatlas.vectors.shapes import Attribute, Shapes, check_ids, counts_to_offsets
 
 OUTLINE = (PART, RING, ORDER)
+
+INDEX = "index"
+"""Key of the metadata: the object attribute that was the index of a frame, or the ids of features."""
 
 BOUNDARY_HOLDING = Capabilities(
     kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), link=()
@@ -50,6 +54,9 @@ def read_geojson(path: Path) -> Content:
     shapely = load_library("shapely")
     with read_errors(path, "GeoJSON", ValueError, KeyError, AttributeError, TypeError):
         document = json.loads(read_text(path))
+        # QuPath also writes a plain list of features.
+        if isinstance(document, list):
+            document = {"type": "FeatureCollection", "features": document}
         features = document["features"] if document.get("type") == "FeatureCollection" else [document]
     geometries = np.empty(len(features), object)
     for row, feature in enumerate(features):
@@ -59,15 +66,18 @@ def read_geojson(path: Path) -> Content:
         except Exception as error:  # noqa: BLE001 - the library raises whatever a broken geometry leads to
             raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
     records = [dict(feature.get("properties") or {}) for feature in features]
-    for feature, properties in zip(features, records, strict=True):
-        # GeoJSON stores the id of a feature next to its properties; a property of the same name is kept instead.
-        if "id" in feature:
-            properties.setdefault("id", feature["id"])
+    # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
+    metadata = {"crs": document["crs"]} if document.get("crs") else {}
+    members = Counter(name for feature in features if feature.get("type") == "Feature" for name in feature)
+    if "id" in members and not any("id" in properties for properties in records):
+        metadata[INDEX] = "id"
+        for feature, properties in zip(features, records, strict=True):
+            properties["id"] = feature.get("id")
+    read = {"type", "geometry", "properties", "bbox", metadata.get(INDEX)}
+    left = tuple(f"{name!r} of {n:,} features is left out" for name, n in members.items() if name not in read)
     names = list(dict.fromkeys(name for properties in records for name in properties))
     columns = {name: column_of([properties.get(name) for properties in records]) for name in names}
-    # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
-    metadata = {"crs": document["crs"]} if isinstance(document, dict) and document.get("crs") else {}
-    return Content(shapes_of_geometries(geometries, columns, str(path)), metadata)
+    return Content(shapes_of_geometries(geometries, columns, str(path)), metadata, left=left)
 
 
 def read_geoparquet(path: Path) -> Content:
@@ -87,41 +97,56 @@ def read_geoparquet(path: Path) -> Content:
 
 
 def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoDataFrame)
-    """Return the content of a GeoDataFrame; an index that is not 0, 1, ... becomes ids, or the object attribute ``name``."""
+    """Return the content of a GeoDataFrame; its index becomes ids where it is integers, else an object attribute of its name.
+
+    An index without a name becomes the attribute ``name``. The metadata name it, so that writers make it the index again.
+    """
     columns = {
-        str(name): column_of(frame[name].tolist(), frame[name].dtype)
+        str(name): column_of(frame[name].astype(object).where(frame[name].notna(), None).tolist(), frame[name].dtype)
         for name in frame.columns
         if name != frame.geometry.name
     }
+    metadata = {} if frame.crs is None else {"crs": json.loads(frame.crs.to_json())}
     index = frame.index.to_numpy()
     if index.dtype.kind in "iu":
-        if not np.array_equal(index, np.arange(len(index))):
-            columns.setdefault(OBJECT_ID, Attribute(index))
+        is_plain = np.array_equal(index, np.arange(len(index)))
+        if OBJECT_ID not in columns and not (is_plain and frame.index.name is None):
+            columns[OBJECT_ID] = Attribute(index)
+            metadata[INDEX] = str(frame.index.name or OBJECT_ID)
     else:
-        columns.setdefault("name", Attribute(np.array([str(name) for name in index], dtype=str)))
-    metadata = {} if frame.crs is None else {"crs": json.loads(frame.crs.to_json())}
+        metadata[INDEX] = free_name(str(frame.index.name or "name"), columns)
+        columns[metadata[INDEX]] = Attribute(np.array([str(name) for name in index], dtype=str))
     return Content(shapes_of_geometries(frame.geometry.to_numpy(), columns, what), metadata)
 
 
 def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: ANN401  (a dtype)
-    """Return a column of properties: numbers if all are numbers, else texts, with other values as JSON; missing values are absent."""
+    """Return a column of properties: numbers if all are numbers, else texts; missing values are absent.
+
+    Truth values are marked ``boolean`` in the metadata, and lists and mappings are JSON, marked ``json``, so that GeoJSON has them again.
+    """
     there = np.array([value is not None and value == value for value in values], bool)  # noqa: PLR0124 - NaN
     present = None if there.all() else there
-    present_values = [value for value, has in zip(values, there, strict=True) if has]
-    if present_values and all(isinstance(value, int | float | np.number | np.bool_) for value in present_values):
+    having = [value for value, has in zip(values, there, strict=True) if has]
+    kind = getattr(kind, "numpy_dtype", kind)
+    narrow = kind if getattr(kind, "kind", "") in tuple("iuf") else None
+    if having and all(isinstance(value, bool | np.bool_) for value in having):
+        flags = np.array([bool(has and value) for value, has in zip(values, there, strict=True)])
+        return Attribute(flags, present=present, metadata={"boolean": True})
+    if having and all(isinstance(value, int | float | np.number | np.bool_) for value in having):
         # Missing floats become NaN; missing integers have no such value and become 0 under a mask.
-        if present is None or all(isinstance(value, float | np.floating) for value in present_values):
-            numbers = np.array([value if has else np.nan for value, has in zip(values, there, strict=True)])
-            # Python numbers made wide arrays; the dtype of the frame is restored where no value is missing.
-            narrow = kind if present is None and getattr(kind, "kind", "") in tuple("iuf") else numbers.dtype
-            return Attribute(numbers.astype(narrow))
-        filled = np.array([value if has else 0 for value, has in zip(values, there, strict=True)])
-        return Attribute(filled, present=present)
-    texts = [
-        (value if isinstance(value, str) else json.dumps(value, default=str)) if has else ""
-        for value, has in zip(values, there, strict=True)
-    ]
-    return Attribute(np.array(texts, dtype=str), present=present)
+        is_float = all(isinstance(value, float | np.floating) for value in having)
+        filled = [value if has else (np.nan if is_float else 0) for value, has in zip(values, there, strict=True)]
+        numbers = np.array(filled)
+        return Attribute(numbers.astype(narrow or numbers.dtype), present=None if is_float else present)
+    texts = [_text_of(value) if has else "" for value, has in zip(values, there, strict=True)]
+    is_json = having and all(isinstance(value, list | dict) for value in having)
+    return Attribute(np.array(texts, dtype=str), present=present, metadata={"json": True} if is_json else {})
+
+
+def _text_of(value: Any) -> str:  # noqa: ANN401  (any value of a property)
+    if isinstance(value, str):
+        return value
+    return str(value.isoformat()) if hasattr(value, "isoformat") else json.dumps(value, default=str)
 
 
 def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribute], what: str) -> Shapes:
@@ -209,7 +234,8 @@ def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:
             continue
         texts = column.values.astype(object)
         texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
-        result[name] = encode_categories(texts)
+        coded = encode_categories(texts)
+        result[name] = replace(coded, metadata={**coded.metadata, **column.metadata})
     return result
 
 
@@ -264,9 +290,14 @@ def write_geojson(content: Content, path: Path) -> None:
     geometries, columns = features_of(content.shapes)
     # JSON has no NaN; it is the only value that differs from itself.
     values = {name: [v if v == v else None for v in column.tolist()] for name, column in columns.items()}  # noqa: PLR0124
+    for name, attribute in _properties(content.shapes).items():
+        if attribute.metadata.get("json") and name in values:
+            values[name] = [None if text is None else json.loads(text) for text in values[name]]
+    ids = values.pop("id") if content.metadata.get(INDEX) == "id" and "id" in values else None
     features = [
         {
             "type": "Feature",
+            **({} if ids is None or ids[row] is None else {"id": ids[row]}),
             "properties": {name: column[row] for name, column in values.items()},
             "geometry": shapely.geometry.mapping(geometry),
         }
@@ -287,22 +318,42 @@ def write_geoparquet(content: Content, path: Path) -> None:
     geopandas = load_library("geopandas")
     geometries, columns = features_of(content.shapes)
     frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=_proj_crs(content.metadata.get("crs")))
-    frame.to_parquet(path, index=False)
+    frame = _indexed(frame, content)
+    # None writes the index if it is not 0, 1, ...
+    frame.to_parquet(path, index=None)
+
+
+def _indexed(frame: Any, content: Content) -> Any:  # noqa: ANN401  (a GeoDataFrame)
+    """Give a frame the index that it was read with."""
+    name, ids = content.metadata.get(INDEX), content.shapes.ids
+    if isinstance(name, str) and name in frame.columns and name != OBJECT_ID:
+        return frame.set_index(name)
+    if isinstance(name, str) and ids is not None:
+        frame = frame.drop(columns=OBJECT_ID, errors="ignore").set_axis(ids)
+        frame.index.name = None if name == OBJECT_ID else name
+    return frame
 
 
 def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     """Return shapely geometries and their properties, None where there is none."""
     geometries = shapely_geometries(shapes)
-    attributes = shapes.object_attributes if shapes.ids is not None else shapes.vertex_attributes
+    attributes = _properties(shapes)
     columns = {name: plain_column(a) for name, a in attributes.items() if a.values.ndim == 1}
     if shapes.ids is not None and not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
         columns[OBJECT_ID] = shapes.ids
     return geometries, columns
 
 
+def _properties(shapes: Shapes) -> Mapping[str, Attribute]:
+    """Return the attributes of features: objects, or points without objects."""
+    return shapes.object_attributes if shapes.ids is not None else shapes.vertex_attributes
+
+
 def plain_column(attribute: Attribute) -> NDArray[Any]:
     """Return an attribute's values; where an object has none, NaN among floats, else None."""
     values = decode_categories(attribute)
+    if attribute.metadata.get("boolean"):
+        values = values.astype(bool)
     if attribute.present is None or attribute.present.all():
         return values
     filled = values.copy() if values.dtype.kind == "f" else values.astype(object)
@@ -452,10 +503,7 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
         offsets = tuple(np.asarray(group[name]).ravel() for name in names)
         geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
         radius = np.asarray(group["radius"]) if "radius" in group else None
-    numbers = index.dtype.kind in "iu"
-    column = Attribute(index if numbers else np.array([str(name) for name in index], dtype=str))
-    shapes = shapes_of_geometries(geometries, {"object_id" if numbers else "name": column}, str(folder))
-    content = Content(shapes)
+    content = frame_content(load_library("geopandas").GeoDataFrame(geometry=list(geometries), index=index), str(folder))
     return content if radius is None else _circles(content, radius)
 
 
@@ -490,8 +538,20 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
         ) from None
     if np.array_equal(matrix, np.eye(old.n_dims + 1)):
         return content
-    positions = old.positions.astype(np.float64) @ matrix[:-1, :-1].T + matrix[:-1, -1]
-    return replace(content, shapes=replace(old, positions=positions))
+    linear = matrix[:-1, :-1]
+    positions = old.positions.astype(np.float64) @ linear.T + matrix[:-1, -1]
+    moved = replace(old, positions=positions)
+    if old.kind == "point_cloud" and old.ids is not None and "radius" in old.vertex_attributes:
+        gram = linear.T @ linear
+        if not np.allclose(gram, np.eye(len(gram)) * gram[0, 0], rtol=1e-6, atol=1e-9 * np.abs(gram).max()):
+            raise SourceError(
+                f"{folder} holds circles, which its transformation to {system!r} makes ellipses: the axes are scaled by {linear.tolist()}. Make "
+                "them polygons first (in geopandas `frame.buffer(frame.radius)`), or choose another coordinate system with system=."
+            )
+        radius = old.vertex_attributes["radius"]
+        scaled = replace(radius, values=radius.values * np.sqrt(gram[0, 0]))
+        moved = replace(moved, vertex_attributes={**old.vertex_attributes, "radius": scaled})
+    return replace(content, shapes=moved)
 
 
 def _matrix(transform: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.float64]:
@@ -556,7 +616,7 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
             raise SourceError(f"SpatialData holds circles and polygons; these are {', '.join(sorted(kinds))}.")
         if circles:
             frame["radius"] = next(split_channels("", shapes.vertex_attributes["radius"]))[1]
-        frame.to_parquet(element / "shapes.parquet")
+        _indexed(frame, content).to_parquet(element / "shapes.parquet")
     space = [{"name": axis, "type": "space", "unit": "unit"} for axis in axes]
     identity = {
         "type": "identity",

@@ -554,12 +554,12 @@ def _obs(sink: Sink, plan: ReadPlan, space: SpacePlan | None) -> Any:  # noqa: A
         frame = obs_frame(plan.obs)
         if space is not None:
             frame["layout_uid"] = layout_column(space)
-        times = {name: _writable(frame[name]) for name in frame.columns if frame[name].dtype.kind in "mM"}
-        return frame.assign(**times) if times else frame
+        return frame
     table = obs_columns(plan.obs)
-    columns = {column.name: replace(column, read=partial(_read_writable, column)) for column in table.columns}
-    if space is not None:
-        columns["layout_uid"] = Column("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
+    if space is None:
+        return table
+    columns = {column.name: column for column in table.columns}
+    columns["layout_uid"] = Column("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
     return replace(table, columns=tuple(columns.values()))
 
 
@@ -571,15 +571,6 @@ def _sink_layouts(space: SpacePlan) -> Any:  # noqa: ANN401  (a pandas series)
 
 def _layout_array(space: SpacePlan) -> pa.Array:
     return pa.DictionaryArray.from_arrays(space.layout_code, pa.array(list(space.layouts), pa.string()))
-
-
-def _read_writable(column: Column) -> Any:  # noqa: ANN401  (a pandas series or texts)
-    return _writable(column.read())
-
-
-def _writable(values: Any) -> Any:  # noqa: ANN401  (a pandas series or texts)
-    """Write times as ISO text, which AnnData files can hold."""
-    return values if isinstance(values, Texts) or values.dtype.kind not in "mM" else values.astype(str)
 
 
 def one_space(plan: ReadPlan) -> ReadPlan:

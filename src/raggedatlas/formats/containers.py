@@ -288,7 +288,7 @@ def is_zip(path: AnyPath) -> bool:
     return path.suffix == ".zip" and path.is_file()
 
 
-HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
+HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom")
 
 
 def is_tree(path: AnyPath) -> bool:

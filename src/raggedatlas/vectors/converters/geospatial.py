@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.model.ids import free_name, integer_ids
+from raggedatlas.store.location import Location, refuse_symlink, refuse_symlinks
+from raggedatlas.store.untrusted import guarded_zarr_store
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
     Capabilities,
@@ -484,10 +486,15 @@ def read_spatialdata(
     ------
     SourceError
         If there is no such element, coordinate system or transformation, or the element cannot be read.
+    StoreError
+        If the element holds a symlink.
     MissingExtraError
         For shapes without the extra ``geometry``.
     """
     folder = _element(path, element)
+    for part in (folder, folder.parent) if folder != path else ():
+        refuse_symlink(part)
+    refuse_symlinks(Location(str(folder)))
     attributes = _attributes(folder)
     kind = str(attributes.get("encoding-type", f"ngff:{folder.parent.name}")).removeprefix("ngff:")
     content = _points(folder, attributes, objects) if kind == "points" else _shapes(folder, attributes)
@@ -566,7 +573,7 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
 
     shapely = load_library("shapely")
     with read_errors(folder, "shapes element"):
-        group = zarr.open_group(folder, mode="r")
+        group = zarr.open_group(guarded_zarr_store(zarr.storage.LocalStore(folder, read_only=True)), mode="r")
         coordinates, index = np.asarray(group["coords"]), np.asarray(group["Index"])
         kind = shapely.GeometryType(int(attributes["spatialdata_attrs"]["geos"]["type"]))
         names = sorted(name for name in group if name.startswith("offset"))

@@ -29,7 +29,7 @@ from raggedatlas.model.assets import (
     result_columns,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
-from raggedatlas.model.ids import UidIndex, check_length, column_name, free_name, integer_ids, new_uid
+from raggedatlas.model.ids import UidIndex, check_given_name, check_length, column_name, free_name, integer_ids, new_uid
 from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
@@ -362,7 +362,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     """
     catalog.require_tip("annotate")
     if options.name is not None:
-        check_length(options.name, "name of an annotation")
+        check_given_name(options.name, "name of an annotation")
     # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.
     given = read_annotation_source(source, ("uid", "cell_name", "dataset", *_text_casts(options)), options.obsm)
     if not given.table.num_rows:

@@ -50,7 +50,7 @@ from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import free_name, integer_ids, new_uids
+from raggedatlas.model.ids import check_given_name, fit_name, free_name, integer_ids, new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
@@ -361,7 +361,9 @@ class GeometryAttachment(Attachment[GeometryReport]):
         asked = self.choices.dataset if self.choices.link is None else None
         if asked is not None and asked in taken:
             raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")
-        return free_name(asked or self.shapes.name, taken, "-")
+        return free_name(
+            fit_name(self.shapes.name) if asked is None else check_given_name(asked, "name of a dataset"), taken, "-"
+        )
 
     def finish(self) -> None:
         """Remove the rows, cells and pointers of replaced geometry."""

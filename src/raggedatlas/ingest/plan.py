@@ -1,6 +1,5 @@
 """What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
 
-import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, samp
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import check_length, column_name, free_name, is_unicode, layout_uid, new_uid
+from raggedatlas.model.ids import check_given_name, column_name, fit_name, free_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
@@ -127,9 +126,6 @@ def _has_table(source: Source, key: str) -> bool:
 
 
 COUNTS = "counts"
-
-
-_UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -610,12 +606,7 @@ def _dataset_name(
     catalog: Catalog, schema: SourceSchema, options: IngestOptions, coming: AbstractSet[str]
 ) -> tuple[str, list[str]]:
     if options.name is not None:
-        if not options.name.strip() or _UNFIT.search(options.name):
-            raise NameRefusedError(
-                f"name={options.name!r} cannot name a dataset: it may not be empty or hold '/', '\\', '..' or control characters; "
-                "choose another name."
-            )
-        return check_length(options.name, "name"), []
+        return check_given_name(options.name, "name of a dataset"), []
     there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
     # With "replace", the dataset that has the name goes, so the name is free.
     name = free_name(dataset_name(schema), coming if options.on_duplicate == "replace" else coming | set(there), "-")
@@ -630,7 +621,7 @@ def rename_notes(schema: SourceSchema, name: str) -> list[str]:
 
 def dataset_name(schema: SourceSchema) -> str:
     """Return the name of a dataset that is given none: that of its source."""
-    return _UNFIT.sub("_", schema.name) or "dataset"
+    return fit_name(schema.name)
 
 
 def plan_embeddings(

@@ -3,13 +3,13 @@
 import time
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
+
 from raggedatlas.catalog.assets import (
     GRACE,
     RESULT_ASSETS,
-    Commit,
     asset_uids,
     clear_orphaned_pointers,
-    commit_records,
     find_dataset,
     find_deleted_datasets,
     lease_alive,
@@ -49,9 +49,9 @@ from raggedatlas.catalog.versions import (
     repair_tags,
     untag_everywhere,
 )
-from raggedatlas.errors import DuplicateError, NotFoundError
-from raggedatlas.model.ids import check_given_name
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError
+from raggedatlas.model.ids import check_length
+from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.sql import in_list
@@ -78,15 +78,23 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
     """
     catalog.require_tip("rename_dataset")
     catalog.refuse_unfinished_purge("rename_dataset()")
-    check_given_name(name, "name of a dataset")
+    if not name.strip():
+        raise NameRefusedError("A dataset needs a name that is not empty.")
+    check_length(name, "name of a dataset")
+    tables = Tables(catalog.tables.location)
 
-    def choose(old: list[DatasetRecord]) -> Commit:
-        records = find_dataset(catalog, uid_or_name, old)
-        if any(record.name == name and record.uid != records[0].uid for record in old):
+    def attempt() -> None:
+        version = tables.version(DATASETS)
+        # Read at the version that the merge checks: of two renames to one name, the second sees the first.
+        pinned = Catalog(catalog.location, Tables(tables.location, {DATASETS: version}), catalog.arrays)
+        records = find_dataset(pinned, uid_or_name)
+        if any(r.name == name and r.uid != records[0].uid for r in read_records(pinned)):
             raise DuplicateError(f"Another dataset of {catalog.location.uri} is called {name!r}; choose another name.")
-        return Commit(tuple(record.model_copy(update={"name": name}) for record in records))
+        rows = [record.model_copy(update={"name": name}).model_dump() for record in records]
+        changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
+        tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
-    commit_records(catalog, choose)
+    tables.retry(DATASETS, attempt)
 
 
 def gc(

@@ -231,3 +231,20 @@ def test_filters_travel() -> None:
     assert again.to_sql(COLUMNS) == said.to_sql(COLUMNS)
     assert repr(again) == repr(said)
     assert "20 in all" in repr(said)
+
+
+def test_numbers_beyond_a_float_type_and_values_of_other_types(small: Any) -> None:
+    """A number beyond float32 is above or below every value; ids are counted; what cannot be compared is refused in every form."""
+    query = small.query
+    n = int(small.obs["percent.mt"].notna().sum())
+    for value in (1e39, 10**400):
+        found = [query.where(one).count() for one in (col("percent.mt") < value, col("percent.mt") > -value)]
+        assert found == [n, n]
+        assert query.where(col("percent.mt") >= value).count() == query.where(col("percent.mt") == value).count() == 0
+    assert query.count("uid").tolist() == [1] * len(small.obs)
+    assert query.count(["dataset", "cell_name"]).sum() == len(small.obs)
+    for wrong in ({"dataset": [1]}, {"dataset": 1}):
+        with pytest.raises(QueryError, match="'dataset' are text, got 1"):
+            query.where(wrong)
+    with pytest.raises(QueryError, match="does not evaluate CASE"):
+        query.where("CASE WHEN score > 0 AND donor = 'D1' THEN TRUE ELSE FALSE END")

@@ -1,5 +1,6 @@
 """From any source into any sink, without an atlas: in blocks of rows, whole or only some cells, features and layers."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,12 +157,12 @@ def copy(
     try:
         opened = open_source(source, storage_options=storage_options)
     except BaseException:
-        if not isinstance(sink, str | AnyPath):
+        if not isinstance(sink, str | os.PathLike):
             sink.abort()
         raise
     try:
         target: Sink
-        if isinstance(sink, str | AnyPath):
+        if isinstance(sink, str | os.PathLike):
             target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
         else:
             target = sink

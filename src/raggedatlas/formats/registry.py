@@ -1,5 +1,6 @@
 """Which reader and which writer belongs to what: one dictionary each, by structure, ending or type name."""
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,7 +82,7 @@ def open_source(
     StoreError
         If the object store or server cannot be reached, refuses access, or does not serve ranges.
     """
-    if isinstance(what, str | Path | RemotePath):
+    if isinstance(what, str | os.PathLike):
         path = as_path(what, storage_options)
         name = detect(path)
         own = READERS.get(name)

@@ -1,5 +1,6 @@
 """Stage one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -157,7 +158,7 @@ class Opener:
         SourceError
             If it breaks a rule that it cannot be added by, or lacks facts of a strict schema, before anything is read that takes long.
         """
-        path = as_path(self.what) if isinstance(self.what, str | AnyPath) else None
+        path = as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
         if path is not None and detect(path) in ANNDATA_FORMATS:
             from raggedatlas.formats.anndata import raise_if_invalid
 

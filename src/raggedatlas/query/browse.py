@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
+from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import without_deleted
@@ -373,9 +374,18 @@ class AtlasView(ReadOnlyAtlas):
         QueryError
             When an output is asked for: if columns of the result would be added up that may not be.
         """
-        from raggedatlas.query.query import make_query
+        # Imported when used, as they import what listings do not need.
+        from raggedatlas.query.identity import links_of_names
+        from raggedatlas.query.query import Query
+        from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, QuerySpec
 
-        return make_query(self._catalog, identity, on_merge)
+        if isinstance(identity, Mapping):
+            links = links_of_names(self._catalog, identity)
+            return Query(self._catalog, QuerySpec(identity=links, on_merge=on_merge))
+        if identity not in (DEFAULT, AS_GIVEN):
+            # Only for its error; the version is looked up again when a read is planned.
+            find_version(self._catalog, identity)
+        return Query(self._catalog, QuerySpec(identity=identity, on_merge=on_merge))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""

@@ -108,7 +108,8 @@ class _CountTask:
         catalog, metadata = pin_cells(self.catalog), metadata_names(columns, spec.obs)
         found: list[Groups] = []
         n_cells, n_groups, most = 0, 0, BLOCK_CELLS
-        for cells in walk_cells(catalog.tables, spec, columns, metadata):
+        ids = [name for name in ("uid", "cell_name") if name in by]
+        for cells in walk_cells(catalog.tables, spec, columns, [*ids, *metadata]):
             n_cells += cells.n
             if by:
                 found.append(_distinct(cells_table(cells, columns, metadata), by, columns))

@@ -13,25 +13,21 @@ from numpy.typing import ArrayLike
 from raggedatlas.catalog.assets import find_geometries, find_result
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import check_organism
-from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
-from raggedatlas.model.choices import By, Missing, OnMerge
+from raggedatlas.model.choices import By, Missing
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
-from raggedatlas.query.identity import links_of_names
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import check_join, find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
 from raggedatlas.query.plan import explain, plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.read_plan import (
-    AS_GIVEN,
-    DEFAULT,
     QuerySpec,
     Sample,
     check_count,
@@ -781,21 +777,3 @@ class Query:
 
 Selection = str | Mapping[str, Any] | Filter | Query | Sequence[str]
 """Cells of a query: a condition as of `Query.where`, another query, or uids."""
-
-
-def make_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_merge: OnMerge) -> Query:
-    """Return a query of all cells under a mapping of features; see `AtlasView.query`.
-
-    Raises
-    ------
-    NotFoundError
-        If `identity` names no snapshot.
-    FeatureError
-        If a given mapping names unknown or ambiguous genes, or takes more than one step.
-    """
-    if isinstance(identity, Mapping):
-        return Query(catalog, QuerySpec(identity=links_of_names(catalog, identity), on_merge=on_merge))
-    if identity not in (DEFAULT, AS_GIVEN):
-        # Only for its error; the version is looked up again when a read is planned.
-        find_version(catalog, identity)
-    return Query(catalog, QuerySpec(identity=identity, on_merge=on_merge))

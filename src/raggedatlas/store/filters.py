@@ -434,7 +434,7 @@ class Comparison(Condition):
         return None if equal is None else not equal
 
     def _holds(self, value: str | None) -> bool | None:
-        text = _text(self.value)
+        text = _text(self.value, self.column)
         return None if value is None else _OPERATORS[self.operator][1](value, text)
 
     def asked(self) -> Iterator[tuple[str, str]]:
@@ -456,7 +456,8 @@ class Membership(Condition):
         return is_member(target, self.values)
 
     def _holds(self, value: str | None) -> bool | None:
-        return None if value is None else value in self.values
+        values = [_text(one, self.column) for one in self.values]
+        return None if value is None else value in values
 
     def asked(self) -> Iterator[tuple[str, str]]:
         """Yield the column with each text."""
@@ -689,7 +690,8 @@ def _combine(word: str, left: Filter, right: object) -> Filter:
     return Combination(word, tuple(parts))
 
 
-def _text(value: Any) -> str:  # noqa: ANN401  (what a person passed)
+def _text(value: Any, column: str = "") -> str:  # noqa: ANN401  (what a person passed)
     if not isinstance(value, str):
-        raise QueryError(f"A text is needed here, got {value!r}.")
+        what = f"The values of {column!r} are text" if column else "A text is needed here"
+        raise QueryError(f"{what}, got {value!r}.")
     return str(plain_value(value))

@@ -334,8 +334,8 @@ def as_path(
 
     Parameters
     ----------
-    address : str, Path or RemotePath
-        A path object is returned as it is.
+    address : str or os.PathLike
+        A path (``~`` is expanded), ``file://``, or the address of an object store or web server.
     storage_options : mapping of str to str, optional
         As of `Location`.
 
@@ -349,15 +349,15 @@ def as_path(
     >>> as_path("s3://bucket/lung/pbmc.h5ad").stem
     'pbmc'
     """
-    if isinstance(address, RemotePath | Path):
+    if isinstance(address, RemotePath):
         return address
-    if isinstance(address, str):
-        if is_remote(address):
-            return RemotePath(address, storage_options)
-        if "://" in address:
-            # Normalises ``file://``, and refuses what is no scheme.
-            return Location(address).path
-    return Path(address)
+    text = os.fspath(address)
+    if not isinstance(text, str):
+        raise StoreError(f"The path {text!r} is bytes; expected text, as os.fsdecode() gives it.")
+    if is_remote(text):
+        return RemotePath(text, storage_options)
+    # `Location` normalises ``file://``, and refuses what is no scheme.
+    return Location(text).path if "://" in text else Path(text).expanduser()
 
 
 @dataclass(frozen=True)

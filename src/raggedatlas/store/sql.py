@@ -290,10 +290,7 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
     if family == "span":
         return _compare_integer(column, operator, _in_units(value, column.type.unit))
     if family == "float":
-        value = (
-            # 0.1 as float32 is not 0.1 as float64, so the literal is rounded as the stored values were.
-            float(np.float32(value)) if column.kind == "float32" or column.type == pa.float32() else _as_float(value)
-        )
+        return _compare_float(column, operator, value)
     if family == "date" and isinstance(value, dt.datetime):
         value, time = value.date(), value - type(value)(value.year, value.month, value.day)
         if time:
@@ -374,11 +371,21 @@ def text_matches(column: Target, function: str, text: str) -> str:
     return f"{function}({column.sql}, {quote_literal(text)})"
 
 
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise QueryError(f"The number {value} is beyond what a float column can hold.") from error
+def _compare_float(column: Target, operator: str, value: float) -> str:
+    # 0.1 as float32 is not 0.1 as float64, so the literal is rounded as the stored values were.
+    single = column.kind == "float32" or column.type == pa.float32()
+    kind: type[np.floating[Any]] = np.float32 if single else np.float64
+    largest = float(np.finfo(kind).max)
+    with np.errstate(over="ignore"):
+        rounded = float(kind(value)) if abs(value) <= float(np.finfo(np.float64).max) else math.inf
+    if math.isfinite(rounded):
+        return f"{column.sql} {operator} {quote_literal(rounded)}"
+    if operator in {"=", "<>"}:
+        return _always(column, holds=operator == "<>")
+    # No value lies between the number and the largest of the type, beyond which there is infinity only.
+    if value > 0:
+        return f"{column.sql} {'<=' if operator in {'<', '<='} else '>'} {largest!r}"
+    return f"{column.sql} {'>=' if operator in {'>', '>='} else '<'} {-largest!r}"
 
 
 def _in_units(value: dt.timedelta | np.timedelta64, unit: str) -> Fraction:

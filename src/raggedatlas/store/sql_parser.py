@@ -150,6 +150,8 @@ def parse_condition(text: str, columns: Columns) -> Filter:
     """
     parser = _Parser(text, columns)
     tokens = list(parser.resolved(list(parser.tokens())))
+    if any(token.keyword == "CASE" for token in tokens):
+        raise parser._refused("Lance does not evaluate CASE; write the cases with AND, OR and NOT")
     return parser.disjunction(tokens)
 
 

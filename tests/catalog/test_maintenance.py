@@ -12,11 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimization, purge, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
-from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.errors import (
+    ConflictError,
+    CorruptError,
+    DuplicateError,
+    NameRefusedError,
+    NotFoundError,
+    SchemaError,
+    StoreError,
+)
+from raggedatlas.model.ids import check_given_name, fit_name
+from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.arrays import create_group, read_group, write_group_attributes
+from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
@@ -250,3 +261,71 @@ def test_without_proc_a_process_is_looked_up_by_number(atlas: Catalog, monkeypat
     dead = json.loads(json.dumps({**(lease or {}), "pid": int(child.stdout)}))
     write_group_attributes(atlas.arrays, uid, {"raggedatlas": {"ingest": dead}})
     assert not assets.lease_alive(atlas, uid, HOUR)
+
+
+@pytest.mark.parametrize("other", ["rename", "space"])
+def test_of_two_changes_to_one_name_the_second_sees_the_first(two: Two, monkeypatch, other: str) -> None:  # noqa: ANN001
+    """One that comes between the look and the commit makes the commit look again, and then refuse."""
+    catalog, first, second = two
+    again, done = catalog.tip(), []
+    renames = lambda of, uid: maintenance.rename_dataset(of, uid, "z")  # noqa: E731
+    wide = lambda of, rank: of.add_space(FeatureSpace(name="z", kind=PointerKind.DENSE, has_features=False, rank=rank))  # noqa: E731
+    change, own, theirs = (renames, first, second) if other == "rename" else (wide, 1, 2)
+    name = "merge" if other == "rename" else "update_metadata_if"
+    plain = getattr(Tables, name)
+
+    def between(self, *given, **more):  # noqa: ANN001, ANN002, ANN202
+        if not done:
+            done.append(True)
+            change(again, theirs)
+        return plain(self, *given, **more)
+
+    monkeypatch.setattr(Tables, name, between)
+    with pytest.raises((DuplicateError, SchemaError)):
+        change(catalog, own)
+    assert [record.name for record in read_records(catalog)].count("z") == (other == "rename")
+
+
+NAMES = ["", " a", "a ", "x/../y", "a/b", "a\\b", "a..b", "a\nb", "0123456789abcdef", "n" * 201]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rule_for_given_names(two: Two, name: str) -> None:
+    """What no dataset may be called is refused for every kind of name, before anything is written."""
+    catalog, first, _ = two
+    before = catalog.tables.versions(catalog.tables.names())
+    calls = (
+        lambda: maintenance.rename_dataset(catalog, first, name),
+        lambda: snapshots.snapshot(catalog, name),
+        lambda: check_given_name(name, "name of a result"),
+    )
+    for call in calls:
+        with pytest.raises(NameRefusedError):
+            call()
+    assert catalog.tables.versions(catalog.tables.names()) == before
+    assert check_given_name(fit_name(name)[:200], "name")
+
+
+def test_a_purge_that_fails_can_be_finished_by_another_process(two: Two, monkeypatch) -> None:  # noqa: ANN001
+    """It takes its process out of its mark; a commit of a snapshot that was under way is waited for."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog)
+    plain, left = purge._rewrite_all, [StoreError("full"), ConflictError("compacted")]
+
+    def failing(*given):  # noqa: ANN002, ANN202
+        if left:
+            raise left.pop(0)
+        return plain(*given)
+
+    monkeypatch.setattr(purge, "_rewrite_all", failing)
+    with pytest.raises(StoreError, match="full"):
+        purge.purge(catalog, first)
+    mark = catalog.unfinished_purge()
+    assert mark is not None
+    assert not mark.owner
+    with pytest.raises(ConflictError, match="purge"):
+        snapshots.snapshot(catalog)
+    maintenance.repair(catalog)
+    assert not left
+    assert catalog.unfinished_purge() is None
+    assert len(read_records(catalog)) == 1

@@ -284,7 +284,7 @@ def test_a_damaged_column_leaves_no_file(tmp_path: Path, fault: str, monkeypatch
 
 
 def test_what_no_file_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of one name, of the index's reserved one, with a slash in Zarr, or with text that HDF5 cannot hold."""
+    """Columns of one name, of reserved ones, whose path is that of others, or with text that HDF5 cannot hold."""
     monkeypatch.setattr("raggedatlas.formats.element_writer.COLUMN_CHUNK", 2)
     index = Column(None, lambda: pd.Index(["a", "b", "c"]))
     ones = lambda name: Column(name, lambda: pd.Series([1, 1, 1]))  # noqa: E731
@@ -293,6 +293,14 @@ def test_what_no_file_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: p
         ("a.h5ad", (ones("n"), ones("n")), "more than once"),
         ("b.h5ad", (ones("_index"),), "keeps for the index"),
         ("c.zarr", (ones("a/b"),), "groups within groups"),
+        ("c.zarr", (ones("a\\b"),), "groups within groups"),
+        ("c.zarr", (ones("zarr.json"),), "keeps for metadata"),
+        ("c.zarr", (ones("x" * 256),), "more than 255 bytes"),
+        ("c.h5ad", (ones("/a"),), "groups within groups"),
+        ("c.h5ad", (ones("a/../b"),), "groups within groups"),
+        ("c.h5ad", (ones("G1/S"), ones("G1")), "a member of 'G1'"),
+        ("c.h5ad", (ones("_index/a"),), "a member of '_index'"),
+        ("c.h5ad", (ones("a\0b"),), "no file can hold"),
         ("d.h5ad", (null,), "obs/t cannot be written"),
     ):
         sink = open_sink(tmp_path / name)

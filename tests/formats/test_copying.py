@@ -1,5 +1,6 @@
 """Copies from any format into any other: equal when whole, what anndata would select when not, text of every type, and nothing when stopped."""
 
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -589,7 +590,8 @@ NO_TEXT = {
     "lists": pd.DataFrame({"x": pd.Series([[1], [2]])}),
     "bytes and a missing value": pd.DataFrame({"x": [b"a", None]}),
     "categories of both": pd.DataFrame({"x": pd.Categorical([1, "a"])}),
-    "categories of times": pd.DataFrame({"x": pd.Categorical(pd.to_datetime(["2020-01-01"]))}),
+    "periods": pd.DataFrame({"x": pd.period_range("2020-01", periods=2, freq="M")}),
+    "integers beyond 64 bits": pd.DataFrame({"x": pd.Series([2**80, 1], dtype=object)}),
     "a nameless row": pd.DataFrame({"x": [1, 2]}, index=["a", None]),
 }
 
@@ -608,18 +610,32 @@ def test_values_that_would_become_text_are_refused(tmp_path: Path, value: str, w
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ["h5ad", "zarr 3"])
 def test_objects_and_categories_keep_their_values(tmp_path: Path, way: str) -> None:
-    """Booleans in a column of objects stay booleans, categories of nullable and Arrow numbers stay numbers."""
+    """Booleans and integers among objects stay that, categories of nullable numbers stay numbers, times become ISO text; missing stays missing."""
     obs = pd.DataFrame(
         {
             "flag": pd.Series([True, None, False], dtype=object),
             "nullable": pd.Categorical(pd.array([3, None, 1], dtype="Int64")),
             "arrow": pd.Categorical(pd.array([3, None, 1], dtype="int64[pyarrow]")),
+            "count": pd.Series([2**60 + 1, None, 0], dtype=object),
+            "time": pd.to_datetime(["2020-01-02", None, "2021-03-04 05:06:07.123456789"], format="mixed"),
+            "day": pd.Series([dt.date(2020, 1, 2), None, dt.date(2021, 3, 4)], dtype=object),
+            "span": pd.to_timedelta([1, None, 3], unit="h"),
+            "zone": pd.Categorical(pd.to_datetime(["2020-01-02", None, "2021-03-04"]).tz_localize("Europe/Berlin")),
         }
     ).set_axis(["a", "b", "c"])
     back = read_anndata(
         copy(ad.AnnData(np.ones((3, 1), np.float32), obs=obs), open_sink(tmp_path / f"x.{way[:4]}", **WAYS[way]))
     ).obs
     assert back["flag"].tolist() == [True, pd.NA, False]
+    assert back["count"].tolist() == [2**60 + 1, pd.NA, 0]
+    for name, texts in {
+        "time": ["2020-01-02T00:00:00", "2021-03-04T05:06:07.123456789"],
+        "day": ["2020-01-02", "2021-03-04"],
+        "span": ["P0DT1H0M0S", "P0DT3H0M0S"],
+        "zone": ["2020-01-02T00:00:00+01:00", "2021-03-04T00:00:00+01:00"],
+    }.items():
+        assert back[name].isna().tolist() == [False, True, False]
+        assert back[name].dropna().tolist() == texts
     for name in ("nullable", "arrow"):
         assert back[name].cat.categories.tolist() == [1, 3]
         assert back[name].cat.codes.tolist() == [1, -1, 0]

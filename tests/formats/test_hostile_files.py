@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
+import raggedatlas as ra
+from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.formats.anndata.validation import validate
 from raggedatlas.formats.containers import open_hdf5
 from raggedatlas.formats.registry import detect, list_sources, open_source
 
@@ -101,6 +104,70 @@ def test_links_out_of_the_file_are_never_followed(h5ad: Path, tmp_path: Path) ->
         with h5py.File(h5ad, "r+") as file:
             del file["layers/bad"]
     use(h5ad)
+
+
+def nest(file: h5py.File) -> None:
+    """Make 30 groups, each linked twice: 2**30 paths."""
+    group = file["uns"]
+    for _ in range(30):
+        inner = group.create_group("a")
+        inner.attrs.update({"encoding-type": "dict", "encoding-version": "0.1.0"})
+        group["b"] = inner
+        group = inner
+
+
+LINKS: dict[str, tuple[str, Any]] = {
+    "root": ("uns/x is a second link to the root", lambda f: f.__setitem__("uns/x", f["/"])),
+    "parent": ("uns/x is a second link to uns,", lambda f: f.__setitem__("uns/x", f["uns"])),
+    "array": ("uns/x is a second link to layers/l,", lambda f: f.__setitem__("uns/x", f["layers/l"])),
+    "soft": ("uns/x is a second link to layers/l,", lambda f: f.__setitem__("uns/x", h5py.SoftLink("/layers/l"))),
+    "in a frame": ("is a second link to obsm/e,", lambda f: f.__setitem__("obsm/f", f["obsm/e"])),
+    "nested": ("uns/b is a second link to uns/a,", nest),
+}
+
+
+@pytest.mark.parametrize("name", list(LINKS))
+@pytest.mark.timeout(30)
+def test_an_object_with_two_names_is_refused(h5ad: Path, name: str) -> None:
+    """Links to what has a name already would make a file endless: reading names the second one, and so does validation."""
+    said, change = LINKS[name]
+    with h5py.File(h5ad, "r+") as file:
+        change(file)
+    for read in (use, ra.read):
+        with pytest.raises(SourceError, match=said):
+            read(h5ad)
+    problems = validate(h5ad)
+    assert {problem.rule for problem in problems} == {"A00"}
+    assert len(problems) <= 30
+
+
+def test_members_of_a_zip_file_that_share_bytes_are_refused(h5ad: Path, tmp_path: Path) -> None:
+    """A directory of a zip file can name the same bytes again and again."""
+    path = tmp_path / "x.zarr.zip"
+    with warnings.catch_warnings(action="ignore"), zarr.storage.ZipStore(path, mode="w") as store:
+        ad.io.write_elem(zarr.open_group(store, mode="w"), "/", ad.read_h5ad(h5ad))
+    use(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("new", b"x")
+        first = archive.infolist()[0]
+        archive.getinfo("new").header_offset = first.header_offset
+    with pytest.raises(SourceError, match="new has the bytes of"):
+        use(path)
+
+
+@pytest.mark.parametrize("place", ["layers/l", "layers/l/c/0/0", "obs", "uns/x"])
+def test_symlinks_in_zarr_folders_are_refused(h5ad: Path, tmp_path: Path, place: str) -> None:
+    """A group, array or chunk that is elsewhere is not followed, by path or in an open group; the folder itself may be a link."""
+    folder, moved = tmp_path / "x.zarr", tmp_path / "moved"
+    with warnings.catch_warnings(action="ignore"):
+        ad.io.write_elem(zarr.open_group(folder, mode="w", zarr_format=3), "/", ad.read_h5ad(h5ad))
+    (tmp_path / "link.zarr").symlink_to(folder)
+    use(tmp_path / "link.zarr")
+    (folder / place).rename(moved) if (folder / place).exists() else (folder / "layers" / "l").rename(moved)
+    (folder / place).symlink_to(moved)
+    for read in (lambda: use(folder), lambda: open_source(zarr.open_group(folder, mode="r")), lambda: validate(folder)):
+        with pytest.raises(StoreError, match=f"{place} is a symlink"):
+            read()
 
 
 def test_declared_sizes_are_checked_before_memory_is_taken(h5ad: Path) -> None:

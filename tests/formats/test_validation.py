@@ -498,7 +498,7 @@ def test_what_cannot_be_opened_is_in_the_tree(tmp_path: Path) -> None:
     path = write_good(tmp_path / "x.h5ad", "hdf5")
     damage(path, lambda root: root.__setitem__("uns/away", h5py.ExternalLink("elsewhere.h5", "x")))
     element = next(element for element in all_of(inspect(path).root) if element.name == "away")
-    assert "UNREADABLE: away is a link to another file (elsewhere.h5)" in element.facts()
+    assert "UNREADABLE: uns/away is a link to another file (elsewhere.h5)" in element.facts()
 
 
 def test_notebooks_see_a_tree(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.catalog.catalog import DATASETS
-from raggedatlas.errors import CorruptError, NotFoundError, SchemaError
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SchemaError
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -180,3 +180,23 @@ def test_what_no_file_can_hold_is_refused_by_name(atlas: RaggedAtlas) -> None:
     atlas.add(odd, "nine", progress=False, extras=["obsm"])
     assert set(atlas.dataset("nine").to_anndata().obsm) == {"X_pca"}
     assert "uns/odd" in atlas.dataset("nine").left_out
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+def test_incomplete_vectors_are_no_neighbors(tmp_path: Path, metric: str) -> None:
+    """A vector with NaN is never found, one of zeros not by its direction; a search for either is refused."""
+    vectors = np.array([[1, 0], [np.nan, 1], [0, 0], [0, 1]], np.float32)
+    file = ad.AnnData(np.ones((4, 1), np.float32), pd.DataFrame(index=list("abcd")), pd.DataFrame(index=["g"]))
+    file.obsm["X_pca"] = vectors
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(file, "d", embeddings={"X_pca": "pca"}, progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    found = query.search([1.0, 0.1], column="pca", k=9, metric=metric).to_pandas()
+    assert sorted(found["cell_name"]) == (["a", "d"] if metric == "cosine" else ["a", "c", "d"])
+    assert found["search_distance"].notna().all()
+    uid = query.to_pandas().reset_index().set_index("cell_name").iloc[:, 0]
+    with pytest.raises(QueryError, match="not finite"):
+        query.search(uid["b"], column="pca", metric=metric).count()
+    if metric == "cosine":
+        with pytest.raises(QueryError, match="no direction"):
+            query.search(uid["c"], column="pca", metric=metric).to_pandas()

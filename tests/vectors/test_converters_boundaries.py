@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.convert import convert, detect, read_file, write_file
+from raggedatlas.vectors.converters.convert import Conversion, convert, detect, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import plain_column, shapes_of_geometries
 from raggedatlas.vectors.converters.interop import shapely_geometries, to_geopandas
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
@@ -375,3 +375,18 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert (table.index.tolist(), table["t"].tolist()) == ([9, 3], ["a", "b"])
     with pytest.raises(SourceError, match="A mesh of 3 axes"):
         to_geopandas(Shapes("mesh", np.eye(3), links=np.array([[0, 1, 2]])))
+
+
+def test_lines_of_several_parts_are_graphs(tmp_path: Path) -> None:
+    """Parts that meet share a vertex, within an object only; lines beside them are parts of one."""
+    parts = {"type": "MultiLineString", "coordinates": [[[0, 0], [1, 0], [2, 0]], [[1, 0], [1, 5]]]}
+    line = {"type": "LineString", "coordinates": [[1, 0], [0, 9]]}
+    (tmp_path / "a.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [parts, line]}))
+    shapes = read_file(tmp_path / "a.geojson").shapes
+    assert (shapes.kind, shapes.vertex_counts.tolist(), shapes.link_offsets.tolist()) == ("graph", [4, 2], [0, 3, 4])
+    ends = shapes.positions[shapes.links].tolist()
+    assert ends == [[[0, 0], [1, 0]], [[1, 0], [2, 0]], [[1, 0], [1, 5]], [[1, 0], [0, 9]]]
+    convert(tmp_path / "a.geojson", tmp_path / "a.zv")
+    convert(tmp_path / "a.zv", tmp_path / "b.geoparquet", Conversion(strict=True))
+    again = read_file(tmp_path / "b.geoparquet").shapes
+    assert sorted(again.positions[again.links].tolist()) == sorted(ends)

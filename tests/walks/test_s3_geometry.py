@@ -114,7 +114,12 @@ def test_many_objects_are_put_at_once_or_none_stays(remote: Remote) -> None:
     with pytest.raises(SourceError, match="gone"):
         publish_files(root.child("torn"), files(70, fails=True), overwrite=False)
     assert not root.child("torn").exists()
-    assert root.child("whole").exists()
+    with pytest.raises(SourceError, match="gone"):
+        publish_files(root.child("whole"), files(80, fails=True), overwrite=True)
+    assert root.child("whole").read_bytes("0/c/69") == b"ab"
+    publish_files(root.child("whole"), files(3, fails=False), overwrite=True)
+    assert sorted(key for key, *_ in root.child("whole").list_objects()) == ["0/c/0", "0/c/1", "0/c/2", "zarr.json"]
+    assert not [name for name in root.list_children() if "tmp" in name]
 
 
 @pytest.mark.nightly

@@ -364,15 +364,17 @@ def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
     ]
 
 
-def find_dataset(catalog: Catalog, uid_or_name: str) -> list[DatasetRecord]:
-    """Return the records of one dataset, by uid or by name.
+def find_dataset(
+    catalog: Catalog, uid_or_name: str, records: Iterable[DatasetRecord] | None = None
+) -> list[DatasetRecord]:
+    """Return the records of one dataset, by uid or by name, among some records or all.
 
     Raises
     ------
     NotFoundError
         If no dataset, or more than one, has that name; the message lists them.
     """
-    datasets = group_by_dataset(read_records(catalog))
+    datasets = group_by_dataset(read_records(catalog) if records is None else records)
     if uid_or_name in datasets:
         return datasets[uid_or_name]
     named = [records for records in datasets.values() if records[0].name == uid_or_name]
@@ -403,7 +405,7 @@ class Commit:
 
 
 def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Commit]) -> None:
-    """Make datasets visible, in one commit: the last write of an `add` (its commit point).
+    """Make datasets visible or rename them, in one commit that conflicts with every other: the last write of an `add` (its commit point).
 
     Parameters
     ----------
@@ -420,17 +422,17 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         If other writers win every retry, or a purge is unfinished.
     """
     catalog.refuse_unfinished_purge("add()")
-    tables, tried = Tables(catalog.tables.location), set[str]()
+    tables, tried = Tables(catalog.tables.location), set[tuple[str, str]]()
 
     def attempt() -> None:
         inventory = catalog.inventory()
         version, old = inventory.version, [*inventory.records]
-        if any(record.uid in tried for record in old):
+        if any((record.uid, record.name) in tried for record in old):
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
-        # Before the commit, whose response may be lost: the next attempt then finds these uids in the inventory.
-        tried.update(record.uid for record in commit.records)
+        # Before the commit, whose response may be lost: the next attempt then finds these in the inventory.
+        tried.update((record.uid, record.name) for record in commit.records)
         if not commit.records:
             return
         pinned = tables.at({DATASETS: version})
@@ -445,7 +447,8 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
             return
         # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
         first = pinned.read(DATASETS, where=equals("zarr_group", old[0].zarr_group)).cast(DATASETS_SCHEMA)
-        both = pa.concat_tables([first.slice(0, 1), fresh])
+        changes_first = any(record.zarr_group == old[0].zarr_group for record in commit.records)
+        both = fresh if changes_first else pa.concat_tables([first.slice(0, 1), fresh])
         tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
 
     tables.retry(DATASETS, attempt)

@@ -346,7 +346,14 @@ class Catalog:
                 if not self.tables.has(space.registry):
                     raise
         if known is None:
-            self.tables.update_metadata(DATASETS, {_SPACE_KEY + space.name: space.to_json()})
+            at = self.tables.version(DATASETS)
+            there = Tables(self.tables.location, {DATASETS: at}).metadata(DATASETS)
+            if _SPACE_KEY + space.name in there or not self.tables.update_metadata_if(
+                DATASETS, {_SPACE_KEY + space.name: space.to_json()}, at
+            ):
+                # Another process has registered it meanwhile, the same or another one, or has written something else.
+                self.tables.forget(DATASETS)
+                self.add_space(space, registry)
 
 
 _IDENTIFYING = ("zarr_group", "name", "content_hash")

@@ -3,13 +3,13 @@
 import time
 from datetime import UTC, datetime, timedelta
 
-import pyarrow as pa
-
 from raggedatlas.catalog.assets import (
     GRACE,
     RESULT_ASSETS,
+    Commit,
     asset_uids,
     clear_orphaned_pointers,
+    commit_records,
     find_dataset,
     find_deleted_datasets,
     lease_alive,
@@ -49,9 +49,9 @@ from raggedatlas.catalog.versions import (
     repair_tags,
     untag_everywhere,
 )
-from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError
-from raggedatlas.model.ids import check_length
-from raggedatlas.model.records import DATASETS_SCHEMA
+from raggedatlas.errors import DuplicateError, NotFoundError
+from raggedatlas.model.ids import check_given_name
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.sql import in_list
@@ -78,23 +78,15 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
     """
     catalog.require_tip("rename_dataset")
     catalog.refuse_unfinished_purge("rename_dataset()")
-    if not name.strip():
-        raise NameRefusedError("A dataset needs a name that is not empty.")
-    check_length(name, "name of a dataset")
-    tables = Tables(catalog.tables.location)
+    check_given_name(name, "name of a dataset")
 
-    def attempt() -> None:
-        version = tables.version(DATASETS)
-        # Read at the version that the merge checks: of two renames to one name, the second sees the first.
-        pinned = Catalog(catalog.location, Tables(tables.location, {DATASETS: version}), catalog.arrays)
-        records = find_dataset(pinned, uid_or_name)
-        if any(r.name == name and r.uid != records[0].uid for r in read_records(pinned)):
+    def choose(old: list[DatasetRecord]) -> Commit:
+        records = find_dataset(catalog, uid_or_name, old)
+        if any(record.name == name and record.uid != records[0].uid for record in old):
             raise DuplicateError(f"Another dataset of {catalog.location.uri} is called {name!r}; choose another name.")
-        rows = [record.model_copy(update={"name": name}).model_dump() for record in records]
-        changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
-        tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
+        return Commit(tuple(record.model_copy(update={"name": name}) for record in records))
 
-    tables.retry(DATASETS, attempt)
+    commit_records(catalog, choose)
 
 
 def gc(

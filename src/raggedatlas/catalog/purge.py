@@ -122,13 +122,26 @@ def resume_purge(catalog: Catalog) -> list[str]:
 def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     """Run a purge to its end, from wherever an earlier call left it."""
     mark = _take_over(catalog, mark)
-    n_cells = 0
-    if mark.stage == "begun":
-        mark = _begin(catalog, mark)
-    if mark.stage == "rewriting":
-        n_cells = Tables(catalog.tables.location, mark.tables).count(CELLS, equals("dataset_uid", mark.uid))
-        mark = _rewrite_all(catalog, mark)
-    return _delete(catalog, mark, n_cells)
+
+    def once() -> MaintenanceReport:
+        # As an attempt before this one left it.
+        now, n_cells = catalog.tip().unfinished_purge() or mark, 0
+        if now.stage == "rewriting":
+            n_cells = Tables(catalog.tables.location, now.tables).count(CELLS, equals("dataset_uid", now.uid))
+            now = _rewrite_all(catalog, now)
+        return _delete(catalog, now, n_cells)
+
+    try:
+        if mark.stage == "begun":
+            mark = _begin(catalog, mark)
+        # A snapshot that was under way when the mark was written may still compact tables.
+        return catalog.tables.retry(CELLS, once)
+    except Exception:
+        left = catalog.tip().unfinished_purge()
+        if left is not None:
+            # This process does not go on, so that any other may finish it with `repair`.
+            _write_mark(catalog, left.model_copy(update={"owner": {}}))
+        raise
 
 
 def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:

@@ -309,7 +309,12 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
             record, records = _record(held, draft, beside=last)
             _seal(held, record, records, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
             return record
-    return _snapshot_changes(held, records, label)
+    try:
+        return _snapshot_changes(held, records, label)
+    except AtlasError:
+        # What it was reading may be in the midst of being rewritten.
+        catalog.refuse_unfinished_purge("snapshot()")
+        raise
 
 
 def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], label: str | None) -> AtlasVersionRecord:

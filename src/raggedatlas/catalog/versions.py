@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.assets import asset_uids, lease_alive
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
-from raggedatlas.model.ids import check_length
+from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.runtime import map_requests
@@ -99,7 +99,7 @@ def check_label(label: str | None) -> None:
         raise NameRefusedError(
             f"The label {label!r} is empty, a number or {LATEST!r}, which is the newest snapshot; choose a word, e.g. 'as-submitted'."
         )
-    check_length(label, "label")
+    check_given_name(label, "label")
 
 
 def change_versions(

@@ -204,7 +204,8 @@ def convert(
             )
         how = geometry.conversion(strict=cxg.strict, overwrite=output_options.overwrite)
         return convert_geometry(source, target, how, as_json=as_json)
-    from raggedatlas.formats.copying import copy, is_multimodal
+    from raggedatlas.formats.copying import copy
+    from raggedatlas.formats.modalities import is_multimodal
     from raggedatlas.formats.registry import open_source
 
     losses: list[ConversionLoss] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.remote_path import AnyPath, RemotePath
 from raggedatlas.store.runtime import close_at_exit
 from raggedatlas.store.storage_errors import failure, is_remote_error
@@ -25,6 +26,9 @@ MAX_RATIO = 100_000
 BOMB_FROM = 1 << 30
 """Arrays smaller than this are never treated as decompression bombs."""
 
+MAX_DEPTH = 64
+"""Maximum depth of groups within groups."""
+
 READ_ERRORS = (
     OSError,
     KeyError,
@@ -38,6 +42,10 @@ READ_ERRORS = (
     zipfile.BadZipFile,
 )
 """Exceptions that libraries raise on damaged files."""
+
+
+Places = dict[tuple[int, int], str]
+"""Path by which each object of an HDF5 file was reached first, by its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Container:
     root: Any
     close: Callable[[], None]
     _found: dict[str, Any] = field(default_factory=dict, repr=False)
+    _places: Places = field(default_factory=dict, repr=False)
 
     def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
         """Return the group or array at a path such as ``"mod/rna/X"``, or None if it does not exist.
@@ -65,7 +74,8 @@ class Container:
         Raises
         ------
         SourceError
-            If the path leads to another file: an external link, a virtual or externally stored dataset.
+            If the path leads to another file (an external link, a virtual or externally stored dataset), to an object that
+            was reached by another path, or deeper than `MAX_DEPTH`.
         LimitError
             If a chunk or the declared size exceeds the limits.
         MissingExtraError
@@ -79,7 +89,7 @@ class Container:
                 return None
             at = f"{at}/{name}".lstrip("/")
             with readable(self.uri, at):
-                node = _open_member(self.uri, node, name, at)
+                node = open_member(self.uri, node, name, at, self._places)
             if node is None:
                 return None
         if not hasattr(node, "id"):
@@ -249,7 +259,7 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
     StoreError
-        If its object store or server fails.
+        If its object store or server fails, or there is a symlink below the folder.
     """
     import zarr
 
@@ -288,7 +298,7 @@ def is_zip(path: AnyPath) -> bool:
     return path.suffix == ".zip" and path.is_file()
 
 
-HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
+HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom")
 
 
 def is_tree(path: AnyPath) -> bool:
@@ -304,9 +314,11 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
     Raises
     ------
     SourceError
-        If it is a zip file in an object store or on a web server.
+        If it is a zip file in an object store or on a web server, or two members of a zip file share their bytes.
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
+    StoreError
+        If there is a symlink below the folder.
     """
     import zarr
 
@@ -317,10 +329,19 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
             )
         return guarded_zarr_store(path.zarr_store())
     if path.is_dir():
+        refuse_symlinks(Location(str(path)))
         return guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
     with zipfile.ZipFile(path) as archive:
-        # `ZipStore` inflates a compressed member completely before the guard can check the chunk in it.
-        large = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED and i.file_size > MAX_CHUNK]
+        members = archive.infolist()
+    offsets: dict[int, str] = {}
+    for member in members:
+        if offsets.setdefault(member.header_offset, member.filename) != member.filename:
+            raise SourceError(
+                f"{path}: {member.filename} has the bytes of {offsets[member.header_offset]}, and each member is read under one "
+                "name; write the zip file again."
+            )
+    # `ZipStore` inflates a compressed member completely before the guard can check the chunk in it.
+    large = [i for i in members if i.compress_type != zipfile.ZIP_STORED and i.file_size > MAX_CHUNK]
     if large:
         raise LimitError(
             f"{path}: {large[0].filename} is compressed and declares {large[0].file_size:,} bytes; the limit is {MAX_CHUNK:,}. "
@@ -336,6 +357,8 @@ def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr
     ------
     SourceError
         If it is closed, or cannot be read.
+    StoreError
+        If it is in a folder, and there is a symlink below.
     """
     if hasattr(node, "id"):
         if not node:
@@ -343,7 +366,9 @@ def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr
         inner = node.name.strip("/")
         return Container(f"{node.file.filename}{':' + inner if inner else ''}", node, _nothing)
     # Opened again through the guard, because the store of the given group returns chunks unchecked.
-    uri = str(node.store_path)
+    uri, folder = str(node.store_path), getattr(node.store_path.store, "root", None)
+    if isinstance(folder, Path):
+        refuse_symlinks(Location(str(folder)))
     with readable(uri, "the group"):
         group = _open_group(guarded_zarr_store(node.store_path.store), node.store_path.path, consolidated=True)
     return Container(uri, group, _nothing)
@@ -360,7 +385,33 @@ def _nothing() -> None:
     return None
 
 
-def _open_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
+def open_member(uri: str, group: Any, name: str, at: str, places: Places) -> Any:  # noqa: ANN401
+    """Open a member of a group after checking it; None if there is none.
+
+    Parameters
+    ----------
+    uri : str
+        The file, for messages.
+    group : h5py.Group or zarr.Group
+        The group.
+    name : str
+        Name of the member.
+    at : str
+        Path of the member.
+    places : dict
+        Paths by which the objects of the file were reached so far; extended.
+
+    Raises
+    ------
+    SourceError
+        If it is in another file, was reached by another path, or lies deeper than `MAX_DEPTH`.
+    LimitError
+        If a chunk or the declared size exceeds the limits.
+    MissingExtraError
+        If a compression filter needs a plugin that is not installed.
+    """
+    if at.count("/") > MAX_DEPTH:
+        raise SourceError(f"{uri}: {at:.200} lies more than {MAX_DEPTH} groups deep; the file is damaged.")
     if not hasattr(group, "id"):
         return _zarr_member(uri, group, name, at)
     import h5py
@@ -374,10 +425,27 @@ def _open_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN4
             f"{uri}: {at} is a link to another file ({link.filename}), which is never followed; "
             "write the file with its contents inside, e.g. by h5repack or AnnData.write_h5ad."
         )
+    if not places:
+        places[object_address(group)] = at.removesuffix(name).rstrip("/")
     node = group[name]
+    # Hard and soft links make cycles, and n groups, each linked twice, 2**n paths.
+    first = places.setdefault(object_address(node), at)
+    if first != at:
+        raise SourceError(
+            f"{uri}: {at:.200} is a second link to {first or 'the root'}, and each object is read under one name; remove the "
+            "link, or store a copy in its place, as AnnData.write_h5ad does."
+        )
     if isinstance(node, h5py.Dataset):
         _check_dataset(uri, at, node)
     return node
+
+
+def object_address(node: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the address of an h5py object: equal for all links to it."""
+    import h5py
+
+    info = h5py.h5o.get_info(node.id)
+    return info.fileno, info.addr
 
 
 def _zarr_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401

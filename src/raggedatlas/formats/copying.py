@@ -16,6 +16,7 @@ from raggedatlas.formats.modalities import (
     Modalities,
     Modality,
     ModalityMatrix,
+    is_multimodal,
     select_modalities,
     split_modalities,
 )
@@ -175,13 +176,6 @@ def copy(
     finally:
         if opened is not source:
             opened.close()
-
-
-def is_multimodal(source: Source) -> bool:
-    """Return whether a source has modalities, as MuData does."""
-    schema = source.describe()
-    keys = [*(info.key for info in (*schema.matrices, *schema.others)), *schema.elements]
-    return any(key.startswith(MOD) for key in keys)
 
 
 def _multimodal(source: Source, path: str | AnyPath, options: CopyOptions) -> dict[str, Any]:

@@ -13,12 +13,22 @@ from raggedatlas.errors import AtlasError, SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts, is_pandas
+from raggedatlas.model.ids import is_unicode
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
 """Rows per chunk of the columns of a table; shorter columns are one chunk."""
 
 TABLE_ENCODING = {"encoding-type": "dataframe", "encoding-version": "0.2.0"}
+
+OBJECTS: dict[str, Any] = {"boolean": "boolean", "integer": "Int64", "floating": "float64"}
+"""What pandas infers of a column of objects -> the dtype that it is written with."""
+
+ZARR_NAMES = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
+"""Files of metadata in a group of Zarr, beside which its members lie."""
+
+MAX_NAME = 255
+"""Maximum length of a file name in bytes on the usual file systems, and so of a member of a Zarr group."""
 
 MAX_INLINE_COLUMNS = 5_000
 """Tables with more columns are written by anndata, because their column-order exceeds the default size of an HDF5 attribute."""
@@ -166,7 +176,7 @@ def refused(path: str) -> Iterator[None]:
         yield
     except AtlasError:  # of a member, which it names
         raise
-    except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
+    except (TypeError, ValueError, NotImplementedError, AttributeError, OverflowError, unknown_encoding()) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
         raise SchemaError(
@@ -231,17 +241,33 @@ def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes
     ------
     SchemaError
         Naming the table and the column.
+
+    Examples
+    --------
+    >>> check_columns("obs", ["G1/S", "G1"], None, slashes=True)
+    Traceback (most recent call last):
+    raggedatlas.errors.SchemaError: obs: the column 'G1/S' has a name that HDF5 takes for a member of 'G1'; rename it, then write again.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    nested = [name for name in (*names, *([] if index is None else [index])) if is_nested(name)]
-    reserved = [name for name in names if name == "_index"]
-    for wrong, why in (
-        (twice, "stands there more than once"),
-        (reserved, "bears the name that AnnData keeps for the index"),
-        ([] if slashes else nested, "has a name that Zarr takes for groups within groups"),
-    ):
-        if wrong:
-            raise SchemaError(f"{path}: the column {wrong[0]!r} {why}; rename it, then write again.")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    members = {*names, "_index" if index is None else index}
+    for name in (*names, *([] if index is None else [index])):
+        above = name.split("/")
+        holder = next(("/".join(above[:i]) for i in range(1, len(above)) if "/".join(above[:i]) in members), None)
+        nested = any(map(is_nested, above)) if slashes else is_nested(name) or "\\" in name
+        for wrong, why in (
+            (name == twice, "stands there more than once"),
+            (name == "_index" and name in names, "bears the name that AnnData keeps for the index"),
+            (nested, f"has a name that {'HDF5' if slashes else 'Zarr'} takes for groups within groups"),
+            (holder is not None, f"has a name that HDF5 takes for a member of {holder!r}"),
+            ("\0" in name or not is_unicode(name), "has a name that no file can hold"),
+            (not slashes and name in ZARR_NAMES, "has a name that Zarr keeps for metadata"),
+            (
+                not slashes and len(name.encode(errors="replace")) > MAX_NAME,
+                f"has a name of more than {MAX_NAME} bytes",
+            ),
+        ):
+            if wrong:
+                raise SchemaError(f"{path}: the column {name!a} {why}; rename it, then write again.")
 
 
 def is_nested(name: str) -> bool:
@@ -282,6 +308,7 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
 
     Text without missing values becomes an object array, which is written as a plain string array that every reader since
     anndata 0.8 knows, wherever it is read back with the dtype that it has here. Text of pandas' nullable type stays that.
+    AnnData has no encoding of times, which become ISO text, nor of nullable floating-point numbers, which become plain ones with NaN.
 
     Parameters
     ----------
@@ -294,11 +321,12 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
     Raises
     ------
     TypeError
-        If objects are neither text nor booleans.
+        If objects are neither text, numbers, booleans nor times, or no file has such a type.
     """
     import pandas as pd
 
-    dtype = column.dtype
+    column = time_texts(column)
+    dtype: Any = column.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         kept = plain_index(column.cat.categories.rename(column.name))
         return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
@@ -306,14 +334,45 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
         # The dtype cannot be inferred from an empty column.
         as_plain = inferred and len(column) and dtype == pd.Series(["text"]).dtype and not column.isna().any()
         return column.to_numpy(object) if as_plain else column.array
+    if str(dtype) in ("Float32", "Float64"):
+        return column.to_numpy(str(dtype).lower(), na_value=np.nan)
     if dtype != np.dtype(object):
+        # Of pandas' own types, AnnData has encodings of nullable integers and booleans.
+        if not isinstance(dtype, np.dtype) and type(column.array) not in (
+            pd.arrays.IntegerArray,
+            pd.arrays.BooleanArray,
+        ):
+            raise TypeError(f"{column.name!r}: no file holds values of type {dtype}")
         return column.array
-    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
-        return column.astype("boolean").array
+    numbers = OBJECTS.get(pd.api.types.infer_dtype(column, skipna=True))
+    if numbers is not None:
+        return column.astype(numbers).array
     known = column.dropna().to_numpy(object)
     # h5py and Zarr decode bytes; pandas, which represents missing values, does not.
     _require_text(known, column.name, str if len(known) < len(column) else str | bytes)
     return column.astype("string").array if len(known) < len(column) else column.to_numpy(object)
+
+
+def time_texts(values: Any) -> Any:  # noqa: ANN401  (a pandas Series or Index)
+    """Return dates, times and time spans as ISO 8601 text, missing ones as None; other values unchanged.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> time_texts(pd.Series(pd.to_datetime(["2026-01-31", None]))).tolist()
+    ['2026-01-31T00:00:00', None]
+    """
+    import pandas as pd
+
+    kinds = ("date", "datetime", "datetime64", "time", "timedelta", "timedelta64")
+    is_object = values.dtype == np.dtype(object)
+    if values.dtype.kind not in "mM" and not (is_object and pd.api.types.infer_dtype(values, skipna=True) in kinds):
+        return values
+    # Many cells share few times. The code of a missing one is -1, which takes the last text.
+    codes, known = pd.factorize(values)
+    texts = [value.isoformat() if hasattr(value, "isoformat") else pd.Timedelta(value).isoformat() for value in known]
+    objects = np.array([*texts, None], dtype=object)[codes]
+    return (pd.Index if isinstance(values, pd.Index) else pd.Series)(objects, dtype=object, name=values.name)
 
 
 def _require_text(objects: NDArray[np.object_], name: Any = None, kinds: Any = str | bytes) -> None:  # noqa: ANN401
@@ -359,6 +418,7 @@ def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
     """Convert an index for writing: numbers unchanged, else objects, unless they would be read back with another dtype."""
     import pandas as pd
 
+    index = time_texts(index)
     if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":
         return index
     # Readers infer the dtype of object names as pandas' default, which needs at least one name.

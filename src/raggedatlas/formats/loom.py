@@ -1,54 +1,251 @@
-"""Loom files as a source, read into memory by anndata."""
+"""Loom files (specifications 2 and 3) as a source: features by cells in HDF5, read as cells by features."""
 
-from pathlib import Path
+import html
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import MissingExtraError, SourceError
-from raggedatlas.formats.anndata.source import read_object_parts
-from raggedatlas.formats.composite_source import CompositeSource
-from raggedatlas.formats.containers import readable
-from raggedatlas.store.runtime import warnings_as
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.source import describe_node
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
+from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
+from raggedatlas.model.batch import CsrBlock, sparse_dtype
+from raggedatlas.model.protocols import MatrixForm
+from raggedatlas.store.remote_path import AnyPath, as_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from scipy.sparse import csr_matrix
 
 CELL_NAMES = ("CellID", "obs_names", "cell_names", "barcode")
 FEATURE_NAMES = ("Gene", "var_names", "gene_names", "Accession")
 """Attributes that name cells and features; of several in a file the first counts, and the others become columns."""
 
+REFERENCE = re.compile(r"&#?\w+;")
+"""A character as XML writes it, which is how text of fixed length holds what is not ASCII."""
 
-def loom_source(path: str | Path) -> CompositeSource:
-    """Open a loom file: its main matrix becomes X, transposed to cells by features, and its layers keep their names.
+
+def loom_source(path: str | AnyPath) -> CompositeSource:
+    """Open a loom file.
+
+    The main matrix becomes X and layers keep their names, both as sparse matrices of cells by features in their own dtype.
+    Attributes become columns of `obs` and `var`, those of several axes members of `obsm` and `varm`, graphs members of `obsp` and
+    `varp`, and attributes of the file members of `uns`.
 
     Parameters
     ----------
     path : str or Path
-        The file, which is read into memory at once.
+        The file. Its matrices are read in blocks of cells.
 
     Raises
     ------
-    MissingExtraError
-        If loompy is not installed.
+    NotFoundError
+        If there is no such file.
     SourceError
-        If the file does not read, or lacks the groups of a loom file.
+        If it is damaged, lacks the groups of a loom file, or does not fit together.
+    LimitError
+        If it declares more than may be read.
     """
-    import h5py
-
-    with readable(str(path), "its structure"), h5py.File(path) as file:
-        lacking = sorted({"matrix", "row_attrs", "col_attrs"} - set(file))
-        if lacking:
-            raise SourceError(f"{path} is no loom file: it has no {', '.join(lacking)}.")
-        names = [
-            next((name for name in known if name in file[axis]), known[0])
-            for axis, known in (("col_attrs", CELL_NAMES), ("row_attrs", FEATURE_NAMES))
-        ]
-        # anndata converts the matrix to float32 unless it is told another dtype.
-        dtype = file["matrix"].dtype.name
+    path = as_path(path)
+    container = open_hdf5(path)
     try:
-        with warnings_as("ignore", FutureWarning):
-            from anndata.io import read_loom
+        with readable(container.uri, "its structure"):
+            parts = _Loom(container).parts()
+        return CompositeSource(parts, name=path.stem, uri=str(path), format="loom", close=container.close)
+    except BaseException:
+        container.close()
+        raise
 
-        # Deprecated since anndata 0.13, because loom files hold less than an AnnData.
-        with readable(str(path), "its contents"), warnings_as("ignore", FutureWarning, "The function read_loom"):
-            data = read_loom(str(path), X_name="", obs_names=names[0], var_names=names[1], dtype=dtype, validate=False)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{path} is a loom file, which anndata reads with loompy ({error}); install it: pip install 'raggedatlas[loom]'."
-        ) from error
-    return CompositeSource(read_object_parts(data), name=Path(path).stem, uri=str(path), format="loom")
+
+class _Loom:
+    """Contents of a loom file, collected group by group."""
+
+    def __init__(self, container: Container) -> None:
+        lacking = sorted({"matrix", "row_attrs", "col_attrs"} - set(container.names("")))
+        if lacking:
+            raise SourceError(f"{container.uri} is no loom file: it has no {', '.join(lacking)}.")
+        self.container = container
+        self.left_out: dict[str, str] = {}
+        self.elements: dict[str, Callable[[], Any]] = {}
+        self.n_features, self.n_cells = self._stored_shape("matrix")
+
+    def parts(self) -> SourceParts:
+        cells, embeddings = self._axis("col", self.n_cells, CELL_NAMES)
+        features, loadings = self._axis("row", self.n_features, FEATURE_NAMES)
+        matrices = [self._matrix("X", "matrix")]
+        for name in self.container.names("layers"):
+            if self._stored_shape(f"layers/{name}") != (self.n_features, self.n_cells):
+                raise SourceError(
+                    f"{self.container.uri}: layers/{name} has shape {self._stored_shape(f'layers/{name}')}, but the main matrix has "
+                    f"{(self.n_features, self.n_cells)}; write the file again."
+                )
+            matrices.append(self._matrix(f"layers/{name}", f"layers/{name}"))
+        self._file_attributes()
+        return SourceParts(
+            self.n_cells,
+            cells,
+            (*matrices, *embeddings),
+            {"var": features},
+            self.left_out,
+            others=tuple(loadings),
+            elements=self.elements,
+        )
+
+    def _stored_shape(self, path: str) -> tuple[int, int]:
+        node = self.container.get(path)
+        if not is_array(node) or len(node.shape or ()) != 2:
+            raise SourceError(
+                f"{self.container.uri}: {path} is {describe_node(node)}, where a matrix of features by cells belongs."
+            )
+        return int(node.shape[0]), int(node.shape[1])
+
+    def _place(self, path: str) -> MatrixLocation:
+        return MatrixLocation(self.container.uri, path, lambda row: f"number {row + 1}")
+
+    def _matrix(self, key: str, path: str) -> MatrixPart:
+        rows = TransposedRows(self.container.get(path), self._place(path))
+        return MatrixPart.of(key, rows, "var", "gene_expression")
+
+    def _axis(self, axis: str, n: int, known: tuple[str, ...]) -> tuple[Callable[[], "pd.DataFrame"], list[MatrixPart]]:
+        """Sort the attributes and graphs of one axis into columns, matrices and elements."""
+        members, pairs = ("obsm", "obsp") if axis == "col" else ("varm", "varp")
+        columns, matrices = [], []
+        for name in self.container.names(f"{axis}_attrs"):
+            path = f"{axis}_attrs/{name}"
+            node = self.container.get(path)
+            if not is_array(node) or node.dtype.kind not in f"{NUMBER_KINDS}SO":
+                self.left_out[path] = describe_node(node)
+            elif not node.shape or (n and not node.size):
+                self.left_out[path] = "attribute without a value"
+            elif len(node.shape) == 1:
+                check_whole(self.container.uri, path, node, n)
+                columns.append(name)
+            elif node.dtype.kind in NUMBER_KINDS:
+                check_whole(self.container.uri, path, node, n)
+                matrices.append(MatrixPart.of(f"{members}/{name}", DenseRows(node, self._place(path))))
+            else:
+                check_whole(self.container.uri, path, node, n)
+                self.elements[f"{members}/{name}"] = partial(_values, self.container, path)
+        for name in self.container.names(f"{axis}_graphs"):
+            path = f"{axis}_graphs/{name}"
+            self.elements[f"{pairs}/{name}"] = partial(_graph, self.container, path, n)
+            self.left_out[f"{pairs}/{name}"] = "graph"
+        index = next((name for name in known if name in columns), "")
+        return partial(_frame, self.container, f"{axis}_attrs", columns, index, n), matrices
+
+    def _file_attributes(self) -> None:
+        # Specification 3 has them as arrays in `attrs`, earlier ones as attributes of the root.
+        for name in self.container.names("attrs"):
+            node = self.container.get(f"attrs/{name}")
+            if is_array(node) and node.shape is not None:
+                self.elements[f"uns/{name}"] = partial(_values, self.container, f"attrs/{name}")
+            else:
+                self.left_out[f"attrs/{name}"] = "attribute without a value" if is_array(node) else "group"
+        for name, value in self.container.root.attrs.items():
+            if getattr(value, "shape", ()) is None:
+                self.left_out[f"attrs/{name}"] = "attribute without a value"
+                continue
+            self.elements.setdefault(f"uns/{name}", partial(_plain, value))
+
+
+def _frame(container: Container, group: str, columns: list[str], index: str, n: int) -> "pd.DataFrame":
+    import pandas as pd
+
+    values = {name: _values(container, f"{group}/{name}") for name in columns}
+    names = [str(name) for name in (values.pop(index) if index else range(n))]
+    return pd.DataFrame(values, index=pd.Index(names, dtype=object))
+
+
+def _values(container: Container, path: str) -> Any:  # noqa: ANN401  (an array, or a single value)
+    return _plain(container.whole(path))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (an array, or a single value)
+    """Return values with bytes decoded; text of fixed length has what is not ASCII as XML references."""
+    array = np.asarray(value)
+    if array.dtype.kind in NUMBER_KINDS:
+        return value
+    texts = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in array.ravel()]
+    # h5py gives text of variable length, which is UTF-8, as `bytes` and that of fixed length as `numpy.bytes_`.
+    if array.dtype.kind == "S" and type(value) is not bytes:
+        texts = [REFERENCE.sub(lambda match: html.unescape(match[0]), text) for text in texts]
+    return np.array(texts, dtype=object).reshape(array.shape) if array.shape else texts[0]
+
+
+def _graph(container: Container, path: str, n: int) -> "csr_matrix":
+    """Read a graph, whose edges are stored as the numbers of both ends and a weight."""
+    from scipy.sparse import csr_matrix
+
+    heads, tails, weights = (container.whole(f"{path}/{name}") for name in ("a", "b", "w"))
+    ends = np.array([heads, tails]) if heads.shape == tails.shape == weights.shape else np.empty((0, 0))
+    if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu" or ((ends < 0) | (ends >= n)).any():
+        raise SourceError(
+            f"{container.uri}: {path} is no graph of {n:,} nodes: a, b and w must be as long as another, and a and b numbers of "
+            "nodes from 0. Write it again."
+        )
+    weights = weights.astype(sparse_dtype(weights.dtype), copy=False)
+    return csr_matrix((weights, (heads.astype(np.int64), tails.astype(np.int64))), shape=(n, n))
+
+
+class _Transposed:
+    """An HDF5 matrix with its axes exchanged, as far as `SequentialArray` needs it."""
+
+    def __init__(self, dataset: Any) -> None:  # noqa: ANN401  (an h5py.Dataset)
+        self._dataset = dataset
+        self.shape, self.dtype = dataset.shape[::-1], dataset.dtype
+        self.chunks = dataset.chunks and dataset.chunks[::-1]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        found: NDArray[Any] = self._dataset[:, rows].T
+        return found
+
+
+class TransposedRows:
+    """Reads a dense matrix of features by cells as a sparse one of cells by features; holds some columns of chunks in memory.
+
+    Parameters
+    ----------
+    dataset : h5py.Dataset
+        The matrix.
+    place : MatrixLocation
+        For messages.
+    """
+
+    form: MatrixForm = "csr"
+    n_entries: int | None = None
+
+    def __init__(self, dataset: Any, place: MatrixLocation) -> None:  # noqa: ANN401
+        self._dense = DenseRows(_Transposed(dataset), place)
+        self.shape: tuple[int, ...] = self._dense.shape
+        self.dtype = sparse_dtype(self._dense.dtype)
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return the end of the next block."""
+        return self._dense.stop(start, stop)
+
+    def read(self, start: int, stop: int) -> CsrBlock:
+        """Read rows ``[start, stop)``, zeros left out."""
+        lengths, columns, values = [np.zeros(1, np.int64)], [], []
+        while start < stop:
+            # A whole matrix may be asked for, and must not be dense at any time.
+            end = self._dense.stop(start, stop)
+            part = self._dense.read(start, end).layers["values"]
+            rows, found = np.nonzero(part)
+            lengths.append(np.bincount(rows, minlength=end - start))
+            columns.append(found.astype(np.int32 if self.shape[1] < 2**31 else np.int64))
+            values.append(part[rows, found].astype(self.dtype, copy=False))
+            start = end
+        entries = (
+            (np.concatenate(columns), np.concatenate(values))
+            if values
+            else (np.empty(0, np.int32), np.empty(0, self.dtype))
+        )
+        return CsrBlock(np.cumsum(np.concatenate(lengths)), entries[0], {"values": entries[1]}, self.shape[1])
+
+    def close(self) -> None:
+        """Do nothing; no state is kept."""

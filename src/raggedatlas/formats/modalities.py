@@ -103,6 +103,11 @@ def split_modalities(source: Source) -> Modalities:
     return Modalities(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
 
 
+def is_multimodal(source: Source) -> bool:
+    """Return whether a source has modalities, as MuData does."""
+    return any(key.startswith(MOD) for key in _keys(source.describe()))
+
+
 def join_feature_types(source: Source) -> Modality:
     """Return the feature types of a 10x source as one modality, with their columns concatenated."""
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
@@ -116,7 +121,7 @@ def select_modalities(source: Source, modality: str | None, *, multimodal: bool)
     source : Source
         The source.
     modality : str or None
-        Name of the modality; None is all.
+        Name of the modality, or feature type of 10x that it is made of; None is all.
     multimodal : bool
         Whether the target can hold several; if not, the feature types of a 10x source are concatenated.
 
@@ -131,9 +136,11 @@ def select_modalities(source: Source, modality: str | None, *, multimodal: bool)
     modalities = list(whole.modalities)
     names = [mod.name for mod in modalities]
     if modality is not None:
-        if modality not in names:
+        # A feature type, "Gene Expression", is another name of the modality that is made of it.
+        name = modality if modality in names else MODALITIES.get(SPACES.get(modality, ""), modality)
+        if name not in names:
             raise NotFoundError(f"There is no modality {modality!r}; there are {names}.")
-        return [modalities[names.index(modality)]]
+        return [modalities[names.index(name)]]
     if multimodal or len(modalities) == 1:
         return modalities
     if whole.elements or whole.matrices:
@@ -275,7 +282,8 @@ def read(
         Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders, here, in an
         object store or on a web server.
     modality : str, optional
-        Modality of a MuData or feature type of a 10x file, returned as an AnnData.
+        Modality of a MuData or feature type of a 10x file, by the name of the modality (``"rna"``, ``"prot"``, ``"atac"``) or the feature
+        type (``"Gene Expression"``), returned as an AnnData.
     storage_options : mapping of str to str, optional
         Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
@@ -284,7 +292,7 @@ def read(
     Returns
     -------
     anndata.AnnData or mudata.MuData
-        Contents of the source; a MuData if the source has modalities.
+        Contents of the source; a MuData if it has several modalities, as a 10x file with several feature types does.
 
     Raises
     ------
@@ -304,11 +312,9 @@ def read(
 
     opened = open_source(source, storage_options=storage_options, **options)
     try:
-        keys = [info.key for info in opened.describe().matrices]
-        # A modality without a matrix shows only in the elements.
-        if modality is None and any(key.startswith(MOD) for key in (*keys, *opened.describe().elements)):
-            return as_mudata(opened)
-        return as_anndata(opened, *select_modalities(opened, modality, multimodal=False))
+        modalities = select_modalities(opened, modality, multimodal=True)
+        several = modality is None and (len(modalities) > 1 or is_multimodal(opened))
+        return as_mudata(opened) if several else as_anndata(opened, *modalities)
     finally:
         if opened is not source:
             opened.close()

@@ -50,7 +50,7 @@ SUPPORTED = (
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
-ON_SERVERS = "h5ad, h5mu and 10x .h5 files and Zarr folders, and in object stores CXG folders"
+ON_SERVERS = "h5ad, h5mu, 10x .h5 and loom files and Zarr folders, and in object stores CXG folders"
 """What is read from object stores and web servers."""
 
 
@@ -172,12 +172,12 @@ def list_sources(folder: str | Path) -> list[Path]:
 
 
 def _is_known_file(path: Path) -> bool:
-    return path.suffix in (*HDF5_ENDINGS, ".loom") or path.name.endswith(".zarr.zip") or _is_extension(path)
+    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip") or _is_extension(path)
 
 
 def _is_extension(path: AnyPath) -> bool:
     # Suffixes of built-in formats are excluded first: the search for entry points takes some 20 ms.
-    built_in = ("", ".zip", ".loom", *HDF5_ENDINGS, *WRITERS)
+    built_in = ("", ".zip", *HDF5_ENDINGS, *WRITERS)
     return path.suffix not in built_in and path.suffix in plugins.plugins(plugins.READERS)
 
 
@@ -219,7 +219,7 @@ def detect(path: AnyPath) -> str:
         if names & {"zarr.json", ".zgroup"}:
             return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
         raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
-    if path.suffix not in (*HDF5_ENDINGS, ".loom"):
+    if path.suffix not in HDF5_ENDINGS:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     return _hdf5_kind(open_hdf5(path), path)
 

@@ -50,7 +50,7 @@ from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import free_name, integer_ids, new_uids
+from raggedatlas.model.ids import check_given_name, fit_name, free_name, integer_ids, new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
@@ -260,7 +260,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
                 values = attributes.values[fresh]
                 frame[name] = pa.array(values.tolist() if values.dtype.kind in "US" else values)
         table = pa.table(frame)
-        plans, _ = plan_columns(table, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
+        plans, _ = plan_columns(table.schema, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
         left = tuple(name for name in others if name not in frame)
         self.cells = NewCells(self._dataset_name(read_records(self.catalog), replaces), table, plans, left)
 
@@ -322,8 +322,9 @@ class GeometryAttachment(Attachment[GeometryReport]):
             record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
+            values = column_values(plan, cells.frame)
             # Another writer may have created the column with another type since the plan.
-            columns[plan.column.stored] = column_values(plan, cells.frame, schema.field(plan.column.stored).type)
+            columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
         catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
         dataset = DatasetRecord(
             uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,
@@ -360,7 +361,9 @@ class GeometryAttachment(Attachment[GeometryReport]):
         asked = self.choices.dataset if self.choices.link is None else None
         if asked is not None and asked in taken:
             raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")
-        return free_name(asked or self.shapes.name, taken, "-")
+        return free_name(
+            fit_name(self.shapes.name) if asked is None else check_given_name(asked, "name of a dataset"), taken, "-"
+        )
 
     def finish(self) -> None:
         """Remove the rows, cells and pointers of replaced geometry."""

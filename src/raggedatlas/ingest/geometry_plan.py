@@ -28,7 +28,7 @@ from raggedatlas.errors import (
 from raggedatlas.ingest.options import GeometryOptions
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
-from raggedatlas.model.ids import COLUMN, integer_ids, new_uid
+from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.remote_path import as_path
@@ -525,6 +525,7 @@ def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) ->
 
 
 def _checked_name(catalog: Catalog, name: str, space: str) -> str:
+    check_given_name(name, "name of a geometry")
     # `__` is kept for names that the atlas composes, such as `<space>__<matrix>`.
     if not COLUMN.fullmatch(name) or "__" in name or name in {"uid", "dataset_uid", "cell_name", "dataset"}:
         raise NameRefusedError(

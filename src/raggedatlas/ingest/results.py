@@ -35,7 +35,7 @@ from raggedatlas.ingest.options import (
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
-from raggedatlas.model.ids import COLUMN, RESERVED, check_length, new_uid
+from raggedatlas.model.ids import COLUMN, RESERVED, check_given_name, new_uid
 from raggedatlas.model.reports import Done, ResultReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
 from raggedatlas.results.dataset import ResultDataset
@@ -152,7 +152,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
 
 def _checked_name(catalog: Catalog, given: str | None, dataset: Any) -> str:  # noqa: ANN401
     name = given if given is not None else Path(os.fspath(dataset.data_location)).name
-    check_length(name, "name of a result")
+    check_given_name(name, "name of a result")
     if not COLUMN.fullmatch(name) or "__" in name or name in _TAKEN:
         raise NameRefusedError(
             f"The name {name!r} cannot be a result's: letters, digits and single '_', not beginning with a digit, and none of "

@@ -345,6 +345,45 @@ def check_length(name: str, what: str) -> str:
     return name
 
 
+_UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")
+_UID = re.compile(r"[0-9a-f]{16}")
+
+
+def check_given_name(name: str, what: str) -> str:
+    """Return a name that a person gives to a dataset, result, annotation, geometry or snapshot, if it may be one.
+
+    Raises
+    ------
+    NameRefusedError
+        If it is empty or longer than 200 characters, begins or ends with a blank, holds a slash, two dots in a row or characters that
+        cannot be printed, or has the form of a uid, by which another could be meant.
+
+    Examples
+    --------
+    >>> check_given_name("as submitted", "label")
+    'as submitted'
+    """
+    if not name or name != name.strip() or _UNFIT.search(name):
+        raise NameRefusedError(
+            f"The {what} {name!r} is empty, begins or ends with a blank, or holds '/', '\\\\', '..' or control characters; choose another."
+        )
+    if _UID.fullmatch(name):
+        raise NameRefusedError(f"The {what} {name!r} has the form of a uid (16 hex digits); choose another.")
+    return check_length(name, what)
+
+
+def fit_name(text: str) -> str:
+    """Return the name that a source without a given one gets.
+
+    Examples
+    --------
+    >>> fit_name("a/b"), fit_name("0123456789abcdef")
+    ('a_b', 'dataset-0123456789abcdef')
+    """
+    name = _UNFIT.sub("_", text).strip() or "dataset"
+    return f"dataset-{name}" if _UID.fullmatch(name) else name
+
+
 def column_name(name: str) -> str:
     """Convert a file's column name to one that tables and SQL accept; the original is kept in its metadata.
 

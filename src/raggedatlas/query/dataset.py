@@ -465,7 +465,8 @@ class Dataset:
         DuplicateError, StoreError
             If the path exists or refuses.
         """
-        from raggedatlas.formats.copying import copy, is_multimodal
+        from raggedatlas.formats.copying import copy
+        from raggedatlas.formats.modalities import is_multimodal
         from raggedatlas.formats.registry import open_sink
 
         source = self.source()

@@ -245,7 +245,8 @@ class Query:
         k : int
             At most so many cells; best first, unless `order_by` says otherwise.
         metric : {"l2", "cosine", "dot"}
-            Distance of vectors; ``l2`` is squared.
+            Distance of vectors; ``l2`` is squared. A vector with NaN or infinities is never a neighbor, nor is one of zeros under
+            ``cosine``; a search for one is refused.
 
         Notes
         -----

@@ -143,7 +143,9 @@ def rank_cells(
 
 
 def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Return the distances of vectors to a query; smaller is nearer.
+    """Return the distances of vectors to a query; smaller is nearer, NaN for vectors that are never a neighbor.
+
+    These are vectors with a number that is not finite, and under ``cosine`` those of zeros, which have no direction.
 
     Parameters
     ----------
@@ -160,14 +162,16 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
     array([10.,  0.])
     """
     wide = vectors.astype(np.float64)
+    sound = np.isfinite(wide).all(axis=1)
+    if metric == "cosine":
+        sound &= (wide != 0).any(axis=1)
+    made, wide = np.full(len(wide), np.nan), wide[sound]
     if metric == "l2":
-        return np.asarray(((wide - query) ** 2).sum(axis=1))
-    products = wide @ query
-    if metric == "dot":
-        return np.asarray(1 - products)
-    lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(query)
-    # A vector of zeros has no direction; its cosine is 0 here.
-    return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0))
+        made[sound] = ((wide - query) ** 2).sum(axis=1)
+    else:
+        lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(query) if metric == "cosine" else 1.0
+        made[sound] = 1 - wide @ query / lengths
+    return made
 
 
 def _holds_vectors(kind: pa.DataType) -> bool:
@@ -181,10 +185,14 @@ def _best(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
     return rows[np.argsort(values[rows], kind="stable")[:k]]
 
 
-def _checked(query: tuple[float, ...] | str, width: int, column: str) -> NDArray[np.float64]:
-    vector = np.asarray(query, np.float64)
+def _checked(search: Search, width: int) -> NDArray[np.float64]:
+    vector = np.asarray(search.query, np.float64)
     if len(vector) != width:
-        raise QueryError(f"The vector has {len(vector)} numbers, those of {column!r} have {width}.")
+        raise QueryError(f"The vector has {len(vector)} numbers, those of {search.column!r} have {width}.")
+    if search.metric == "cosine" and not vector.any():
+        raise QueryError(
+            "A vector of zeros has no direction, so nothing is near it under cosine; search with metric='l2'."
+        )
     return vector
 
 
@@ -197,6 +205,11 @@ def _nearest_cells(
     k, uid = search.k, search.query if isinstance(search.query, str) else None
     if uid is not None:
         vector = _vector_of(uid, search.column, catalog, columns, among)
+        if not np.isfinite(vector).all():
+            raise QueryError(
+                f"search({uid!r}, column={search.column!r}): the vector of this cell has numbers that are not finite, so it has no neighbors; "
+                "give a vector, or another cell."
+            )
         # One more, because the cell itself is found too, and removed below.
         search = replace(search, query=tuple(vector.astype(np.float64).tolist()), k=k + 1)
     if isinstance(among, Modality):
@@ -239,7 +252,7 @@ def _nearest_result(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Compare the vectors of a column of the cell table: by its index where cells are many and it has one, else each."""
     table = catalog.tables.open(CELLS)
-    vector = _checked(search.query, record.width, search.column)
+    vector = _checked(search, record.width)
     facts = record.index_facts
     if cells.n > EXACT_CELLS and facts and search.metric == record.metric and _is_indexed(table, record.column):
         nearest = {
@@ -284,7 +297,7 @@ def _nearest_embedded(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     values = np.full(cells.n, np.nan)
     for block, vectors in _embedded(cells, catalog, columns, modality):
-        vector = _checked(search.query, vectors.shape[1], search.column)
+        vector = _checked(search, vectors.shape[1])
         values[block] = distances(vectors, vector, search.metric)
     rows = _best(values, search.k)
     return rows, values[rows]
@@ -298,7 +311,7 @@ def _nearest_column(
     if _is_indexed(table, column):
         width = table.schema.field(column).type.list_size
         nearest = {
-            "column": column, "q": _checked(search.query, width, column).astype(np.float32), "k": search.k, "metric": search.metric,
+            "column": column, "q": _checked(search, width).astype(np.float32), "k": search.k, "metric": search.metric,
         }  # fmt: skip
         return _from_index(cells, table, _prefilter(spec, columns), {"nearest": nearest}, "_distance")
     values = np.full(cells.n, np.nan)
@@ -312,7 +325,7 @@ def _nearest_column(
     if len(valid):
         width = lengths.pop()
         flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
-        values[valid] = distances(flat, _checked(search.query, width, search.column), search.metric)
+        values[valid] = distances(flat, _checked(search, width), search.metric)
     rows = _best(values, search.k)
     return rows, values[rows]
 
@@ -386,6 +399,8 @@ def _from_index(
             columns=["uid", value], filter=where, prefilter=True, with_row_id=True, use_scalar_index=index_serves(table, where), **question
         )  # fmt: skip
     ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)
+    # An index may hold vectors without a distance; Lance sorts them last.
+    ids, values = ids[~np.isnan(values)], values[~np.isnan(values)]
     order = np.lexsort((ids, values if value == "_distance" else -values))
     row_ids = cells.table.column("_rowid").to_numpy()
     at = np.searchsorted(row_ids, ids[order])

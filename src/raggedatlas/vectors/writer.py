@@ -43,7 +43,8 @@ def publish_files(location: Location, files: Iterable[File], *, overwrite: bool)
     """Write files below a location atomically: readers see all of them or none.
 
     A local folder is staged next to its target and renamed. In an object store the root's ``zarr.json`` is written last,
-    and everything written is removed again on failure.
+    and everything written is removed again on failure. A store that is overwritten stays readable until the new one is complete beside it,
+    which is then copied to its place by the object store.
 
     Raises
     ------
@@ -100,7 +101,32 @@ def _write_all(stage: Path, files: Iterable[File]) -> None:
 
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:
-    """Put objects, the root metadata last; an existing store loses its root first."""
+    """Put objects, the root metadata last; an existing store stays until all objects of the new one are there, beside it."""
+    if not location.exists():
+        _put_files(location, files)
+        return
+    import obstore
+
+    above, _, name = location.uri.rstrip("/").rpartition("/")
+    stage = replace(location, uri=f"{above}/{name}.{uuid4().hex[:8]}.tmp")
+    _put_files(stage, files)
+    store, keys = replace(location, uri=above).store(), [key for key, *_ in stage.list_objects()]
+    # The root goes first and comes last, so readers find no store instead of one that is partly replaced.
+    with store_errors(f"replace {location.uri} by {stage.uri}, which is complete"):
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(location.store(), "zarr.json")
+        location.delete_prefix()
+        # Cached indexes belong to the old shards, whose keys the new ones may have.
+        forget_indexes(location)
+        others = [key for key in keys if key != "zarr.json"]
+        map_requests(lambda key: obstore.copy(store, f"{stage.name}/{key}", f"{name}/{key}"), others)
+        if "zarr.json" in keys:
+            obstore.copy(store, f"{stage.name}/zarr.json", f"{name}/zarr.json")
+    stage.delete_prefix()
+
+
+def _put_files(location: Location, files: Iterable[File]) -> None:
+    """Put objects where there are none, the root metadata last; remove them again on failure."""
     import obstore
 
     store = location.store()
@@ -111,14 +137,6 @@ def _publish_remote(location: Location, files: Iterable[File]) -> None:
         map_requests(lambda item: obstore.put(store, *item), waiting)
         waiting.clear()
 
-    if location.exists():
-        # The root goes first, so readers find no store instead of one that is partly deleted.
-        # After an interrupted write there are objects, but no root to delete.
-        with contextlib.suppress(FileNotFoundError):
-            obstore.delete(store, "zarr.json")
-        location.delete_prefix()
-        # Cached indexes belong to the old shards, whose keys the new ones may have.
-        forget_indexes(location)
     try:
         with store_errors(f"write {location.uri}"):
             for key, pieces in files:

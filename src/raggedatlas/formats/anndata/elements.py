@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 Reader = Callable[[Container, str], Any]
 
-DEEPEST = 64
-"""Groups within groups beyond which a mapping is refused."""
-
 
 def store_kind(node: Any) -> str:  # noqa: ANN401  (a group or an array of either library)
     """Return which store a group or array is in: ``"hdf5"`` or ``"zarr"``."""
@@ -58,9 +55,6 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
         raise SourceError(
             f"{container.uri}: {path} is encoded as {spec[0]!r} {reason}. Remove the element, or write it again with a known one."
         )
-    # A hard link can make a group contain itself, and `_mapping` would descend without end.
-    if path.count("/") > DEEPEST:
-        raise SourceError(f"{container.uri}: {path:.200} lies more than {DEEPEST} groups deep; the file is damaged.")
     return reader(container, path)
 
 

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError, StoreError
 from raggedatlas.formats.containers import (
     READ_ERRORS,
-    Container,
+    Places,
     is_array,
     is_tree,
+    object_address,
     open_hdf5,
+    open_member,
     open_zarr,
     readable,
     zarr_store_of,
@@ -32,9 +34,6 @@ BLOCK_BYTES = 8 << 20
 
 TEXT_BYTES = 32
 """Assumed size of a text of unknown length."""
-
-MAX_DEPTH = 64
-"""Maximum depth of groups: links can nest without end."""
 
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 """Names of the metadata of a Zarr node."""
@@ -77,6 +76,7 @@ class Node:
 
     def __init__(self, uri: str, path: str, stored: Any, fault: str = "", parent: "Node | None" = None) -> None:  # noqa: ANN401
         self.uri, self.path, self.stored, self.fault, self.parent = uri, path, stored, fault, parent
+        self.places: Places = {} if parent is None else parent.places
 
     def __str__(self) -> str:
         """Return the path."""
@@ -312,25 +312,16 @@ def _opened(parent: Node, name: str) -> Node:
     path = f"{parent.path}/{name}".lstrip("/")
     fault, stored = "", None
     try:
-        if parent.in_hdf5:
-            # The group is its own container, so that its parents are not opened again.
-            stored = Container(parent.uri, parent.stored, _nothing).get(name)
-        else:
-            # The guard of the store has checked the metadata that are read here.
-            with readable(parent.uri, path):
-                stored = parent.stored[name]
+        with readable(parent.uri, path):
+            stored = open_member(parent.uri, parent.stored, name, path, parent.places)
     except AtlasError as error:
         fault = str(error).removeprefix(f"{parent.uri}: ")
-        stored = _faulty(parent, name)
+        stored = _faulty(parent, name, path)
     if stored is not None:
         head = _head_fault(parent, path, stored)
         stored, fault = (None, head) if head else (stored, fault)
     if stored is None:
         return Node(parent.uri, path, None, fault or "it cannot be opened.", parent)
-    if not is_array(stored) and _loops(parent, stored):
-        return Node(
-            parent.uri, path, None, "it leads back to a group that contains it, or is nested too deeply.", parent
-        )
     return Node(parent.uri, path, stored, fault, parent)
 
 
@@ -352,30 +343,18 @@ def _head_fault(parent: Node, path: str, stored: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _faulty(parent: Node, name: str) -> Any:  # noqa: ANN401
-    """Open a node whose values cannot be read, for its metadata; never one in another file."""
+def _faulty(parent: Node, name: str, path: str) -> Any:  # noqa: ANN401
+    """Open a node whose values cannot be read, for its metadata; never one in another file, nor one that has another path."""
     if not parent.in_hdf5:
         return None
     import h5py
 
     try:
         hard = isinstance(parent.stored.get(name, getlink=True), h5py.HardLink)
-        return parent.stored[name] if hard else None
+        stored = parent.stored[name] if hard else None
     except READ_ERRORS:
         return None
-
-
-def _loops(parent: Node, stored: Any) -> bool:  # noqa: ANN401
-    at: Node | None = parent
-    for _ in range(MAX_DEPTH):
-        if at is None:
-            return False
-        # h5py compares objects of the file, which finds a hard link to a group above; Zarr has no links.
-        if hasattr(stored, "id") and at.stored == stored:
-            return True
-        at = at.parent
-    # More than `MAX_DEPTH` groups contain it.
-    return True
+    return stored if hard and parent.places.get(object_address(stored)) == path else None
 
 
 def _hdf5_text(dtype: np.dtype[Any]) -> Text | None:
@@ -397,8 +376,4 @@ def _zarr_text(array: Any) -> Text | None:  # noqa: ANN401
             getattr(array.metadata, "data_type", "")
         )
         return Text(variable=True, utf8="vlenutf8" in names.lower() or "string" in names.lower())
-    return None
-
-
-def _nothing() -> None:
     return None

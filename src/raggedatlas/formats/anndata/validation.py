@@ -29,7 +29,7 @@ from raggedatlas.formats.anndata.checks_frames import (
     check_frame,
     check_nullable,
 )
-from raggedatlas.formats.anndata.file_tree import MAX_DEPTH, Node, disk_bytes, open_tree
+from raggedatlas.formats.anndata.file_tree import Node, disk_bytes, open_tree
 from raggedatlas.formats.anndata.rules import (
     RULES,
     SPARSE,
@@ -42,7 +42,7 @@ from raggedatlas.formats.anndata.rules import (
     layout_of,
     sparse_shape,
 )
-from raggedatlas.formats.containers import READ_ERRORS, is_zip, readable
+from raggedatlas.formats.containers import MAX_DEPTH, READ_ERRORS, is_zip, readable
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems

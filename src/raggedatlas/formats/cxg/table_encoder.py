@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, ConversionLoss
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
+from raggedatlas.formats.element_writer import time_texts
 from raggedatlas.model.choices import Profile
 from raggedatlas.model.frames import Column as Given
 from raggedatlas.model.frames import ColumnTable, Texts
@@ -369,8 +370,7 @@ class _Encoder:
             return self._floats(name, series.to_numpy(np.float64 if nullable else None, na_value=np.nan))
         if dtype.kind in "mM":
             self.note(name, "converted", "times are written as text")
-            texts = [None if pd.isna(v) else v.isoformat() for v in series]
-            return self._text(name, pd.Series(texts, dtype=object))
+            return self._text(name, time_texts(series))
         self.note(name, "lost", f"a CXG has no columns of {dtype}")
         return None
 

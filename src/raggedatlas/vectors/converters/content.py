@@ -76,6 +76,9 @@ class Capabilities:
         Whether vertex attributes of several channels are written as a column each, so that they come back as several.
     float32 : bool
         Whether positions are written as floats of 32 bits.
+    apart : bool
+        Whether objects are written one by one as what their links draw: links between objects, and objects and vertices without a link,
+        are left out.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -89,6 +92,7 @@ class Capabilities:
     groups: bool = False
     columns: bool = False
     float32: bool = False
+    apart: bool = False
 
     def check(self, shapes: Shapes, name: str) -> None:
         """Raise for shapes that the format cannot represent.
@@ -109,8 +113,11 @@ class Capabilities:
 
     def losses(self, shapes: Shapes) -> Iterator[str]:
         """Yield the losses, one line each."""
-        if shapes.links is not None and not self.links and shapes.kind not in SEQUENTIAL:
+        if shapes.kind in SEQUENTIAL and not self.links:
+            yield f"links: a {shapes.kind} is read back as points"
+        elif shapes.links is not None and not self.links:
             yield f"links: {shapes.n_links} are left out"
+        yield from self._left_out(shapes)
         if shapes.ids is not None and self.objects == "one" and shapes.n_objects > 1:
             yield f"objects: {shapes.n_objects} are joined into one"
         # Also reached where a format of one object gets exactly one: its id is lost unless it is 0.
@@ -120,8 +127,6 @@ class Capabilities:
             and not np.array_equal(shapes.ids, np.arange(shapes.n_objects))
         ):
             yield "objects: their ids are left out; they are numbered from 0"
-        if self.objects != "one" and shapes.offsets[-1] < shapes.n_vertices:
-            yield f"vertices: {shapes.n_vertices - shapes.offsets[-1]} of no object are left out"
         for family, kept in (("vertex", self.vertex), ("link", self.link), ("object", self.object)):
             yield from self._attributes(family, getattr(shapes, f"{family}_attributes"), kept)
         if shapes.groups is not None and not self.groups:
@@ -137,6 +142,43 @@ class Capabilities:
                 yield f"{family} attribute {name!r} is left out"
             elif is_text(attribute) and not self.strings:
                 yield f"{family} attribute {name!r} is left out: it is text"
+            elif family != "object" and attribute.present is not None and not attribute.present.all():
+                yield f"{family} attribute {name!r} has rows without a value, which get one"
+
+    def _left_out(self, shapes: Shapes) -> Iterator[str]:
+        """Yield the objects, vertices and links that have no place."""
+        if self.objects == "one" or shapes.ids is None:
+            return
+        if shapes.offsets[-1] < shapes.n_vertices:
+            yield f"vertices: {shapes.n_vertices - shapes.offsets[-1]} of no object are left out"
+        kept = self.objects_written(shapes)
+        if len(kept) < shapes.n_objects:
+            yield f"objects: {shapes.n_objects - len(kept)} with nothing to draw are left out"
+        links = _links_within(shapes) if self.apart else shapes.edges()
+        if not self.apart:
+            links = links[(links < shapes.offsets[-1]).all(1)]
+        if self.links and len(links) < shapes.n_links:
+            yield f"links: {shapes.n_links - len(links)} between objects, or of none, are left out"
+        if self.apart and shapes.kind not in (*SEQUENTIAL, "point_cloud"):
+            alone = np.isin(object_rows(shapes), kept)
+            alone[links] = False
+            if alone.any():
+                yield f"vertices: {int(alone.sum())} of no link are left out"
+
+    def objects_written(self, shapes: Shapes) -> NDArray[np.int64]:
+        """Return the rows of the objects that have something to write."""
+        if not self.apart or shapes.kind == "point_cloud":
+            return np.flatnonzero(shapes.vertex_counts)
+        if shapes.kind in SEQUENTIAL:
+            return np.flatnonzero(shapes.vertex_counts > 1)
+        return np.unique(object_rows(shapes)[_links_within(shapes)])
+
+
+def _links_within(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the links whose ends are in one object."""
+    links = shapes.edges()
+    owner = object_rows(shapes)[links]
+    return np.asarray(links[(owner == owner[:, :1]).all(1) & (owner[:, 0] < shapes.n_objects)])
 
 
 def _rounding(shapes: Shapes) -> Iterator[str]:
@@ -295,7 +337,56 @@ AXIS_NAMES = (
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
-TABLE_HOLDING = Capabilities(links=False, object=(), columns=True)
+TABLE_HOLDING = Capabilities(links=False, link=(), object=(), columns=True)
+
+
+def table_losses(content: Content) -> Iterator[str]:
+    """Yield axes that are not found by their names, and attributes whose names have another meaning in a table."""
+    names = axis_names(content)
+    if not any(names == usual[: len(names)] for usual in AXIS_NAMES):
+        yield f"axes: {', '.join(names)} are not found by their names; read them by axes="
+    for name in content.shapes.vertex_attributes:
+        if name not in _with_columns(content):
+            yield f"vertex attribute {name!r} is left out: the table has another column of this name"
+
+
+def csv_losses(content: Content) -> Iterator[str]:
+    """Yield what `table_losses` does, and texts that are read back as something else, as text files have no types."""
+    yield from table_losses(content)
+    for name, attribute in content.shapes.vertex_attributes.items():
+        kind, gaps = _kind_in_text(attribute)
+        if gaps and kind != "string":
+            yield f"vertex attribute {name!r} is left out: it would be read back as {kind}, and has rows without a text"
+        elif kind != "string":
+            yield f"vertex attribute {name!r} is text that is read back as {kind}"
+        elif gaps:
+            yield f"vertex attribute {name!r} has rows without a text, which get an empty one"
+
+
+def _kind_in_text(attribute: Attribute) -> tuple[str, bool]:
+    """Return the type that texts are read back as from a CSV file, and whether some are missing; "string" for numbers, too."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    if not is_text(attribute):
+        return "string", False
+    texts = pa.array(decode_categories(attribute).astype(object)).cast(pa.string())
+    file = pa.BufferOutputStream()
+    pacsv.write_csv(pa.table({"text": texts.unique().drop_null()}), file)
+    return str(pacsv.read_csv(pa.BufferReader(file.getvalue())).column(0).type), bool(texts.null_count)
+
+
+def _with_columns(content: Content) -> dict[str, Attribute]:
+    """Return the vertex attributes whose columns have names of their own: not those of positions, ids, indexes or each other."""
+    names = axis_names(content)
+    usual = next((usual for usual in AXIS_NAMES if names == usual[: len(names)]), names)
+    taken, used, result = {OBJECT_ID, *names, *usual}, set[str](), {}
+    for name, attribute in content.shapes.vertex_attributes.items():
+        columns = channel_names(name, attribute)
+        if not any(key.lower() in taken or key in used or key.startswith("__") for key in columns):
+            result[name] = attribute
+            used |= {*columns}
+    return result
 
 
 def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
@@ -323,6 +414,11 @@ def table_content(
     table: "pa.Table", what: str, *, axes: Sequence[str] | None = None, objects: str | None = None
 ) -> Content:
     """Return the points of an Arrow table; see `read_table`."""
+    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if repeated:
+        raise SourceError(
+            f"{what} has several columns {', '.join(map(repr, repeated))}; expected different names. Rename them."
+        )
     names = _axis_columns(table.column_names, axes, what)
     positions = np.stack([_numbers(table, name, what) for name in names], 1)
     owner = objects or (OBJECT_ID if OBJECT_ID in table.column_names else None)
@@ -347,10 +443,13 @@ def write_table(content: Content, path: Path) -> None:
     import pyarrow.csv as pacsv
     import pyarrow.parquet as papq
 
-    table = vertex_table(content)
     if path.suffix == ".parquet":
-        papq.write_table(table, path, compression="zstd")
+        papq.write_table(vertex_table(content), path, compression="zstd")
     else:
+        kinds = {name: _kind_in_text(attribute) for name, attribute in content.shapes.vertex_attributes.items()}
+        left = [name for name, (kind, gaps) in kinds.items() if gaps and kind != "string"]
+        kept = {name: a for name, a in content.shapes.vertex_attributes.items() if name not in left}
+        table = vertex_table(replace(content, shapes=replace(content.shapes, vertex_attributes=kept)))
         pacsv.write_csv(table, path, pacsv.WriteOptions(delimiter=DELIMITERS[path.suffix]))
 
 
@@ -363,7 +462,7 @@ def vertex_table(content: Content) -> "pa.Table":
     if shapes.ids is not None:
         columns[OBJECT_ID] = shapes.ids[object_rows(shapes)]
     arrays = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
-    for name, attribute in shapes.vertex_attributes.items():
+    for name, attribute in _with_columns(content).items():
         names = attribute.metadata.get("categories")
         if names is not None and attribute.values.ndim == 1 and all(isinstance(text, str) for text in names):
             arrays[name] = _dictionary(attribute)
@@ -389,22 +488,21 @@ def split_channels(name: str, attribute: Attribute) -> Iterator[tuple[str, NDArr
     if attribute.values.ndim == 1:
         yield name, decode_categories(attribute)
         return
-    for k in range(attribute.n_channels):
-        yield f"{name}.{attribute.channels[k] if attribute.channels else k}", attribute.values[:, k]
+    for k, key in enumerate(channel_names(name, attribute)):
+        yield key, attribute.values[:, k]
+
+
+def channel_names(name: str, attribute: Attribute) -> list[str]:
+    """Return the names of an attribute's columns."""
+    if attribute.values.ndim == 1:
+        return [name]
+    return [f"{name}.{channel}" for channel in attribute.channels or range(attribute.n_channels)]
 
 
 def axis_names(content: Content) -> tuple[str, ...]:
     """Return the names of the axes."""
     n_dims = content.shapes.n_dims
     return tuple(axis.name for axis in content.axes) if content.axes else tuple("xyzw"[:n_dims])
-
-
-def shortest(column: NDArray[Any]) -> NDArray[Any]:
-    """Return narrow floats as the doubles with the shortest text that means the same narrow float."""
-    if column.dtype.kind == "f" and column.dtype.itemsize < 8:
-        # Converted directly, float32 0.1 becomes the double 0.10000000149011612.
-        return column.astype(str).astype(np.float64)
-    return column
 
 
 def read_text(path: Path) -> str:
@@ -422,32 +520,6 @@ def read_text(path: Path) -> str:
         raise SourceError(
             f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}."
         ) from None
-
-
-def number_rows(rows: Sequence[tuple[int, Sequence[str]]], path: Path) -> NDArray[np.float64]:
-    """Return lines of texts as numbers, refusing lines of different lengths and texts that are not numbers, by line."""
-    if not rows:
-        return np.zeros((0, 3))
-    width = len(rows[0][1])
-    for line, row in rows:
-        if len(row) != width:
-            raise SourceError(f"{path}, line {line} has {len(row)} values; expected {width} as in line {rows[0][0]}.")
-    try:
-        return np.array([row for _, row in rows], dtype=str).astype(np.float64)
-    except ValueError:
-        for line, row in rows:
-            for text in row:
-                if not _is_number(text):
-                    raise SourceError(f"{path}, line {line} has {text!r}; expected a number.") from None
-        raise
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _delimited(path: Path) -> "pa.Table":
@@ -487,6 +559,9 @@ def _numbers(table: "pa.Table", name: str, what: str) -> NDArray[Any]:
     column = table.column(name)
     if column.null_count:
         raise SourceError(f"{what}: column {name!r} has no number in row {_first_null(column)}; expected one in each.")
+    # A text file without rows has no types.
+    if not len(column):
+        return np.zeros(0)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise SourceError(f"{what}: column {name!r} is {column.type}; expected numbers.")
     return np.asarray(column.to_numpy())
@@ -500,6 +575,8 @@ def _owners(table: "pa.Table", name: str, what: str) -> NDArray[Any]:
         raise SourceError(
             f"{what}: column {name!r} names no object in row {_first_null(column)}; expected one in each."
         )
+    if not len(column):
+        return np.zeros(0, np.int64)
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         ids = np.asarray(column.to_numpy())
         if ids.dtype.kind == "f":
@@ -519,8 +596,8 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
 
     column = table.column(name)
     kind = column.type
-    if pa.types.is_floating(kind):
-        return Attribute(np.asarray(column.to_numpy()))
+    if pa.types.is_floating(kind) or pa.types.is_null(kind):
+        return Attribute(np.asarray(column.cast(pa.float64() if pa.types.is_null(kind) else kind).to_numpy()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if column.null_count:
             raise SourceError(

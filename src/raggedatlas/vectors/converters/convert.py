@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
@@ -27,7 +25,7 @@ from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
-Losses = Callable[[Shapes], Iterable[str]]
+Losses = Callable[[Content], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -45,22 +43,24 @@ class Converter:
     holding : Capabilities
         What the format can represent.
     losses : callable
-        Returns further losses of shapes, one line each.
+        Returns further losses of a content, one line each.
     """
 
     endings: tuple[str, ...]
     read: Callable[..., Content]
     write: Callable[..., None]
     holding: Capabilities
-    losses: Losses = lambda shapes: ()
+    losses: Losses = lambda content: ()
 
 
 CONVERTERS: dict[str, Converter] = {
-    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
-    "parquet": Converter((".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING),
-    "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING),
+    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.csv_losses),
+    "parquet": Converter(
+        (".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.table_losses
+    ),
+    "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING, meshes.obj_losses),
     "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
-    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING),
+    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.cut_losses),
     "geojson": Converter((".geojson",), geo.read_geojson, geo.write_geojson, geo.BOUNDARY_HOLDING, geo.boundary_losses),
     "geoparquet": Converter(
         (".geoparquet",), geo.read_geoparquet, geo.write_geoparquet, geo.BOUNDARY_HOLDING, geo.boundary_losses
@@ -170,10 +170,10 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     >>> plan_losses(points, "geojson")
     []
     """
-    shapes = content if isinstance(content, Shapes) else content.shapes
+    content = content if isinstance(content, Content) else Content(content)
     converter = CONVERTERS[_known(name)]
-    converter.holding.check(shapes, name)
-    losses = [*converter.holding.losses(shapes), *converter.losses(shapes)]
+    converter.holding.check(content.shapes, name)
+    losses = [*converter.holding.losses(content.shapes), *converter.losses(content)]
     return list(dict.fromkeys(losses))
 
 
@@ -202,7 +202,7 @@ def write_file(
     overwrite : bool
         Replace an existing file or folder.
     **options
-        Options of the writer, e.g. ``ascii=True`` for PLY.
+        Options of the writer, e.g. ``name=`` for SpatialData.
 
     Returns
     -------
@@ -220,7 +220,7 @@ def write_file(
     shapes, file = content.shapes, Path(path)
     name = _known(format) if format is not None else _by_path(path, shapes)
     check_content(shapes, "What is to be written")
-    losses = plan_losses(shapes, name)
+    losses = plan_losses(content, name)
     refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
     if strict and refused:
         raise SourceError(
@@ -230,9 +230,12 @@ def write_file(
     # Fails early; `_write_aside` checks again.
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
-    # Files that separate objects have no place for vertices of none, as `Capabilities.losses` says.
-    if CONVERTERS[name].holding.objects != "one" and shapes.offsets[-1] < shapes.n_vertices:
-        content = replace(content, shapes=take_objects(shapes, np.arange(len(shapes.offsets) - 1)))
+    # Files that separate objects have no place for vertices of none and objects without any, as `Capabilities.losses` says.
+    holding = CONVERTERS[name].holding
+    if holding.objects != "one" and shapes.ids is not None:
+        kept = holding.objects_written(shapes)
+        if len(kept) < shapes.n_objects or shapes.offsets[-1] < shapes.n_vertices:
+            content = replace(content, shapes=take_objects(shapes, kept))
     with _file_errors(f"write {file}"):
         _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
     return losses

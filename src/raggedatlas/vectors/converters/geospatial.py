@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.model.ids import free_name, integer_ids
+from raggedatlas.store.location import Location, refuse_symlink, refuse_symlinks
+from raggedatlas.store.untrusted import guarded_zarr_store
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
     Capabilities,
@@ -27,18 +29,24 @@ from raggedatlas.vectors.converters.content import (
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING, shapely_geometries, to_geopandas
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
-from raggedatlas.vectors.shapes import Attribute, Shapes, check_ids, counts_to_offsets
+from raggedatlas.vectors.shapes import Attribute, Shapes, check_ids, counts_to_offsets, object_rows
 
 OUTLINE = (PART, RING, ORDER)
+RESERVED = (OBJECT_ID, "geometry")
+"""Properties that are ids and geometries, so no attribute can have their names."""
 
 INDEX = "index"
 """Key of the metadata: the object attribute that was the index of a frame, or the ids of features."""
 
 BOUNDARY_HOLDING = Capabilities(
-    kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), link=()
+    kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), link=(), apart=True
 )
 
-POLYGONS, LINES, POINTS = ("Polygon", "MultiPolygon"), ("LineString", "LinearRing"), ("Point", "MultiPoint")
+POLYGONS, POINTS = ("Polygon", "MultiPolygon"), ("Point", "MultiPoint")
+LINES = ("LineString", "LinearRing", "MultiLineString")
+
+KIND = "geometry_type"
+"""Key of a file for a kind that geometries do not tell: a ``skeleton`` is drawn as a graph, a ``streamline`` or ``line`` as a polyline."""
 
 
 def read_geojson(path: Path) -> Content:
@@ -77,7 +85,15 @@ def read_geojson(path: Path) -> Content:
     left = tuple(f"{name!r} of {n:,} features is left out" for name, n in members.items() if name not in read)
     names = list(dict.fromkeys(name for properties in records for name in properties))
     columns = {name: column_of([properties.get(name) for properties in records]) for name in names}
-    return Content(shapes_of_geometries(geometries, columns, str(path)), metadata, left=left)
+    shapes = _as_kind(shapes_of_geometries(geometries, columns, str(path)), document)
+    return Content(shapes, metadata, left=left)
+
+
+def _as_kind(shapes: Shapes, said: Any) -> Shapes:  # noqa: ANN401  (a JSON document, or attributes of a frame)
+    """Return shapes as the kind that their file names, if they can be."""
+    kind = said.get(KIND) if isinstance(said, Mapping) else None
+    fits = {"graph": ("skeleton",), "polyline": ("line", "streamline")}.get(shapes.kind, ())
+    return replace(shapes, kind=kind) if kind in fits else shapes
 
 
 def read_geoparquet(path: Path) -> Content:
@@ -93,7 +109,8 @@ def read_geoparquet(path: Path) -> Content:
     geopandas = load_library("geopandas")
     with read_errors(path, "GeoParquet"):
         frame = geopandas.read_parquet(path)
-    return frame_content(frame, str(path))
+    content = frame_content(frame, str(path))
+    return replace(content, shapes=_as_kind(content.shapes, frame.attrs))
 
 
 def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoDataFrame)
@@ -155,7 +172,7 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     Parameters
     ----------
     geometries : (n,) array of shapely geometries
-        All polygons, or all lines, or all points (each also multiple but for lines).
+        All polygons, or all lines, or all points; each also multiple.
     columns : mapping of str to Attribute
         Properties; ``object_id`` becomes the ids.
 
@@ -163,8 +180,9 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     -------
     Shapes
         Polygons of one ring each: polylines whose last vertex is the first again. Polygons with holes or of several parts: a graph, each ring
-        a cycle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Points: a point
-        cloud, without objects where each feature is one point (its properties are then vertex attributes).
+        a cycle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Lines of several
+        parts: a graph, in which places that an object's lines share are one vertex. Points: a point cloud, without objects where each feature
+        is one point (its properties are then vertex attributes).
 
     Raises
     ------
@@ -172,10 +190,39 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
         If kinds are mixed, or one is empty or missing; with its row.
     """
     shapely = load_library("shapely")
+    geometries, family, deep = _of_one_family(geometries, what)
+    columns = dict(columns)
+    numbers = _take_ids(columns, what)
+    # Refused by `to_ragged_array`, which infers a type from the geometries.
+    if not len(geometries):
+        return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
+    _, positions, offsets = shapely.to_ragged_array(geometries, include_z=deep)
+    offsets = tuple(np.asarray(part, np.int64) for part in offsets)
+    if family is POLYGONS:
+        return _polygons(positions, offsets, numbers, columns)
+    if family is LINES and len(offsets) == 2:
+        return _graph(positions, offsets, numbers, columns)
+    if family is LINES:
+        return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
+    # Without offsets every feature is one `Point`, so its properties can be values of vertices.
+    if not offsets and numbers is None:
+        return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
+    bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
+    return Shapes("point_cloud", positions, bounds, numbers, object_attributes=columns)
+
+
+def _of_one_family(geometries: NDArray[Any], what: str) -> tuple[NDArray[Any], tuple[str, ...], bool]:
+    """Return geometries in a form that has arrays, their kinds, and whether they have z; refuse empty and mixed ones."""
+    shapely = load_library("shapely")
     for row, geometry in enumerate(geometries):
         if geometry is None or geometry.is_empty:
             raise SourceError(f"{what}: feature {row} has no geometry, or an empty one. Leave it out.")
     kinds = {geometry.geom_type for geometry in geometries}
+    # A line that is closed and one that is not are both polylines.
+    mixed = {"Polygon", "LineString"} <= kinds <= {"Polygon", "LineString", "LinearRing"}
+    if mixed and not any(shapely.get_num_interior_rings(geometries)):
+        geometries = np.array([g.exterior if g.geom_type == "Polygon" else g for g in geometries], object)
+        kinds = {"LineString"}
     family = next((family for family in (POLYGONS, LINES, POINTS) if kinds <= {*family}), None)
     if family is None:
         raise SourceError(
@@ -185,25 +232,31 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     # Otherwise `include_z` below, one for all, would silently drop the z of those that have it.
     if len(deep) > 1:
         raise SourceError(f"{what} has features with and without z; expected one or the other.")
-    columns = dict(columns)
-    numbers = _take_ids(columns, what)
-    # Refused by `to_ragged_array`, which infers a type from the geometries.
-    if not len(geometries):
-        return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
     if family is LINES:  # Rings have no array form in shapely.
         rings = [shapely.LineString(g) if g.geom_type == "LinearRing" else g for g in geometries]
         geometries = np.array(rings, object)
-    _, positions, offsets = shapely.to_ragged_array(geometries, include_z=deep == {True})
-    offsets = tuple(np.asarray(part, np.int64) for part in offsets)
-    if family is POLYGONS:
-        return _polygons(positions, offsets, numbers, columns)
-    if family is LINES:
-        return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
-    # Without offsets every feature is one `Point`, so its properties can be values of vertices.
-    if not offsets and numbers is None:
-        return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
-    bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
-    return Shapes("point_cloud", positions, bounds, numbers, object_attributes=columns)
+    return geometries, family, deep == {True}
+
+
+def _graph(
+    positions: NDArray[Any],
+    offsets: tuple[NDArray[np.int64], ...],
+    ids: NDArray[np.int64] | None,
+    columns: Mapping[str, Attribute],
+) -> Shapes:
+    """Return lines of several parts as graphs: each place of an object once, linked along the lines."""
+    lines, features = offsets
+    n = len(features) - 1
+    owner = np.repeat(np.arange(n), np.diff(lines[features]))
+    # -0.0 and 0.0 are one place.
+    places, rows = np.unique(np.column_stack([owner, positions + 0.0]), axis=0, return_inverse=True)
+    ends = np.ones(len(positions), bool)
+    ends[lines[1:] - 1] = False
+    first = np.flatnonzero(ends)
+    links = np.stack([rows.ravel()[first], rows.ravel()[first + 1]], 1)
+    bounds = counts_to_offsets(np.bincount(places[:, 0].astype(np.int64), minlength=n))
+    counts = counts_to_offsets(np.bincount(owner[first], minlength=n))
+    return Shapes("graph", places[:, 1:], bounds, ids, links, counts, object_attributes=columns)
 
 
 def _take_ids(columns: dict[str, Attribute], what: str) -> NDArray[np.int64] | None:
@@ -303,7 +356,7 @@ def write_geojson(content: Content, path: Path) -> None:
         }
         for row, geometry in enumerate(geometries)
     ]
-    document: dict[str, Any] = {"type": "FeatureCollection", "features": features}
+    document: dict[str, Any] = {"type": "FeatureCollection", "features": features, **_kind_of(content.shapes)}
     if "crs" in content.metadata:
         document["crs"] = content.metadata["crs"]
     try:
@@ -319,6 +372,7 @@ def write_geoparquet(content: Content, path: Path) -> None:
     geometries, columns = features_of(content.shapes)
     frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=_proj_crs(content.metadata.get("crs")))
     frame = _indexed(frame, content)
+    frame.attrs.update(_kind_of(content.shapes))
     # None writes the index if it is not 0, 1, ...
     frame.to_parquet(path, index=None)
 
@@ -334,12 +388,19 @@ def _indexed(frame: Any, content: Content) -> Any:  # noqa: ANN401  (a GeoDataFr
     return frame
 
 
+def _kind_of(shapes: Shapes) -> dict[str, str]:
+    return {KIND: shapes.kind} if shapes.kind in ("skeleton", "line", "streamline") else {}
+
+
 def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     """Return shapely geometries and their properties, None where there is none."""
     geometries = shapely_geometries(shapes)
     attributes = _properties(shapes)
-    columns = {name: plain_column(a) for name, a in attributes.items() if a.values.ndim == 1}
-    if shapes.ids is not None and not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
+    columns = {name: plain_column(a) for name, a in attributes.items() if a.values.ndim == 1 and name not in RESERVED}
+    # Points without ids would be read as one cloud without objects.
+    if shapes.ids is not None and (
+        shapes.kind == "point_cloud" or not np.array_equal(shapes.ids, np.arange(shapes.n_objects))
+    ):
         columns[OBJECT_ID] = shapes.ids
     return geometries, columns
 
@@ -361,16 +422,27 @@ def plain_column(attribute: Attribute) -> NDArray[Any]:
     return filled
 
 
-def boundary_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield which attributes cannot be properties: those of vertices of objects, and those of several channels."""
+def boundary_losses(content: Content) -> Iterator[str]:
+    """Yield which attributes cannot be properties, and vertices of a graph that become one."""
+    shapes = content.shapes
+    outlines = {*OUTLINE} <= set(shapes.vertex_attributes)
     if shapes.ids is not None:
         yield from (
-            f"vertex attribute {name!r} is left out" for name in shapes.vertex_attributes if name not in OUTLINE
+            f"vertex attribute {name!r} is left out"
+            for name in shapes.vertex_attributes
+            if name not in OUTLINE or not outlines
         )
+    if shapes.kind in ("graph", "skeleton") and not outlines and shapes.n_links:
+        used = np.unique(shapes.edges())
+        places = np.column_stack([object_rows(shapes), shapes.positions])[used] + 0.0
+        if len(np.unique(places, axis=0)) < len(used):
+            yield "vertices: those of an object at one place become one"
     family = "vertex" if shapes.ids is None else "object"
     for name, attribute in getattr(shapes, f"{family}_attributes").items():
         if attribute.values.ndim == 2:
             yield f"{family} attribute {name!r} is left out: it has {attribute.n_channels} channels"
+        elif name in RESERVED:
+            yield f"{family} attribute {name!r} is left out: the file has another property of this name"
 
 
 def _proj_crs(crs: Any) -> Any:  # noqa: ANN401  (whatever the metadata of a store hold)
@@ -380,7 +452,7 @@ def _proj_crs(crs: Any) -> Any:  # noqa: ANN401  (whatever the metadata of a sto
     return crs
 
 
-SPATIALDATA_HOLDING = Capabilities(kinds=("point_cloud", "polyline", "graph"), dims=(2, 3), link=())
+SPATIALDATA_HOLDING = Capabilities(kinds=("point_cloud", "polyline", "graph"), dims=(2, 3), link=(), apart=True)
 
 KINDS = ("points", "shapes")
 SYSTEM = "global"
@@ -414,10 +486,15 @@ def read_spatialdata(
     ------
     SourceError
         If there is no such element, coordinate system or transformation, or the element cannot be read.
+    StoreError
+        If the element holds a symlink.
     MissingExtraError
         For shapes without the extra ``geometry``.
     """
     folder = _element(path, element)
+    for part in (folder, folder.parent) if folder != path else ():
+        refuse_symlink(part)
+    refuse_symlinks(Location(str(folder)))
     attributes = _attributes(folder)
     kind = str(attributes.get("encoding-type", f"ngff:{folder.parent.name}")).removeprefix("ngff:")
     content = _points(folder, attributes, objects) if kind == "points" else _shapes(folder, attributes)
@@ -496,7 +573,7 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
 
     shapely = load_library("shapely")
     with read_errors(folder, "shapes element"):
-        group = zarr.open_group(folder, mode="r")
+        group = zarr.open_group(guarded_zarr_store(zarr.storage.LocalStore(folder, read_only=True)), mode="r")
         coordinates, index = np.asarray(group["coords"]), np.asarray(group["Index"])
         kind = shapely.GeometryType(int(attributes["spatialdata_attrs"]["geos"]["type"]))
         names = sorted(name for name in group if name.startswith("offset"))
@@ -641,8 +718,9 @@ def _group(folder: Path, attributes: dict[str, Any]) -> None:
     (folder / "zarr.json").write_text(text, encoding="utf-8")
 
 
-def spatialdata_losses(shapes: Shapes) -> list[str]:
+def spatialdata_losses(content: Content) -> list[str]:
     """Return what is left out: attributes of objects of points, of vertices of polygons."""
+    shapes = content.shapes
     circles = "radius" in shapes.vertex_attributes and shapes.ids is not None
     family = "object" if shapes.kind == "point_cloud" and not circles else "vertex"
     kept = {"vertex": ("radius",) if shapes.kind == "point_cloud" else OUTLINE, "object": ()}[family]

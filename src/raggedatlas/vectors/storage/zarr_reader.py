@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, LimitError, SourceError
 from raggedatlas.store.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_unknown_codecs, zstd_declared_bytes
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.location import Location, refuse_symlinks, store_errors
 from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.untrusted import zarr_errors
@@ -41,9 +41,16 @@ class StoreFiles:
     ----------
     location : Location
         The root of a store.
+
+    Raises
+    ------
+    StoreError
+        If there is a symlink below a local one.
     """
 
     def __init__(self, location: Location) -> None:
+        # Files below are opened by name.
+        refuse_symlinks(location)
         self.location = location
         self.root = location.uri
         self._parsed: dict[bytes, dict[str, Any]] = {}

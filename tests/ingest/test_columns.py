@@ -1,5 +1,7 @@
 """Laws of cell columns: every one stands in the report, none changes a value, every refusal names its fix."""
 
+import datetime as dt
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +13,7 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ArgumentError, CorruptError, NameRefusedError, SchemaError
+from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 from raggedatlas.model.ids import RESERVED
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace, PointerKind, SparseZarrPointer
@@ -74,20 +77,69 @@ def test_a_later_column_is_null_for_earlier_cells(atlas) -> None:  # noqa: ANN00
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ([1, 2], ["a", "b"]),
-        (["a", "b"], [1, 2]),
+        ([1, 2], ["a", None]),
+        (["a", "b"], [1.5, np.nan]),
         ([1, 2], [0.5, 1.5]),
-        ([True, False], [1, 2]),
-        (["a", "b"], [True, False]),
+        ([True, False], [1, 0]),
+        ([1, 2], pd.to_datetime(["2024-01-01", None])),
     ],
 )
-def test_a_type_conflict_is_refused_with_its_mend(atlas, unchanged, first, second) -> None:  # noqa: ANN001
-    """A column of another type is refused; the message says how to rename and how to cast, and renaming works."""
+def test_a_type_conflict_is_refused_with_its_mends(atlas, unchanged, first, second) -> None:  # noqa: ANN001
+    """A column of another type is refused; every way out that the message names works, and what is missing stays missing."""
     atlas.add(with_obs(c=first), "d", progress=False)
-    with unchanged(atlas), pytest.raises(SchemaError, match=r"Rename it with obs=\{'c': 'c_2'\}, cast it with cast="):
+    with unchanged(atlas), pytest.raises(SchemaError) as error:
         atlas.add(with_obs(1, c=second), "e", progress=False)
-    report = atlas.add(with_obs(1, c=second), "e", obs={"c": "c_2"}, progress=False)
-    assert report.columns[0].stored_as == "c_2"
+    ways = re.findall(r"\w+=(?:\{.*?\}|'\w+')|'rename'", str(error.value))
+    assert len(ways) >= 2
+    for i, way in enumerate(ways):
+        options = {"on_clash": "rename"} if way == "'rename'" else eval(f"dict({way})")
+        report = atlas.add(with_obs(i + 2, c=second), f"e{i}", progress=False, **options)
+        given = cells(atlas).set_index("dataset_uid").loc[report.dataset_uid, report.columns[0].stored_as]
+        assert given.isna().tolist() == pd.Series(second).isna().tolist()
+
+
+REFUSED = {
+    "mixed": pd.Series(["1", 2, None], dtype=object),
+    "lists": pd.Series([[1], [2, 3], None], dtype=object),
+    "period": pd.Series(pd.PeriodIndex(["2020-01", None, "2020-02"], freq="M")),
+    "dates": pd.Series(pd.Categorical(pd.to_datetime(["2020-01-02", None, "2021-01-01"]))),
+    "interval": pd.Series(pd.cut([1, np.nan, 3], 2)),
+    "complex": pd.Series([1 + 2j, np.nan, 0]),
+    "sparse": pd.Series(pd.arrays.SparseArray([1.0, np.nan, 0])),
+    "big": pd.Series([2**70, None, 1], dtype=object),
+    "late": pd.Series([dt.date(9999, 1, 1), None, None], dtype=object),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_columns_that_no_atlas_holds_are_refused_with_a_cast_that_keeps_what_is_missing(name: str) -> None:
+    """The statement in the message makes such a column one that fits."""
+    obs = pd.DataFrame({name: REFUSED[name]}).set_axis(["a", "b", "c"])
+    with pytest.raises(SchemaError) as error:
+        frame_to_arrow(obs)
+    missing = obs[name].isna().tolist()
+    exec(re.search(r"obs\[.*\)", str(error.value))[0], {"obs": obs})  # type: ignore[index]
+    assert frame_to_arrow(obs).column(name).is_null().to_pylist() == obs[name].isna().tolist() == missing
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([True, None, False], "boolean"),
+        ([1, np.nan, 2**60 + 1], "Int64"),
+        ([1, 2.5, pd.NA], "float64"),
+        ([dt.date(2020, 1, 2), None, dt.date(2021, 1, 2)], "datetime64[ns]"),
+        ([pd.Timestamp("2020-01-02", tz="UTC"), pd.NaT, pd.NA], "datetime64[ns, UTC]"),
+        ([dt.timedelta(1), None, dt.timedelta(2)], "timedelta64[ns]"),
+    ],
+)
+def test_objects_of_one_kind_are_a_column_of_it(values, dtype) -> None:  # noqa: ANN001
+    """Objects with missing ones among them come back exactly, in the type that pandas has for them."""
+    given = pd.Series(values, dtype=object, index=["a", "b", "c"])
+    back = arrow_to_frame(frame_to_arrow(given.to_frame("c")))["c"]
+    assert str(back.dtype) == dtype
+    wanted = [pd.Timestamp(v) if type(v) is dt.date else v for v in given[given.notna()]]
+    assert (back.isna().tolist(), back.dropna().tolist()) == (given.isna().tolist(), wanted)
 
 
 def test_values_that_do_not_fit_are_refused_before_anything_is_written(atlas, unchanged) -> None:  # noqa: ANN001

@@ -15,7 +15,7 @@ from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, SchemaError
 from raggedatlas.model.assets import AnnotationRecord, annotation_columns
-from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text
+from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text, nan_to_null
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.validation import Problem
@@ -67,19 +67,28 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
     --------
     >>> stored_type(pa.int8()), stored_type(pa.float32()), stored_type(pa.uint64())
     (DataType(int64), DataType(double), DataType(uint64))
+    >>> stored_type(pa.date32()), stored_type(pa.timestamp("s", "Europe/Berlin"))
+    (TimestampType(timestamp[ns]), TimestampType(timestamp[ns, tz=UTC]))
     """
+    if pa.types.is_date(arrow):
+        return pa.timestamp("ns")
+    if pa.types.is_timestamp(arrow):
+        return pa.timestamp("ns", None if arrow.tz is None else "UTC")
+    if pa.types.is_duration(arrow):
+        return pa.duration("ns")
     if pa.types.is_dictionary(arrow):
         return stored_type(arrow.value_type)
     if pa.types.is_integer(arrow):
         return pa.uint64() if arrow == pa.uint64() else pa.int64()
     if pa.types.is_floating(arrow):
         return pa.float64()
-    return pa.string() if pa.types.is_large_string(arrow) else arrow
+    return pa.string() if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow) else arrow
 
 
 def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
     """Return why a column cannot be appended to an existing one without changing a value, or None if it can."""
-    if field.type == column.type:
+    there = facts_of(field)
+    if field.type == column.type or column.facts.empty or (there is not None and there.empty):
         return None
     # Types that may differ: `fit_values` then refuses single values that would change, such as -1 as uint64.
     both = {str(field.type), str(column.type)}
@@ -88,20 +97,49 @@ def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
     return f"it is {column.type} here and {field.type} in the atlas"
 
 
-def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column to its stored type without changing a value.
+def takes_over(was: pa.DataType, facts: ColumnFacts | None, column: CellColumn) -> bool:
+    """Return whether a column of a file decides the type of the cell column: values do where there are none, and text anywhere."""
+    if column.facts.empty:
+        return False
+    return (facts is not None and facts.empty) or (pa.types.is_string(column.type) and not pa.types.is_string(was))
+
+
+def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType, argument: str = "obs") -> pa.ChunkedArray:
+    """Cast a column to its stored type without changing a value; whatever a missing value is there, it is null here.
+
+    Parameters
+    ----------
+    name : str
+        Its name, for the message.
+    values : pyarrow.ChunkedArray
+        The column, of any library's making.
+    target : pyarrow.DataType
+        The stored type.
+    argument : str
+        What the caller's argument is called by which a column gets another name.
 
     Raises
     ------
     SchemaError
         If a value would change.
+
+    Examples
+    --------
+    >>> fit_values("n", pa.chunked_array([[1.5, float("nan"), 2.0]]), pa.string()).to_pylist()
+    ['1.5', None, '2']
     """
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    values = nan_to_null(values)
+    if values.null_count == len(values):
+        return pa.chunked_array([pa.nulls(len(values), target)])
     try:
-        return values.cast(target, safe=True)
-    except pa.ArrowInvalid as error:
+        # Again, as the text "nan" becomes NaN.
+        return nan_to_null(values.cast(target, safe=True))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
-            f"Column {name!r} does not fit the atlas's column of type {target} without changing a value ({error}); "
-            f"rename it with obs={{{name!r}: 'another_name'}} or cast it with cast={{{name!r}: 'str'}}."
+            f"Column {name!r} does not fit a column of type {target} without changing a value ({error}); leave it out of cast={{...}}, or give "
+            f"it a column of its own with {argument}={{{name!r}: {name + '_2'!r}}}."
         ) from error
 
 
@@ -126,16 +164,16 @@ def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: 
     if fresh:
         catalog.tables.add_columns(CELLS, fresh)
     for column in columns:
-        if pa.types.is_string(column.type) and not pa.types.is_string(
-            catalog.tables.schema(CELLS).field(column.stored).type
-        ):
-            _convert_to_text(catalog, column.stored)
+        there = catalog.tables.schema(CELLS).field(column.stored)
+        if there.type != column.type and takes_over(there.type, facts_of(there), column):
+            _convert(catalog, column.stored, column.type)
 
     def joined(now: pa.Schema) -> Mapping[str, Mapping[bytes, bytes]]:
         updates = {}
         for column in columns:
             was = facts_of(now.field(column.stored))
-            facts = column.facts if was is None else join_facts(was, column.facts)
+            # A column that the schema class of the atlas declares has a type without values too.
+            facts = replace(column.facts, empty=False) if was is None else join_facts(was, column.facts)
             if facts != was:
                 updates[column.stored] = facts.to_metadata()
         return updates
@@ -144,40 +182,38 @@ def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: 
         catalog.tables.update_field_metadata(CELLS, joined)
 
 
-def text_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values of a cell column as text, for a column that is numeric in one file and text in another.
-
-    Examples
-    --------
-    >>> text_of(pa.chunked_array([[1.5, 2.0, None]])).to_pylist()
-    ['1.5', '2', None]
-    """
-    return values.cast(pa.string())
-
-
-def _convert_to_text(catalog: Catalog, name: str) -> None:
-    """Convert a numeric column to text.
+def _convert(catalog: Catalog, name: str, target: pa.DataType) -> None:
+    """Convert a column to text, or one without values to any type.
 
     The old column keeps its values under another name until the new one is complete, so that a writer that
     commits in between loses nothing; rows added after the columns are renamed are refused by their type.
     """
     tables = catalog.tables
     was = tables.schema(CELLS).field(name)
-    fresh, old = (_free(f"{name}__{word}", tables.schema(CELLS).names) for word in ("as_text", "before"))
+    fresh, old = (_free(f"{name}__{word}", tables.schema(CELLS).names) for word in ("after", "before"))
 
-    schema = pa.schema([pa.field(fresh, pa.string(), metadata=was.metadata)])
+    schema = pa.schema([pa.field(fresh, target, metadata=was.metadata)])
 
-    def texts(at: Tables) -> pa.RecordBatchReader:
-        batches = (pa.record_batch([batch.column(0).cast(pa.string())], schema) for batch in at.batches(CELLS, [name]))
+    def fitted(column: pa.Array) -> pa.Array:
+        return fit_values(name, pa.chunked_array([column]), target).combine_chunks()
+
+    def converted(at: Tables) -> pa.RecordBatchReader:
+        batches = (pa.record_batch([fitted(batch.column(0))], schema) for batch in at.batches(CELLS, [name]))
         return pa.RecordBatchReader.from_batches(schema, batches)
 
-    tables.fill_columns(CELLS, texts)
+    tables.fill_columns(CELLS, converted)
     # One commit for both renames: every version of the table has a column of this name.
     tables.rename_columns(CELLS, {name: old, fresh: name})
-    # Rows appended between the two commits have a number in the old column and no text.
+    # Rows appended between the two commits have a value in the old column and none in the new one.
     late = tables.read(CELLS, ["uid", old], all_of(is_null(name), is_not_null(old)))
     if late.num_rows:
-        rows = pa.table({"uid": late.column("uid"), name: text_of(late.column(old))})
+        try:
+            rows = pa.table({"uid": late.column("uid"), name: fit_values(name, late.column(old), target)})
+        except SchemaError:
+            # Both columns had no type before, and the other writer's values came first.
+            tables.rename_columns(CELLS, {name: fresh, old: name})
+            tables.drop_columns(CELLS, [fresh])
+            raise
         tables.merge(CELLS, ["uid"], rows, update=True)
     tables.drop_columns(CELLS, [old])
 
@@ -191,7 +227,7 @@ def _once(columns: Sequence[CellColumn]) -> list[CellColumn]:
     for column in columns:
         known = found.get(column.stored)
         if known is not None:
-            kind = column.type if pa.types.is_string(column.type) else known.type
+            kind = column.type if takes_over(known.type, known.facts, column) else known.type
             column = CellColumn(known.stored, kind, join_facts(known.facts, column.facts))  # noqa: PLW2901
         found[column.stored] = column
     return list(found.values())
@@ -202,7 +238,7 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
 
     Categories keep the older order and append new ones; they stay ordered only if both are ordered and neither
     contradicts the other's order. Different kinds of number, also as categories, join to what holds both. Text and anything else
-    join to text: the column holds text from then on.
+    join to text: the column holds text from then on. A column without values leaves the facts of the other as they are.
 
     Examples
     --------
@@ -211,6 +247,8 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
     >>> join_facts(a, b).categories, join_facts(a, b).ordered
     (('I', 'II', 'III'), True)
     """
+    if old.empty or new.empty:
+        return old if new.empty else replace(new, name=old.name)
     if old.kind == new.kind == "categorical":
         return _join_categoricals(old, new)
     if old.kind == new.kind:
@@ -571,8 +609,8 @@ def _fill(catalog: Catalog, upper: str, lower: str) -> int:
         return 0  # The annotation was dropped in the meantime.
     rows = then.read(CELLS, ["uid", lower], all_of(is_null(upper), is_not_null(lower)))
     if rows.num_rows:
-        target, values = schema.field(upper).type, rows.column(lower)
-        values = text_of(values) if pa.types.is_string(target) else fit_values(lower, values, target)
+        target = schema.field(upper).type
+        values = fit_values(lower, rows.column(lower), target)
         fields = [rows.schema.field("uid"), pa.field(upper, target)]
         update_columns(
             catalog.tables, CELLS, "uid", pa.table([rows.column("uid"), values], schema=pa.schema(fields)), at

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, in_datasets, join_facts
+from raggedatlas.catalog.cells import (
+    CellColumn,
+    add_cell_columns,
+    column_conflict,
+    fit_values,
+    in_datasets,
+    join_facts,
+)
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values, merge_colors
+from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
 from raggedatlas.ingest.commit import attach
 from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions
 from raggedatlas.ingest.results import ResultAttachment
@@ -336,8 +343,7 @@ class _Merge:
         new = self.new.values.take(places)
         if old is None:
             return new
-        # The last `old` keeps a NaN of the atlas where there is no new value.
-        return pc.coalesce(new, old) if replaces else pc.coalesce(_without_nan(old), new, old)
+        return pc.coalesce(new, old) if replaces else pc.coalesce(old, new)
 
 
 def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> AnnotationReport:  # noqa: ANN401
@@ -379,6 +385,8 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
         report = AnnotationReport("", "unchanged", len(cells.rows), cells.n_unknown, (), given.uri, snapshot)
     else:
         report = _write(catalog, plan)
+        if not options.dry_run:
+            _settle_types(catalog, plan)
     if not options.dry_run:
         results = tuple(_add_vectors(catalog, one, options, dry_run=False) for one in vectors)
         if any(result.status != "skipped" for result in results):
@@ -405,6 +413,17 @@ def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
 
     catalog.tables.fill_columns(CELLS, make)
     return reports[0]
+
+
+def _settle_types(catalog: Catalog, plan: _Plan) -> None:
+    """Give covered columns without values the type of the annotation, so that values added later are of one type with it."""
+    schema = catalog.tables.schema(CELLS)
+    stacks = column_stacks(schema)
+    for new in plan.columns:
+        for stored in stacks.get(new.name, ())[1:]:
+            facts = facts_of(schema.field(stored))
+            if facts is not None and facts.empty:
+                add_cell_columns(catalog, [replace(new.column, stored=stored)], [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,9 +481,9 @@ def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], o
     table = given.table.take(cells.rows) if cells.n_unknown else given.table
     made = [
         _NewColumn(
-            plan.column, _without_nan(column_values(plan, table).combine_chunks()), given.colors.get(plan.source, {})
+            one.column, column_values(one, table, one.column.type).combine_chunks(), given.colors.get(one.source, {})
         )
-        for plan in plans
+        for one in plans
     ]
     made = [column for column in made if column.values.null_count < len(column.values)]
     if not made:
@@ -606,10 +625,6 @@ def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
         yield pc.if_else(in_datasets(batch, visible), batch.column("uid"), None)
 
 
-def _without_nan(values: pa.Array) -> pa.Array:
-    return pc.if_else(pc.is_nan(values), None, values) if pa.types.is_floating(values.type) else values
-
-
 def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
     """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
     blocks = [plan.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
@@ -656,19 +671,20 @@ def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) ->
     under = column_stacks(schema).get(new.name, (None,))[0]
     # A name of its own, so that the covered column stays and is shown again by `drop_annotation`.
     stored = f"{new.column.stored}__{plan.record.uid[:8]}"
-    if under is None:
+    was = ColumnFacts(new.name, "") if under is None else facts_of(schema.field(under)) or ColumnFacts(new.name, "")
+    if under is None or was.empty:
         n_values = len(places) - new.values.take(places).null_count
         report = AnnotationColumnReport(new.name, "new", n_values=n_values)
         return _Merge(new, None, pa.field(stored, new.column.type, metadata=new.column.facts.to_metadata()), report)
     there = schema.field(under)
-    reason = column_conflict(there, new.column)
+    reason, values = column_conflict(there, new.column), pa.chunked_array([new.values])
     if reason is not None:
         raise SchemaError(
-            f"{new.name!r} cannot be written: {reason}. Write it under another name with columns={{{new.name!r}: "
-            f"{new.name + '_2'!r}}}, or cast it with cast={{...}}."
+            f"{new.name!r} cannot be written: {reason}. {cast_advice(new.name, values, there.type).capitalize()}or write it under "
+            f"another name with columns={{{new.name!r}: {new.name + '_2'!r}}}."
         )
     # In the type of the covered column, whose values the new column takes over.
-    new = replace(new, values=fit_values(new.name, pa.chunked_array([new.values]), there.type).combine_chunks())
+    new = replace(new, values=fit_values(new.name, values, there.type, "columns").combine_chunks())
     counts = _compare(at, under, new, places)
     if counts.different and options.on_conflict == "error":
         raise SourceError(
@@ -677,7 +693,6 @@ def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) ->
             f"columns={{{new.name!r}: {new.name + '_2'!r}}}."
         )
     replaces = options.on_conflict == "replace"
-    was = facts_of(there) or ColumnFacts(new.name, "")
     facts = _joined_facts(was, new) if counts.kept or not replaces else new.column.facts
     n_values = counts.fresh + (counts.different if replaces else 0)
     is_restyled = options.columns is not None and replaces and _is_restyled(there, replace(facts, name=was.name), new)
@@ -704,7 +719,7 @@ class _Counts:
 def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Counts:
     counts, start = _Counts(), 0
     for batch in at.batches(CELLS, ["uid", under]):
-        old = _without_nan(batch.column(under))
+        old = batch.column(under)
         given = new.values.take(places.slice(start, batch.num_rows))
         start += batch.num_rows
         both = pc.and_(old.is_valid(), given.is_valid())

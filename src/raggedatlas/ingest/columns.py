@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type
+from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type, takes_over
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import change_links, update_identity
 from raggedatlas.catalog.layouts import BY_HAND, register_features
@@ -19,7 +19,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.assets import annotation_columns, result_columns
-from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
+from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, nan_to_null
 from raggedatlas.model.ids import RESERVED, column_name, feature_uids, free_name, repeated_uids
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import ColumnReport
@@ -56,14 +56,14 @@ class ColumnPlan:
 
 
 def plan_columns(
-    cells: pa.Schema, table: pa.Schema, options: IngestOptions, spaces: Sequence[str]
+    cells: pa.Table, table: pa.Schema, options: IngestOptions, spaces: Sequence[str]
 ) -> tuple[tuple[ColumnPlan, ...], tuple[ColumnReport, ...]]:
     """Decide what becomes of every obs column.
 
     Parameters
     ----------
-    cells : pyarrow.Schema
-        Of the source's cells, index first.
+    cells : pyarrow.Table
+        The source's cells, index first.
     table : pyarrow.Schema
         Of the atlas's cell table as it is now.
     options : IngestOptions
@@ -83,7 +83,7 @@ def plan_columns(
     NotFoundError
         If a chosen column is not in the file.
     """
-    offered = [f for f in cells if f.name != INDEX]
+    offered = [f for f in cells.schema if f.name != INDEX]
     absent = sorted(set(options.cast) - {f.name for f in offered})
     if absent:
         raise NotFoundError(
@@ -104,24 +104,30 @@ def plan_columns(
             continue
         stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
         taken.add(stored)
+        values, there = cells.column(field.name), table.field(stored) if stored in table.names else None
         column, note = cell_column(field, stored, chosen[field.name], options.cast.get(field.name))
-        reason = column_conflict(table.field(stored), column) if stored in table.names else None
+        if nan_to_null(values).null_count == len(values):
+            # A column without values takes any type.
+            facts = replace(column.facts, empty=True)
+            column = replace(column, type=column.type if there is None else there.type, facts=facts)
+        reason = None if there is None else column_conflict(there, column)
         if reason is not None and options.on_clash != "error":
             column, note, reason = _settled(column, table, taken, reason, options.on_clash)
             stored = column.stored
             taken.add(stored)
-        if reason is not None:
+            there = table.field(stored) if stored in table.names else None
+        if reason is not None and there is not None:
             problems.append(
                 f"{field.name!r} cannot go into the cell column {stored!r}: {reason}. Rename it with obs={{{field.name!r}: "
-                f"'{stored}_2'}}, cast it with cast={{{field.name!r}: {_cast_for(table.field(stored).type)!r}}}, or choose for all such columns "
-                "with on_clash='text' or 'rename'"
+                f"{free_name(stored, {*taken, *table.names})!r}}}, {cast_advice(field.name, values, there.type)}or choose for all "
+                f"such columns with {_policies(column.type, there)}"
             )
             continue
         # Here the types differ and fit, such as integers into a double column; `column_values` refuses a value that
         # would change.
-        if stored in table.names and table.field(stored).type != column.type and not pa.types.is_string(column.type):
-            note = note or f"stored as {table.field(stored).type} like the column that is there"
-            column = replace(column, type=table.field(stored).type)
+        if there is not None and there.type != column.type and not takes_over(there.type, facts_of(there), column):
+            note = note or f"stored as {there.type} like the column that is there"
+            column = replace(column, type=there.type)
         plans.append(ColumnPlan(field.name, column))
         fate = "cast" if note else ("renamed" if stored != field.name else "kept")
         reports.append(ColumnReport(field.name, "cast" if note else fate, stored, note))  # type: ignore[arg-type]
@@ -172,19 +178,15 @@ def _family(arrow: pa.DataType) -> str:
     return next((word for word, fits in families.items() if fits(arrow)), "other")
 
 
-def column_values(plan: ColumnPlan, cells: pa.Table) -> pa.ChunkedArray:
-    """Return a planned column of the source's cells, in its stored type.
+def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
+    """Return a planned column of the source's cells in the type of the cell column.
 
     Raises
     ------
     SchemaError
         If a value would change.
     """
-    values = cells.column(plan.source)
-    target = plan.column.type
-    if pa.types.is_string(target) and not pa.types.is_string(values.type) and pa.types.is_boolean(values.type):
-        return values.cast(pa.string())
-    return fit_values(plan.source, values, target)
+    return fit_values(plan.source, cells.column(plan.source), target)
 
 
 def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str, str]:
@@ -242,8 +244,20 @@ def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tu
     return CellColumn(stored, arrow, ColumnFacts(name, kind)), f"cast to {cast} as asked"
 
 
-def _cast_for(stored: pa.DataType) -> str:
-    return next((name for name, (arrow, _) in _CASTS.items() if arrow == stored), "str")
+def cast_advice(name: str, values: pa.ChunkedArray, stored: pa.DataType) -> str:
+    """Format the cast with which a column fits a cell column, with a comma behind; empty where none does."""
+    word = next((word for word, (arrow, _) in _CASTS.items() if arrow == stored), None)
+    try:
+        fit_values(name, values, stored)
+    except SchemaError:
+        return ""
+    return f"cast it with cast={{{name!r}: {word!r}}}, " if word is not None else ""
+
+
+def _policies(arrow: pa.DataType, there: pa.Field) -> str:
+    declared = facts_of(there) is None and not pa.types.is_string(there.type)
+    text = _becomes_text(arrow) and _becomes_text(there.type) and not declared
+    return "on_clash='text' or 'rename'" if text else "on_clash='rename'"
 
 
 def _missing_required(table: pa.Schema, given: set[str]) -> list[str]:

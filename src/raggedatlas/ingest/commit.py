@@ -490,14 +490,8 @@ def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple
         "cell_name": plan.cells.column(INDEX).cast(pa.string()),
     }
     for column in plan.columns:
-        values = column_values(column, plan.cells)
-        target = schema.field(column.column.stored).type
         # The type of the column can differ from the plan: it became text, or another writer added it first.
-        columns[column.column.stored] = (
-            values
-            if values.type == target
-            else column_values(replace(column, column=replace(column.column, type=target)), plan.cells)
-        )
+        columns[column.column.stored] = column_values(column, plan.cells, schema.field(column.column.stored).type)
     for written in staged.groups:
         columns[written.group.pointer] = pointer_array(written, n)
     columns |= {name: values for name, (_, values) in further.items()}

@@ -260,7 +260,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
                 values = attributes.values[fresh]
                 frame[name] = pa.array(values.tolist() if values.dtype.kind in "US" else values)
         table = pa.table(frame)
-        plans, _ = plan_columns(table.schema, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
+        plans, _ = plan_columns(table, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
         left = tuple(name for name in others if name not in frame)
         self.cells = NewCells(self._dataset_name(read_records(self.catalog), replaces), table, plans, left)
 
@@ -322,9 +322,8 @@ class GeometryAttachment(Attachment[GeometryReport]):
             record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
-            values = column_values(plan, cells.frame)
             # Another writer may have created the column with another type since the plan.
-            columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
+            columns[plan.column.stored] = column_values(plan, cells.frame, schema.field(plan.column.stored).type)
         catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
         dataset = DatasetRecord(
             uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
-from raggedatlas.catalog.cells import CellColumn
+from raggedatlas.catalog.cells import CellColumn, takes_over
 from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
@@ -20,7 +20,7 @@ from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
-from raggedatlas.model.frames import INDEX
+from raggedatlas.model.frames import INDEX, facts_of
 from raggedatlas.model.ids import check_given_name, column_name, fit_name, free_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.records import DatasetRecord
@@ -373,7 +373,7 @@ def plan_cells(
     options, spaces = plan_embeddings(plan.schema, options, catalog.spaces())
     table = _with_coming(catalog.tables.schema(CELLS), [c.column for other in coming for c in other.columns])
     pointers = [*spaces, *(group.pointer for group in plan.groups)]
-    columns, reports = plan_columns(plan.cells.schema, table, options, pointers)
+    columns, reports = plan_columns(plan.cells, table, options, pointers)
     _check_values(columns, plan.cells, table)
     name, name_notes = _dataset_name(catalog, plan.schema, options, {other.name for other in coming})
     # A plan that is made again still has the note about its earlier name.
@@ -384,12 +384,13 @@ def plan_cells(
 
 def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:
     """Return the schema of the cell table as it will be when the sources before this one are committed."""
-    fresh: dict[str, pa.Field] = {}
+    fields: dict[str, pa.Field] = {field.name: field for field in table}
     for column in columns:
-        # Text wins over another type, as in `add_cell_columns`.
-        if column.stored not in table.names and (column.stored not in fresh or pa.types.is_string(column.type)):
-            fresh[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
-    return pa.schema([*table, *fresh.values()])
+        there = fields.get(column.stored)
+        # As in `add_cell_columns`.
+        if there is None or takes_over(there.type, facts_of(there), column):
+            fields[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
+    return pa.schema([*fields.values()])
 
 
 def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) -> None:
@@ -412,7 +413,7 @@ def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) 
 
 def _check_values(columns: Sequence[ColumnPlan], cells: pa.Table, table: pa.Schema) -> None:
     for plan in columns:
-        values, stored = column_values(plan, cells), plan.column.stored
+        values, stored = column_values(plan, cells, plan.column.type), plan.column.stored
         if values.null_count and stored in table.names and not table.field(stored).nullable:
             raise SchemaError(
                 f"The column {plan.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "

@@ -49,6 +49,8 @@ class ColumnFacts:
         Whether the order of the categories means something.
     category_kind : str
         NumPy dtype of the categories, for text as in `kind`.
+    empty : bool
+        Whether it has no value, so that its type is that of the first values that come. Only cell columns say so.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ColumnFacts:
     categories: tuple[Any, ...] | None = None
     ordered: bool = False
     category_kind: str = "string"
+    empty: bool = False
 
     def __post_init__(self) -> None:
         """Refuse categories of text that are none, which filters and frames would stumble over."""
@@ -353,7 +356,7 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
     if isinstance(dtype, pd.CategoricalDtype):
         return _categorical_to_arrow(name, series)
     if isinstance(dtype, pd.StringDtype) or dtype.kind == "O":
-        return _text_to_arrow(name, series), ColumnFacts(name, _text_kind(dtype))
+        return _objects_to_arrow(name, series)
     kind = str(dtype)
     if kind in _NULLABLE:
         mask = series.isna().to_numpy()
@@ -369,27 +372,57 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
         native = dtype.newbyteorder("=")  # Arrow has no other byte order
         values = series.to_numpy().astype(native, copy=False)
         return pa.array(values, from_pandas=dtype.kind in "mM"), ColumnFacts(name, str(native))
-    raise SchemaError(
-        f"Column {name!r} has dtype {kind}, which no cell table column can hold; cast it to text, numbers or a categorical, "
-        "or leave it out with obs=[...]."
-    )
+    raise _not_held(name, f"has dtype {kind}")
 
 
-def _text_to_arrow(name: str, series: "pd.Series[Any]") -> pa.Array:
+def _objects_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, ColumnFacts]:
+    """Convert texts, or objects that are of one kind but for the missing ones: booleans, integers, numbers, dates or spans."""
+    import pandas as pd
+
     missing: Any = None
     values = series.to_numpy(dtype=object, na_value=missing)
     try:
-        return pa.array(values, pa.string(), from_pandas=True)
+        return pa.array(values, pa.string(), from_pandas=True), ColumnFacts(name, _text_kind(series.dtype))
     except UnicodeEncodeError as error:
         raise SchemaError(
             f"Column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave it out with obs=[...]."
         ) from error
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = sorted({type(v).__name__ for v in values if v is not None})
-        raise SchemaError(
-            f"Column {name!r} mixes {types}; a column holds one type. Cast it, e.g. obs[{name!r}] = obs[{name!r}].astype(str), "
-            "or leave it out with obs=[...]."
-        ) from error
+        refusal = _not_held(name, f"mixes {types}" if len(types) > 1 else f"holds {types[0]} objects", error)
+    found = pd.api.types.infer_dtype(values, skipna=True)
+    try:
+        if found in _OBJECTS:
+            arrow, kind = _OBJECTS[found]
+            return pa.array(values, arrow, from_pandas=True), ColumnFacts(name, kind)
+        if found in {"date", "datetime", "datetime64"}:
+            return _series_to_arrow(name, pd.Series(pd.to_datetime(values)))
+        if found in {"timedelta", "timedelta64"}:
+            return _series_to_arrow(name, pd.Series(pd.to_timedelta(values)))
+    except (pa.ArrowInvalid, OverflowError, TypeError, ValueError) as error:
+        raise refusal from error
+    raise refusal
+
+
+_OBJECTS = {
+    "boolean": (pa.bool_(), "boolean"),
+    "integer": (pa.int64(), "Int64"),
+    "floating": (pa.float64(), "float64"),
+    "mixed-integer-float": (pa.float64(), "float64"),
+}
+"""What objects of one kind become, by the word of pandas for it."""
+
+
+def _not_held(name: str, reason: str, error: Exception | None = None) -> SchemaError:
+    advice = f"obs[{name!r}] = obs[{name!r}].astype('string')"
+    if name == INDEX:
+        name, advice = "index", "obs.index = obs.index.astype('string')"
+    refusal = SchemaError(
+        f"Column {name!r} {reason}, which no column of an atlas can hold. Make it text, in which what is missing stays missing, with "
+        f"{advice}, or leave it out with obs=[...]."
+    )
+    refusal.__cause__ = error
+    return refusal
 
 
 def _categorical_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, ColumnFacts]:
@@ -402,9 +435,10 @@ def _categorical_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array
         values = pa.array(categories.to_numpy())
         listed: tuple[Any, ...] = tuple(categories.tolist())
     else:
-        kind = _text_kind(categories.dtype)
-        values = _text_to_arrow(f"categories of {name}", pd.Series(categories))
-        listed = tuple(values.to_pylist())
+        values, facts = _objects_to_arrow(name, pd.Series(categories))
+        kind, listed = facts.kind.lower(), tuple(values.to_pylist())
+        if pa.types.is_temporal(values.type):
+            raise _not_held(name, "has categories that are times")
     indices = pa.array(codes.astype(np.int64), mask=codes < 0)
     taken = values.take(indices) if len(values) else pa.nulls(len(codes), values.type)
     return taken, ColumnFacts(name, "categorical", listed, bool(series.cat.ordered), kind)

@@ -106,10 +106,7 @@ def plan_columns(
         taken.add(stored)
         values, there = cells.column(field.name), table.field(stored) if stored in table.names else None
         column, note = cell_column(field, stored, chosen[field.name], options.cast.get(field.name))
-        if nan_to_null(values).null_count == len(values):
-            # A column without values takes any type.
-            facts = replace(column.facts, empty=True)
-            column = replace(column, type=column.type if there is None else there.type, facts=facts)
+        column = _without_type(column, values, there)
         reason = None if there is None else column_conflict(there, column)
         if reason is not None and options.on_clash != "error":
             column, note, reason = _settled(column, table, taken, reason, options.on_clash)
@@ -138,6 +135,14 @@ def plan_columns(
     if fresh:
         check_schema(pa.schema(fresh), "The cell table")
     return tuple(plans), tuple(reports)
+
+
+def _without_type(column: CellColumn, values: pa.ChunkedArray, there: pa.Field | None) -> CellColumn:
+    """Return a column that takes the type of the cell column, if it has no value."""
+    if nan_to_null(values).null_count < len(values):
+        return column
+    facts = replace(column.facts, empty=True)
+    return replace(column, type=column.type if there is None else there.type, facts=facts)
 
 
 def _settled(

@@ -170,6 +170,18 @@ def test_symlinks_in_zarr_folders_are_refused(h5ad: Path, tmp_path: Path, place:
             read()
 
 
+def test_elements_outside_of_matrices_have_a_limit_of_their_own(h5ad: Path) -> None:
+    """Eight arrays of 200 MB in `uns` are refused before one is read; the argument lets them in."""
+    with h5py.File(h5ad, "r+") as file:
+        for i in range(8):
+            file.create_dataset(f"uns/g/{i}", (25_000_000,), "f8", chunks=(1 << 20,), compression="gzip")
+        file["uns/g"].attrs.update({"encoding-type": "dict", "encoding-version": "0.1.0"})
+    for read in (use, ra.read):
+        with pytest.raises(LimitError, match=r"uns/g 1,600,000,000 of them.*max_element_bytes"):
+            read(h5ad)
+    open_source(h5ad, max_element_bytes=1 << 31).close()
+
+
 def test_declared_sizes_are_checked_before_memory_is_taken(h5ad: Path) -> None:
     """Arrays of 10**12 declared elements and giant chunks are refused, wherever they stand."""
     huge = {"shape": (10**12,), "dtype": "f8", "chunks": (1 << 16,), "compression": "gzip"}

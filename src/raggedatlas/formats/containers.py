@@ -1,7 +1,8 @@
 """Open HDF5 files and Zarr folders for reading, with every member checked before it is returned."""
 
+import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ MAX_CHUNK = 1 << 30
 
 MAX_WHOLE = 16 << 30
 """Maximum size in bytes of an array that is read completely: an index, a column, row pointers."""
+
+MAX_ELEMENT_BYTES = 1 << 30
+"""Maximum size in bytes of all elements of a file that are read completely and are no matrices, such as those of `uns`."""
 
 MAX_RATIO = 100_000
 """Maximum ratio of declared to stored bytes, for arrays over `BOMB_FROM` bytes."""
@@ -67,6 +71,7 @@ class Container:
     close: Callable[[], None]
     _found: dict[str, Any] = field(default_factory=dict, repr=False)
     _places: Places = field(default_factory=dict, repr=False)
+    _declared: dict[str, int] = field(default_factory=dict, repr=False)
 
     def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
         """Return the group or array at a path such as ``"mod/rna/X"``, or None if it does not exist.
@@ -128,6 +133,37 @@ class Container:
         check_whole(self.uri, path, node, n_rows)
         with readable(self.uri, path):
             return node[...]
+
+
+def check_elements(container: Container, paths: Iterable[str], limit: int) -> None:
+    """Raise if elements that are to be read completely declare too much; those of earlier calls for the container count too.
+
+    Raises
+    ------
+    SourceError
+        If an object has two names.
+    LimitError
+        If all of them declare more than `limit` bytes.
+    """
+    for path in paths:
+        container._declared[path] = _declared_bytes(container, path)
+    total = sum(container._declared.values())
+    if total > limit:
+        largest = max(container._declared, key=container._declared.__getitem__)
+        raise LimitError(
+            f"{container.uri}: elements outside of matrices declare {total:,} bytes, {largest} {container._declared[largest]:,} of "
+            f"them; they are read whole, and the limit is {limit:,}. Leave them out of the file, or pass "
+            "open_source(path, max_element_bytes=...) in place of the path."
+        )
+
+
+def _declared_bytes(container: Container, path: str) -> int:
+    node = container.get(path)
+    if node is None or (is_array(node) and node.shape is None):
+        return 0
+    if not is_array(node):
+        return sum(_declared_bytes(container, f"{path}/{name}") for name in container.names(path))
+    return math.prod(map(int, node.shape)) * int(node.dtype.itemsize)
 
 
 def is_array(node: Any) -> bool:  # noqa: ANN401

@@ -18,7 +18,17 @@ from raggedatlas.formats.anndata.source import (
     sound,
 )
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, attribute, is_array, is_tree, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import (
+    MAX_ELEMENT_BYTES,
+    Container,
+    attribute,
+    check_elements,
+    is_array,
+    is_tree,
+    open_hdf5,
+    open_zarr,
+    readable,
+)
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.store.remote_path import AnyPath, as_path
@@ -37,7 +47,7 @@ SPACES = {
 """Usual modality name -> feature space; other modalities leave the choice to the caller."""
 
 
-def mudata_source(path: str | AnyPath) -> CompositeSource:
+def mudata_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
     Raises
@@ -47,13 +57,13 @@ def mudata_source(path: str | AnyPath) -> CompositeSource:
     SourceError
         If it is damaged, or its modalities do not fit its `obsmap`.
     LimitError
-        If it declares more than may be read.
+        If it declares more than may be read; elements outside of matrices more than `max_element_bytes`.
     """
     path = as_path(path)
     container = open_zarr(path) if is_tree(path) else open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):
-            parts = _stored(container)
+            parts = _stored(container, max_element_bytes)
         return CompositeSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
     except BaseException:
         container.close()
@@ -109,7 +119,7 @@ def _same(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _stored(container: Container) -> SourceParts:
+def _stored(container: Container, limit: int) -> SourceParts:
     if container.get("mod") is None:
         raise SourceError(f"{container.uri}: there is no group 'mod'; it is no MuData.")
     n_cells = frame_length(container, "obs")
@@ -121,7 +131,7 @@ def _stored(container: Container) -> SourceParts:
         if attribute(container.get(f"mod/{name}"), "encoding-type") == "MuData":
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
-            mods[name] = read_stored_parts(container, f"mod/{name}/")
+            mods[name] = read_stored_parts(container, f"mod/{name}/", limit)
     maps = {m: container.whole(f"obsmap/{m}", n_cells) for m in mods if container.get(f"obsmap/{m}") is not None}
     matrices = []
     elements: dict[str, Callable[[], Any]] = {}
@@ -150,6 +160,7 @@ def _stored(container: Container) -> SourceParts:
         for key in [k for k in container.names(group) if k not in mods]:
             left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
             elements[f"{group}/{key}"] = partial(read_element, container, f"{group}/{key}")
+    check_elements(container, elements, limit)
     tables = {"obs": partial(open_table, container, "obs")}
     whole = SourceParts(
         n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements, tables=tables

@@ -71,7 +71,8 @@ def open_source(
     storage_options : mapping of str to str, optional
         Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
-        Options of the format: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG.
+        Options of the format: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG;
+        ``max_element_bytes=`` for AnnData, the size up to which elements outside of matrices are read (1 GiB by default).
 
     Raises
     ------

@@ -21,7 +21,17 @@ from raggedatlas.formats.anndata.elements import (
     unlisted_columns,
 )
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
-from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_object, open_zarr, readable
+from raggedatlas.formats.containers import (
+    MAX_ELEMENT_BYTES,
+    Container,
+    attribute,
+    check_elements,
+    is_array,
+    open_hdf5,
+    open_object,
+    open_zarr,
+    readable,
+)
 from raggedatlas.formats.matrix_readers import (
     NUMBER_KINDS,
     CscRows,
@@ -39,7 +49,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-def h5ad_source(path: str | AnyPath) -> CompositeSource:
+def h5ad_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
     Raises
@@ -56,10 +66,10 @@ def h5ad_source(path: str | AnyPath) -> CompositeSource:
     >>> source = h5ad_source("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     """
     path = as_path(path)
-    return _stored_source(open_hdf5(path), path, "h5ad")
+    return _stored_source(open_hdf5(path), path, "h5ad", limit=max_element_bytes)
 
 
-def zarr_source(path: str | AnyPath) -> CompositeSource:
+def zarr_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder.
 
     Raises
@@ -72,7 +82,7 @@ def zarr_source(path: str | AnyPath) -> CompositeSource:
         If it declares more than may be read.
     """
     path = as_path(path)
-    return _stored_source(open_zarr(path), path, "zarr")
+    return _stored_source(open_zarr(path), path, "zarr", limit=max_element_bytes)
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
@@ -109,10 +119,12 @@ def object_source(adata: "AnnData") -> CompositeSource:
     return CompositeSource(read_object_parts(adata), name=name, uri=uri, format="anndata")
 
 
-def _stored_source(container: Container, path: AnyPath, form: str, name: str = "") -> CompositeSource:
+def _stored_source(
+    container: Container, path: AnyPath, form: str, name: str = "", limit: int = MAX_ELEMENT_BYTES
+) -> CompositeSource:
     try:
         with readable(container.uri, "its structure"):
-            parts = read_stored_parts(container)
+            parts = read_stored_parts(container, limit=limit)
         # The stem of `a.zarr.zip` is `a.zarr`.
         name = name or path.stem.removesuffix(".zarr")
         return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
@@ -124,15 +136,20 @@ def _stored_source(container: Container, path: AnyPath, form: str, name: str = "
 KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.varm", "uns", "var", "varm", "varp"}
 
 
-def read_stored_parts(container: Container, prefix: str = "") -> SourceParts:
+def read_stored_parts(container: Container, prefix: str = "", limit: int = MAX_ELEMENT_BYTES) -> SourceParts:
     """Describe an AnnData below `prefix` (empty, or such as ``"mod/rna/"``).
 
     Raises
     ------
     SourceError
         If it has no `obs`, or a matrix does not fit `obs` and `var`.
+    LimitError
+        If elements outside of matrices declare more than `limit` bytes.
     """
-    return _Stored(container, prefix).parts()
+    stored = _Stored(container, prefix)
+    parts = stored.parts()
+    check_elements(container, stored.read_whole, limit)
+    return parts
 
 
 def columns_of(names: "list[str]") -> "pd.DataFrame":
@@ -192,6 +209,7 @@ class _Stored(_Contents):
         self.n_cells = n_cells
         self.n_features = frame_length(container, f"{prefix}var")
         self._names: list[str] | None = None
+        self.read_whole: list[str] = []
 
     def parts(self) -> SourceParts:
         if self.n_features is not None:
@@ -324,6 +342,7 @@ class _Stored(_Contents):
 
     def _whole(self, key: str, path: str) -> None:
         self.left_out.setdefault(key, describe_node(self._get(path)))
+        self.read_whole.append(self.prefix + path)
         self.elements[key] = partial(read_element, self.container, self.prefix + path)
 
     def _unstructured(self) -> None:
@@ -337,6 +356,8 @@ class _Stored(_Contents):
                 for graph in graphs:
                     self._member(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
                 self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
+                kept = [member for member in self._members("uns/neighbors") if member not in graphs]
+                self.read_whole += [f"{self.prefix}uns/neighbors/{member}" for member in kept]
                 self.elements["uns/neighbors"] = partial(self._without, "uns/neighbors", graphs)
             else:
                 self._whole(f"uns/{name}", f"uns/{name}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -100,3 +101,12 @@ def test_feature_types_of_10x_are_modalities(tmp_path: Path, modality: str, colu
         np.testing.assert_array_equal(part.X.toarray(), whole[modality].X.toarray())
     with pytest.raises(NotFoundError, match="CRISPR Guide Capture"):
         ra.read(tmp_path / "x.h5", modality="Custom")
+
+
+def test_frames_with_other_names_are_refused_alike(tmp_path: Path) -> None:
+    """A frame of obsm whose rows have other names than the cells has one answer."""
+    adata = ad.AnnData(np.ones((2, 1)), obsm={"p": pd.DataFrame({"a": [1, 2]}, index=["0", "1"])})
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "x.h5ad", "r+") as file:
+        file["obs/_index"][...] = [b"c0", b"c1"]
+    assert "obsm/p has the name '0' in row 0, where obs has 'c0'" in assert_law(tmp_path / "x.h5ad")

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats import external_sort, tenx
 from raggedatlas.formats.composite_source import CompositeSource
-from raggedatlas.formats.registry import open_source
+from raggedatlas.formats.registry import list_sources, open_source
 from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
@@ -263,3 +263,25 @@ def test_texts_become_the_table_of_their_frame(tmp_path: Path) -> None:
         frame = frame.astype(object).set_axis(frame.index.astype(object))  # pandas 3 has text of its own
         assert frame_to_arrow(frame).equals(table, check_metadata=True)
     assert source.cells().column("_index").to_pylist() == ["a", "\ufffd", "\u00e9", "", "b"]
+
+
+def test_samples_of_a_folder_have_prefixes(tmp_path: Path) -> None:
+    """One sample is read from its folder, of two each by its matrix; both are found, and quotes of R are no part of names."""
+    write_mtx(tmp_path, packed=True)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / f"GSM1_A_{path.name}")
+    source = open_source(tmp_path)
+    np.testing.assert_array_equal(whole(source, "X"), MATRIX.toarray())
+    assert source.describe().name == "GSM1_A"
+    source.close()
+    for path in list(tmp_path.iterdir()):
+        (tmp_path / path.name.replace("GSM1_A", "GSM2_B")).write_bytes(path.read_bytes())
+    with gzip.open(tmp_path / "GSM2_B_barcodes.tsv.gz", "wt") as file:
+        file.write("".join(f'"b\\"{i}"\n' for i in range(5)))
+    with pytest.raises(SourceError, match="GSM2_B_matrix"):
+        open_source(tmp_path)
+    matrices = [tmp_path / f"{name}_matrix.mtx.gz" for name in ("GSM1_A", "GSM2_B")]
+    assert list_sources(tmp_path) == matrices
+    source = open_source(matrices[1])
+    assert source.cells().column(0).to_pylist() == [f'b"{i}' for i in range(5)]
+    source.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
@@ -17,13 +17,13 @@ from raggedatlas.formats.modalities import (
     Modality,
     ModalityMatrix,
     is_multimodal,
+    refuse_other_names,
     select_modalities,
     split_modalities,
 )
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
 from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import release_unused_memory
@@ -290,33 +290,10 @@ def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
         if not _accepts(sink, task.prefix + key):
             continue
         value = _read(sink, read)
-        _refuse_other_names(source, readers, key, value)
+        refuse_other_names(source, readers, key, value)
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
         sink.element(task.prefix + key, value)
-
-
-def _refuse_other_names(
-    source: Source,
-    readers: Mapping[str, Callable[[], Any]],
-    key: str,
-    value: Any,  # noqa: ANN401  (any element that AnnData knows)
-) -> None:
-    """Raise for a frame in obsm or varm whose row names differ from those of its axis, which AnnData does not allow."""
-    axis = {"obsm": "obs", "varm": "var"}.get(key.partition("/")[0])
-    own = getattr(value, "index", None)
-    if axis is None or axis not in readers or own is None or not hasattr(value, "columns"):
-        return
-    read = readers[axis]
-    table = read.table() if isinstance(read, ElementReader) else None
-    # Only the names are read from a table that can be read column by column.
-    names = read().index if table is None else ColumnTable(len(table), table.index, ()).frame().index
-    if len(own) == len(names) and not (own == names).all():
-        row = int((own != names).argmax())
-        raise SourceError(
-            f"{source.describe().uri}: {key} has the name {own[row]!r} in row {row:,}, where {axis} has {names[row]!r}; frames of {axis}m "
-            f"have the names of {axis}. Write it again with those, or leave it out."
-        )
 
 
 def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)

@@ -415,7 +415,33 @@ def _map(mod: Modality, n_cells: int) -> NDArray[np.uint32]:
 
 def _read(source: Source, mod: Modality) -> dict[str, Any]:
     found = {matrix.key: source.element(matrix.infos[0].key) for matrix in mod.matrices}
-    return found | {key: read() for key, read in mod.elements.items()}
+    for key, read in mod.elements.items():
+        found[key] = read()
+        refuse_other_names(source, mod.elements, key, found[key])
+    return found
+
+
+def refuse_other_names(
+    source: Source,
+    readers: Mapping[str, Callable[[], Any]],
+    key: str,
+    value: Any,  # noqa: ANN401  (any element that AnnData knows)
+) -> None:
+    """Raise for a frame in obsm or varm whose row names differ from those of its axis, which AnnData does not allow."""
+    axis = {"obsm": "obs", "varm": "var"}.get(key.partition("/")[0])
+    own = getattr(value, "index", None)
+    if axis is None or axis not in readers or own is None or not hasattr(value, "columns"):
+        return
+    read = readers[axis]
+    table = read.table() if isinstance(read, ElementReader) else None
+    # Only the names are read from a table that can be read column by column.
+    names = read().index if table is None else ColumnTable(len(table), table.index, ()).frame().index
+    if len(own) == len(names) and not (own == names).all():
+        row = int((own != names).argmax())
+        raise SourceError(
+            f"{source.describe().uri}: {key} has the name {own[row]!r} in row {row:,}, where {axis} has {names[row]!r}; frames of {axis}m "
+            f"have the names of {axis}. Write it again with those, or leave it out."
+        )
 
 
 def _put(parts: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401

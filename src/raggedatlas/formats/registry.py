@@ -50,6 +50,9 @@ SUPPORTED = (
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
+MATRICES = ("matrix.mtx", "matrix.mtx.gz")
+"""How the name of a file with a matrix as text ends."""
+
 ON_SERVERS = "h5ad, h5mu, 10x .h5 and loom files and Zarr folders, and in object stores CXG folders"
 """What is read from object stores and web servers."""
 
@@ -161,10 +164,15 @@ def list_sources(folder: str | Path) -> list[Path]:
     SourceError
         If nothing in it is recognised.
     """
+    from raggedatlas.formats.tenx import market_matrices
+
     folder = Path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
-    if not folder.is_dir() or _folder_kind(folder):
+    # Samples that share a folder have a prefix each, and are files among others.
+    prefixed = folder.is_dir() and not any(path.name.startswith("matrix.mtx") for path in market_matrices(folder))
+    kind = _folder_kind(folder)
+    if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]
     found = [p for p in sorted(folder.iterdir()) if _folder_kind(p) or (p.is_file() and _is_known_file(p))]
     if not found:
@@ -173,7 +181,12 @@ def list_sources(folder: str | Path) -> list[Path]:
 
 
 def _is_known_file(path: Path) -> bool:
-    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip") or _is_extension(path)
+    return (
+        path.suffix in HDF5_ENDINGS
+        or path.name.endswith(MATRICES)
+        or path.name.endswith(".zarr.zip")
+        or _is_extension(path)
+    )
 
 
 def _is_extension(path: AnyPath) -> bool:
@@ -215,14 +228,20 @@ def detect(path: AnyPath) -> str:
             f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
         )
     if is_zip(path):
-        with readable(str(path), "its structure"), zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-        if names & {"zarr.json", ".zgroup"}:
-            return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
-        raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
+        return _zip_kind(path)
+    if path.name.endswith(MATRICES):
+        return "10x-mtx"
     if path.suffix not in HDF5_ENDINGS:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     return _hdf5_kind(open_hdf5(path), path)
+
+
+def _zip_kind(path: Path) -> str:
+    with readable(str(path), "its structure"), zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    if names & {"zarr.json", ".zgroup"}:
+        return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
+    raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
 
 
 def _detect_remote(path: RemotePath) -> str:
@@ -273,18 +292,14 @@ def _folder_kind(path: Path) -> str:
         return "h5mu" if (path / "mod").is_dir() else "zarr"
     from raggedatlas.formats.cxg.inspection import is_cxg
     from raggedatlas.formats.soma import is_soma
-    from raggedatlas.formats.tenx import find_part
+    from raggedatlas.formats.tenx import market_matrices
 
     # First, because an experiment has an array `obs` in a group, as a CXG does.
     if is_soma(path):
         return "soma"
     if is_cxg(path):
         return "cxg"
-    try:
-        find_part(path, "matrix.mtx")
-    except NotFoundError:
-        return ""
-    return "10x-mtx"
+    return "10x-mtx" if market_matrices(path) else ""
 
 
 def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # noqa: ANN401

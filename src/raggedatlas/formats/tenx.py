@@ -65,6 +65,8 @@ def tenx_h5_source(path: str | AnyPath, genome: str | None = None) -> CompositeS
 def tenx_mtx_source(path: str | Path) -> CompositeSource:
     """Open a folder with ``matrix.mtx``, ``barcodes.tsv`` and ``features.tsv`` or ``genes.tsv``, each plain or ``.gz``.
 
+    The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses one.
+
     The text is read once and sorted by cell, large files through temporary files.
 
     Raises
@@ -74,15 +76,36 @@ def tenx_mtx_source(path: str | Path) -> CompositeSource:
     SourceError
         If the files do not match or a line is invalid.
     """
-    folder = Path(path)
-    barcodes = read_table(find_part(folder, "barcodes.tsv"), ("barcode",))
-    table = read_table(find_part(folder, "features.tsv", "genes.tsv"), ("id", "symbol", "feature_types"))
+    folder, prefix = _sample(Path(path))
+    barcodes = read_table(find_part(folder, f"{prefix}barcodes.tsv"), ("barcode",))
+    features = find_part(folder, f"{prefix}features.tsv", f"{prefix}genes.tsv")
+    table = read_table(features, ("id", "symbol", "feature_types"))
     names = barcodes["barcode"]
     place = MatrixLocation(str(folder), "matrix.mtx", lambda row: names[row])
-    rows = MarketRows(find_part(folder, "matrix.mtx"), (len(names), len(table["id"])), place)
+    rows = MarketRows(find_part(folder, f"{prefix}matrix.mtx"), (len(names), len(table["id"])), place)
     # One reader for all feature types, so that the text is read and sorted only once.
     parts = _split(lambda: rows, table, lambda: np.array(names, dtype=object), {})
-    return CompositeSource(parts, name=folder.name, uri=str(folder), format="10x-mtx")
+    name = prefix.rstrip("_-. ") or folder.name
+    return CompositeSource(parts, name=name, uri=str(path), format="10x-mtx")
+
+
+def market_matrices(folder: Path) -> list[Path]:
+    """Return the files ``<prefix>matrix.mtx`` of a folder, plain or ``.gz``: one for each sample."""
+    return sorted(path for name in ("*matrix.mtx", "*matrix.mtx.gz") for path in folder.glob(name) if path.is_file())
+
+
+def _sample(path: Path) -> tuple[Path, str]:
+    """Return the folder and the prefix of the files of the sample at a path: a folder with one, or its matrix."""
+    if path.is_dir():
+        found = market_matrices(path)
+        whole = [one for one in found if one.name.startswith("matrix.mtx")]
+        found = whole or found
+        if len(found) > 1 and not whole:
+            raise SourceError(
+                f"{path} has several matrices: {[one.name for one in found]}; give the path of one of them."
+            )
+        path = found[0] if found else path / "matrix.mtx"
+    return path.parent, path.name.removesuffix(".gz").removesuffix("matrix.mtx")
 
 
 def is_tenx(container: Container) -> bool:
@@ -336,7 +359,14 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
     if len(widths) > 1:
         raise SourceError(f"{path} has lines of {sorted(widths)} columns; each line must have as many. Fetch it again.")
     n_columns = min(len(columns), widths.pop() if widths else 1)
-    return {columns[i]: [line[i] for line in lines] for i in range(n_columns)}
+    return {columns[i]: _unquoted([line[i] for line in lines]) for i in range(n_columns)}
+
+
+def _unquoted(texts: list[str]) -> list[str]:
+    """Take off the quotes that R's ``write.table`` puts around every text of a column."""
+    if not texts or not all(len(text) > 1 and text[0] == text[-1] == '"' for text in texts):
+        return texts
+    return [text[1:-1].replace('\\"', '"') for text in texts]
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -432,3 +432,18 @@ def test_the_command_compares_files_of_two_places(two: Two, tmp_path: Path) -> N
     assert "zarr_store/" in done("diff", path, 1, 2, "--files")
     assert "with --files" in refused("diff", path, 1, 2, "--other", tmp_path / "copy", code=2)
     assert read_json("diff", path, 2, 1, "--files", "--other", tmp_path / "copy")["removed"]
+
+
+def test_without_a_home_nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user has no home directory, as in containers, what was found sound is not kept, and nothing is raised."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    ledger = Ledger(Location(str(tmp_path)))
+    ledger.save({"a": "now"})
+    assert Ledger(Location(str(tmp_path))).found == {}

@@ -94,17 +94,21 @@ class Ledger:
     """
 
     def __init__(self, location: Location) -> None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        home: Path | str | None = os.environ.get("XDG_CACHE_HOME")
+        # A container's user may have no home: then nothing is kept, and every check reads all.
+        with contextlib.suppress(RuntimeError):
+            home = home or Path.home() / ".cache"
         place = location.uri if not location.is_local else str(location.path.absolute())
         # Buckets of two servers may have one name.
         servers = sorted(value for key, value in location.storage_options.items() if "endpoint" in key)
         name = hashlib.sha256("\0".join([place, *servers]).encode()).hexdigest()[:32]
-        self._file = Path(home, "raggedatlas", "verified", f"{name}.json")
+        self._file = None if home is None else Path(home, "raggedatlas", "verified", f"{name}.json")
         self._place, self.found = place, dict[str, str]()
-        # Whatever is wrong with the file, it then says nothing.
+        # Whatever is wrong with the file, or where there is none, it then says nothing.
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            kept = json.loads(self._file.read_bytes())["sound"]
-            self.found = {str(token): str(when) for token, when in kept.items()}
+            if self._file is not None:
+                kept = json.loads(self._file.read_bytes())["sound"]
+                self.found = {str(token): str(when) for token, when in kept.items()}
 
     @staticmethod
     def token(name: str, digest: str, stamp: str) -> str:
@@ -119,4 +123,5 @@ class Ledger:
         """Keep what is known now: token -> when it was found sound."""
         data = json.dumps({"place": self._place, "sound": sound}, sort_keys=True).encode()
         with contextlib.suppress(OSError):
-            write_file(self._file, data, only_if_absent=False)
+            if self._file is not None:
+                write_file(self._file, data, only_if_absent=False)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, QueryError, SourceError
+from raggedatlas.errors import (
+    ArgumentError,
+    CorruptError,
+    LimitError,
+    MissingExtraError,
+    NotFoundError,
+    QueryError,
+    SourceError,
+)
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import UmapMetric
 from raggedatlas.results.dataset import ResultDataset
@@ -658,6 +666,10 @@ def _check_options(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401 
     unknown = sorted(set(choices) - set(known.__annotations__))
     if unknown:
         raise QueryError(f"There is no choice {unknown[0]!r}; there are {', '.join(sorted(known.__annotations__))}.")
+    if choices.get("model") is not None and choices.get("target_sum") is not None:
+        raise ArgumentError(
+            "A given model scales rows as it was fitted, so target_sum has no effect; leave one of the two out."
+        )
     given = {name: value for name, value in choices.items() if value is not None}
     size, target = given.get("batch_size", 1), given.get("target_sum", 1.0)
     if size < 1 or not np.isfinite(target) or target <= 0:

@@ -399,6 +399,17 @@ def test_slashes_in_columns_are_kept_where_they_can_be(tmp_path: Path) -> None:
     assert [at.name for at in tmp_path.iterdir()] == ["x.h5ad"]
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_names_that_differ_in_case_alone_are_read_back(tmp_path: Path, zarr_format: int) -> None:
+    """zarr-python's own consolidated metadata mix the members of two groups whose names differ in case alone; ours do not."""
+    adata = small()
+    adata.obs["Study"], adata.obs["study"] = pd.Categorical(["a", "b", "c"]), pd.Categorical(["d", None, "d"])
+    path = copy(adata, open_sink(tmp_path / "x.zarr", zarr_format=zarr_format))
+    found = read_anndata(path).obs
+    assert found["Study"].tolist() == ["a", "b", "c"]
+    assert found["study"].isna().tolist() == [False, True, False]
+
+
 ONES, TWICE = np.ones((3, 3)), pd.DataFrame([[1, 2]] * 3, columns=["n", "n"], index=list("abc"))
 NAMES: dict[str, tuple[str, Any]] = {
     "obs: the column '_index' bears the name": ("obs", pd.DataFrame({"_index": range(3)}, index=["c0", "c1", "c2"])),

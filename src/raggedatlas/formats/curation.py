@@ -270,7 +270,8 @@ class CurationSink:
                 self._missing.append(f"obs[{name!r}]")
             elif kept[name].isna().any():
                 self._missing.append(f"obs[{name!r}] of {int(kept[name].isna().sum()):,} cells")
-            elif kept[name].dtype == object:
+            # Text is `object` or, by default of pandas 3, `str`.
+            elif kept[name].dtype.kind == "O" and kept[name].dtype != "category":
                 kept[name] = kept[name].astype("category")
         return kept
 

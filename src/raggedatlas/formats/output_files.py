@@ -1,5 +1,6 @@
 """Write HDF5 files and Zarr folders under a temporary name and rename them when complete: compression, appenders, outputs."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +15,13 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import DuplicateError, MissingExtraError, SchemaError, SourceError, StoreError
+from raggedatlas.errors import (
+    DuplicateError,
+    MissingExtraError,
+    SchemaError,
+    SourceError,
+    StoreError,
+)
 from raggedatlas.formats.containers import filter_available
 from raggedatlas.formats.element_writer import write_any
 from raggedatlas.formats.hdf5_chunks import deflate, shuffle
@@ -655,10 +662,8 @@ class ZarrOutput:
 
     def publish(self, header: bytes) -> None:
         """Consolidate the metadata and rename the folder to its final path."""
-        import zarr
-
         with writable(self.path), warnings_as("ignore"):
-            zarr.consolidate_metadata(self._root.store)
+            consolidate(self._hidden)
             # A crash between the two renames leaves the former folder as `.old`.
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             publish_folder(self._hidden, self.path, old, overwrite=self._overwrite)
@@ -668,6 +673,26 @@ class ZarrOutput:
     def discard(self) -> None:
         """Remove the temporary file or folder."""
         shutil.rmtree(self._hidden, ignore_errors=True)
+
+
+def consolidate(folder: Path) -> None:
+    """Consolidate the metadata of a Zarr folder.
+
+    zarr-python writes the nodes in an order that ignores case, in which it reads members of `Study` and `study` as one group's. Here
+    the members of a group follow each other.
+    """
+    import zarr
+
+    with warnings_as("ignore"):
+        zarr.consolidate_metadata(zarr.storage.LocalStore(folder))
+    for path in (folder / ".zmetadata", folder / "zarr.json"):
+        if path.exists():
+            whole = json.loads(path.read_bytes())
+            holder = whole if path.name == ".zmetadata" else whole["consolidated_metadata"]
+            holder["metadata"] = dict(
+                sorted(holder["metadata"].items(), key=lambda item: (item[0].count("/"), item[0]))
+            )
+            path.write_text(json.dumps(whole, indent=2))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,7 +25,7 @@ from raggedatlas.formats.matrix_readers import (
     SortedRows,
     SparseArrays,
 )
-from raggedatlas.model.frames import texts_to_arrow
+from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import warnings_as
@@ -441,3 +442,35 @@ def _cut(text: bytes, *, last: bool) -> tuple[bytes, bytes]:
     # Without a line break `end` is 0, and the text waits for the next read.
     end = text.rfind(b"\n") + 1
     return text[:end], text[end:]
+
+
+def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.object_]]) -> pa.Table:
+    """Turn columns of text into the table that `frame_to_arrow` makes of a frame of them, without pandas.
+
+    Parameters
+    ----------
+    index : (n,) object
+        Texts of the index, none missing.
+    columns : mapping of str to (n,) object
+        Name -> texts of a column, none missing.
+
+    Raises
+    ------
+    SchemaError
+        As `frame_to_arrow` does.
+
+    Examples
+    --------
+    >>> texts_to_arrow(np.array(["a"], dtype=object), {"t": np.array(["x"], dtype=object)}).to_pylist()
+    [{'_index': 'a', 't': 'x'}]
+    """
+    checked_names(columns)
+    arrays = [pa.array(texts, pa.string()) for texts in (index, *columns.values())]
+    # What objects are to the machine's pandas, which need not be imported to be asked.
+    kind = "object" if int(version("pandas").split(".")[0]) >= 3 else "string"
+    facts = [ColumnFacts("", kind), *(ColumnFacts(name, kind) for name in columns)]
+    fields = [
+        pa.field(name, pa.string(), metadata=one.to_metadata())
+        for name, one in zip([INDEX, *columns], facts, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))

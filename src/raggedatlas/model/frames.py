@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,7 +116,7 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     >>> frame_to_arrow(frame).column_names
     ['_index', 'n']
     """
-    names = _checked_names(frame.columns)
+    names = checked_names(frame.columns)
     import pandas as pd
 
     arrays, fields = [], []
@@ -132,39 +131,7 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.object_]]) -> pa.Table:
-    """Turn columns of text into the table that `frame_to_arrow` makes of a frame of them, without pandas.
-
-    Parameters
-    ----------
-    index : (n,) object
-        Texts of the index, none missing.
-    columns : mapping of str to (n,) object
-        Name -> texts of a column, none missing.
-
-    Raises
-    ------
-    SchemaError
-        As `frame_to_arrow` does.
-
-    Examples
-    --------
-    >>> texts_to_arrow(np.array(["a"], dtype=object), {"t": np.array(["x"], dtype=object)}).to_pylist()
-    [{'_index': 'a', 't': 'x'}]
-    """
-    _checked_names(columns)
-    arrays = [pa.array(texts, pa.string()) for texts in (index, *columns.values())]
-    # What objects are to the machine's pandas, which need not be imported to be asked.
-    kind = "object" if int(version("pandas").split(".")[0]) >= 3 else "string"
-    facts = [ColumnFacts("", kind), *(ColumnFacts(name, kind) for name in columns)]
-    fields = [
-        pa.field(name, pa.string(), metadata=one.to_metadata())
-        for name, one in zip([INDEX, *columns], facts, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _checked_names(columns: Iterable[Any]) -> list[str]:
+def checked_names(columns: Iterable[Any]) -> list[str]:
     """Return the names of columns if a table can have them."""
     names: list[Any] = list(columns)
     odd = [name for name in names if not isinstance(name, str)]

@@ -75,6 +75,14 @@ def test_a_saved_model_takes_its_own_features(small: Any, tmp_path: Path) -> Non
     model = tmp_path / "r" / "pca.npz"
     again = pca(small.query.features("a", "b", "c", "d"), tmp_path / "again", model=model)
     assert np.array_equal(again.to_numpy(), fitted.to_numpy())
+    for verb, fit in (
+        (pca, {"n_components": 2}),
+        (pca, {"target_sum": 9.0}),
+        (umap, {"seed": 0}),
+        (umap, {"metric": "cosine"}),
+    ):
+        with pytest.raises(ArgumentError, match=f"{next(iter(fit))} have no effect"):
+            verb(small.query, tmp_path / "none", model=model, **fit)
     with pytest.raises(QueryError, match="rows of 3 values, not of 2"):
         pca(infer(lambda X: X[:, :2], small.query, tmp_path / "z"), tmp_path / "other", model=model)
 
@@ -119,7 +127,7 @@ def test_samples_are_seeded(write: Write, tmp_path: Path) -> None:
         ({"target_sum": -1.0}, QueryError, "target_sum=-1"),
         ({"colour": 1}, QueryError, "no choice 'colour'"),
         ({"column": "other"}, NotFoundError, "no output 'other'"),
-        ({"model": "nowhere.npz"}, NotFoundError, "no model nowhere.npz"),
+        ({"model": "nowhere.npz", "n_components": None}, NotFoundError, "no model nowhere.npz"),
     ],
 )
 def test_pca_refuses(write: Write, tmp_path: Path, choices: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -235,7 +235,7 @@ class ReductionOptions:
     """Options shared by ``pca`` and ``umap``."""
 
     # Not `seed`: `Selection` has this field, and fields of one name become one option.
-    seed_of_fit: int = option(None, "Seed of the fit", "--fit-seed", default=0, min=0)
+    seed_of_fit: int | None = option(None, "Seed of the fit", "--fit-seed", show="0", min=0)
     target_sum: float | None = option(None, "Normalize the counts of each cell to this sum, and apply log1p")
     column: str | None = option(None, "Output to reduce, if the results have several")
     model: str | None = option("FILE", "Apply the model of an earlier run (its .npz) instead of fitting one")
@@ -278,8 +278,10 @@ def pca(
     *,
     reduction: ReductionOptions,
     selection: Selection,
-    n_components: Annotated[int, typer.Option(min=1, help="Number of components.")] = 50,
-    sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 50_000,
+    n_components: Annotated[int | None, typer.Option(min=1, help="Number of components; 50 by default.")] = None,
+    sample_size: Annotated[
+        int | None, typer.Option(min=2, help="Number of rows in the fit; 50,000 by default.")
+    ] = None,
 ) -> tuple[Any, str]:
     """Compute principal components of results, or of cells of an atlas."""
     from raggedatlas.verbs.reduction import pca as apply
@@ -292,9 +294,9 @@ def pca(
 class UmapLayoutOptions:
     """Options of the layout."""
 
-    n_neighbors: int = option(None, "Number of neighbours", default=15, min=2)
-    min_dist: float = option(None, "Minimum distance of points", default=0.1, min=0, max=1)
-    metric: UmapMetric = option(None, "Distance between rows", default="euclidean")
+    n_neighbors: int | None = option(None, "Number of neighbours", show="15", min=2)
+    min_dist: float | None = option(None, "Minimum distance of points", show="0.1", min=0, max=1)
+    metric: UmapMetric | None = option(None, "Distance between rows", show="euclidean")
 
 
 @command(MODELS, "umap results/pca -o results/umap")
@@ -303,8 +305,10 @@ def umap(
     *,
     reduction: ReductionOptions,
     selection: Selection,
-    n_components: Annotated[int, typer.Option(min=1, help="Number of dimensions.")] = 2,
-    sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 10_000,
+    n_components: Annotated[int | None, typer.Option(min=1, help="Number of dimensions; 2 by default.")] = None,
+    sample_size: Annotated[
+        int | None, typer.Option(min=2, help="Number of rows in the fit; 10,000 by default.")
+    ] = None,
     layout: UmapLayoutOptions,
 ) -> tuple[Any, str]:
     """Compute a UMAP of results, or of cells of an atlas."""

@@ -1,6 +1,5 @@
 """From any source into any sink, without an atlas: in blocks of rows, whole or only some cells, features and layers."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -158,15 +157,14 @@ def copy(
     try:
         opened = open_source(source, storage_options=storage_options)
     except BaseException:
-        if not isinstance(sink, str | os.PathLike):
+        if isinstance(sink, Sink):
             sink.abort()
         raise
     try:
-        target: Sink
-        if isinstance(sink, str | os.PathLike):
-            target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
-        else:
+        if isinstance(sink, Sink):
             target = sink
+        else:
+            target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
         try:
             _copy(opened, target, options, progress or no_progress)
             return target.commit()

@@ -470,9 +470,9 @@ def pca(
     source: VectorSource,
     result_dir: str | os.PathLike[str],
     *,
-    n_components: int = 50,
-    sample_size: int = 50_000,
-    seed: int = 0,
+    n_components: int | None = None,
+    sample_size: int | None = None,
+    seed: int | None = None,
     progress: Progress = no_progress,
     **choices: Unpack[ReductionOptions],
 ) -> ResultDataset:
@@ -484,12 +484,12 @@ def pca(
         Results, the folder of some, or the cells of a query: an embedding, or features (sparse ones stay sparse).
     result_dir : str or path
         Local folder.
-    n_components : int
-        Number of components.
-    sample_size : int
-        Rows that the components are fitted to, chosen by `seed`; all where there are fewer.
-    seed : int
-        The same seed gives the same numbers.
+    n_components : int, optional
+        Number of components; 50 by default.
+    sample_size : int, optional
+        Rows that the components are fitted to, chosen by `seed`; all where there are fewer. 50,000 by default.
+    seed : int, optional
+        The same seed gives the same numbers; 0 by default.
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
@@ -505,6 +505,8 @@ def pca(
     ------
     QueryError, SourceError, NotFoundError, DuplicateError
         For what cannot be done as asked, also values that are not finite, by their row. Nothing is visible then.
+    ArgumentError
+        For an option of the fit together with `model`, which is fitted already.
 
     Examples
     --------
@@ -517,11 +519,13 @@ def pca(
     array([-5.,  5.], dtype=float32)
     >>> found = pca(view.query(), "results/pca", n_components=30, target_sum=10_000)  # doctest: +SKIP
     """
-    chosen = _check_options(choices, ReductionOptions)
+    chosen = _check_options(choices, ReductionOptions, n_components=n_components, sample_size=sample_size, seed=seed)
 
     def fit(vectors: Vectors) -> PcaModel:
-        sample = read_sample(vectors, sample_size, seed, chosen.get("target_sum"))
-        return fit_pca(sample, n_components, seed=seed, features=vectors.features, target_sum=chosen.get("target_sum"))
+        target_sum, fit_seed = chosen.get("target_sum"), chosen.get("seed", 0)
+        sample = read_sample(vectors, chosen.get("sample_size", 50_000), fit_seed, target_sum)
+        n = chosen.get("n_components", 50)
+        return fit_pca(sample, n, seed=fit_seed, features=vectors.features, target_sum=target_sum)
 
     given = None if chosen.get("model") is None else load_pca(chosen["model"])
     vectors = open_vectors(source, chosen.get("column"), () if given is None else tuple(given.features.tolist()))
@@ -539,9 +543,9 @@ def umap(
     source: VectorSource,
     result_dir: str | os.PathLike[str],
     *,
-    n_components: int = 2,
-    sample_size: int = 10_000,
-    seed: int = 0,
+    n_components: int | None = None,
+    sample_size: int | None = None,
+    seed: int | None = None,
     progress: Progress = no_progress,
     **choices: Unpack[UmapOptions],
 ) -> ResultDataset:
@@ -553,12 +557,12 @@ def umap(
         Results, the folder of some, or the cells of a query; dense, best an embedding.
     result_dir : str or path
         Local folder.
-    n_components : int
-        Dimensions of the layout.
-    sample_size : int
-        Rows that the layout is fitted to, chosen by `seed`; all where there are fewer. The others are placed among them.
-    seed : int
-        The same seed, `sample_size` and ``batch_size`` give the same layout.
+    n_components : int, optional
+        Dimensions of the layout; 2 by default.
+    sample_size : int, optional
+        Rows that the layout is fitted to, chosen by `seed`; all where there are fewer. The others are placed among them. 10,000 by default.
+    seed : int, optional
+        The same seed, `sample_size` and ``batch_size`` give the same layout; 0 by default.
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
@@ -574,6 +578,8 @@ def umap(
     ------
     QueryError, SourceError, NotFoundError, DuplicateError
         For what cannot be done as asked, also values that are not finite, by their row. Nothing is visible then.
+    ArgumentError
+        For an option of the fit together with `model`, which is fitted already.
     MissingExtraError
         Without umap-learn.
 
@@ -581,18 +587,19 @@ def umap(
     --------
     >>> found = umap("results/pca", "results/umap", seed=1)  # doctest: +SKIP
     """
-    chosen = _check_options(choices, UmapOptions)
+    chosen = _check_options(choices, UmapOptions, n_components=n_components, sample_size=sample_size, seed=seed)
     given = None if chosen.get("model") is None else load_umap(chosen["model"])
     vectors = open_vectors(source, chosen.get("column"), () if given is None else given.settings.features)
     rows = np.empty(0, np.int64)
     if given is None:
-        own = {name: chosen[name] for name in ("n_neighbors", "min_dist", "metric", "target_sum") if name in chosen}
-        settings = UmapSettings(n_components=n_components, seed=seed, features=vectors.features, **own)
-        rows = sample_rows(vectors.n, sample_size, seed)
+        own = {name: chosen[name] for name in _FIT_OPTIONS if name in chosen and name != "sample_size"}
+        settings = UmapSettings(**{"n_components": 2, "seed": 0, **own}, features=vectors.features)
+        size = chosen.get("sample_size", 10_000)
+        rows = sample_rows(vectors.n, size, settings.seed)
         # Before the sample is read, which may take long.
         settings.check(len(rows))
         progress("fit", 0, 1)
-        given = fit_umap(_dense(read_sample(vectors, sample_size, seed, settings.target_sum)), settings)
+        given = fit_umap(_dense(read_sample(vectors, size, settings.seed, settings.target_sum)), settings)
         progress("fit", 1, 1)
     model: UmapModel = given
 
@@ -662,15 +669,20 @@ def _dense(values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a 
     return np.ascontiguousarray(values, np.float32)
 
 
-def _check_options(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401  (typed dictionaries)
+_FIT_OPTIONS = ("n_components", "sample_size", "seed", "target_sum", "n_neighbors", "min_dist", "metric")
+"""Options that a fitted model has already."""
+
+
+def _check_options(choices: Any, known: Any, **fit: int | None) -> dict[str, Any]:  # noqa: ANN401  (typed dictionaries)
     unknown = sorted(set(choices) - set(known.__annotations__))
     if unknown:
         raise QueryError(f"There is no choice {unknown[0]!r}; there are {', '.join(sorted(known.__annotations__))}.")
-    if choices.get("model") is not None and choices.get("target_sum") is not None:
+    given = {name: value for name, value in {**fit, **choices}.items() if value is not None}
+    if "model" in given and (without_effect := [name for name in _FIT_OPTIONS if name in given]):
         raise ArgumentError(
-            "A given model scales rows as it was fitted, so target_sum has no effect; leave one of the two out."
+            f"With model=, {', '.join(without_effect)} have no effect, because the model is fitted already: leave them out, or fit a new model "
+            "without model=."
         )
-    given = {name: value for name, value in choices.items() if value is not None}
     size, target = given.get("batch_size", 1), given.get("target_sum", 1.0)
     if size < 1 or not np.isfinite(target) or target <= 0:
         raise QueryError(f"batch_size={size} and target_sum={target}; both must be positive.")

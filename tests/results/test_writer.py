@@ -227,6 +227,8 @@ BAD = [
     (["a"], np.array(3.0), "one row per object"),
     (["a"], Tensor(np.array([None])), "bfloat16"),
     (["a"], {}, "no outputs"),
+    (["a"], np.ma.array([[1, 2, 3]], mask=[[True, False, False]]), "masked array of int64"),
+    (["a"], [np.ma.array([1, 2, 3], mask=[True, False, False])], "masked array of int64"),
     (["a"], {"data": np.zeros((1, 3)), "more": np.zeros((2, 3))}, "different numbers of rows"),
 ]
 
@@ -241,6 +243,12 @@ def test_bad_batches_change_nothing(tmp_path: Path, ids: Any, data: Any, message
             writer.write_batch(ids, data)
         writer.write_batch(["last"], first[:1])
     assert list(ResultDataset({}, tmp_path).ids()) == ["cell0", "cell1", "last"]
+
+
+def test_masked_numbers_are_missing(tmp_path: Path) -> None:
+    """The value below a mask is never stored: it is NaN among floating-point numbers."""
+    dataset = written(tmp_path, np.ma.array([1.0, 7.0], mask=[False, True]))
+    np.testing.assert_array_equal(dataset.to_numpy(), [1.0, np.nan])
 
 
 def test_ids_that_share_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

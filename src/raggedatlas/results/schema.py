@@ -292,9 +292,9 @@ def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN40
 
 
 def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN401
-    values = as_numpy(values)
+    values = _unmasked(as_numpy(values), batch, name)
     if not isinstance(values, np.ndarray) and isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        values = _stacked([np.asarray(as_numpy(value)) for value in values], batch, name)
+        values = _stacked([np.asarray(_unmasked(as_numpy(value), batch, name)) for value in values], batch, name)
     if not isinstance(values, np.ndarray) or values.ndim == 0:
         raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected one row per object.")
     if values.dtype == object:
@@ -304,6 +304,18 @@ def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN4
         )
     native: NDArray[Any] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return native
+
+
+def _unmasked(values: Any, batch: int, name: str) -> Any:  # noqa: ANN401
+    """Return masked floating-point numbers with NaN for what is missing; refuse other masked values, whose type has no missing one."""
+    if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
+        return values
+    if values.dtype.kind == "f":
+        return values.filled(np.nan)
+    raise SourceError(
+        f"Batch {batch}: output {name!r} is a masked array of {values.dtype}, which has no missing value; fill it first, e.g. with "
+        ".filled(-1), or convert it to float."
+    )
 
 
 def _first_object(values: NDArray[Any]) -> tuple[int, str]:

@@ -438,7 +438,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def delete_cells(
         self,
-        condition: str | Mapping[str, Any] | Filter | None = None,
+        condition: "str | Mapping[str, Any] | Filter | Query | None" = None,
         /,
         *,
         uids: Any = None,  # noqa: ANN401  (a list, an array, a table or a file)
@@ -451,8 +451,9 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Parameters
         ----------
-        condition : str, mapping or Filter
-            Which cells, as `Query.where` takes it, of the newest state. One that no cell satisfies deletes nothing.
+        condition : str, mapping, Filter or Query
+            Which cells, as `Query.where` takes it, of the newest state, or the cells of a query of a snapshot. One that no cell satisfies deletes
+            nothing.
         uids : list, array, Series, table, AnnData or path
             Their uids: an index, a column ``uid`` (also of CSV, TSV, Parquet), or a line each (``.txt``); deleted ones are passed over.
         dry_run : bool
@@ -474,7 +475,10 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.catalog.deletion import delete_cells
         from raggedatlas.ingest.annotations import read_uids
         from raggedatlas.query.cells import find_cells
+        from raggedatlas.query.query import Query
 
+        if isinstance(condition, Query) and uids is None and not equal:
+            condition, uids = None, condition.obs([]).to_arrow().column("uid")
         conditions = [given for given in (condition, equal or None) if given is not None]
         if bool(conditions) == (uids is not None):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")

@@ -530,3 +530,14 @@ def test_every_way_to_name_cells(atlas: RaggedAtlas, tmp_path: Path) -> None:
     again = atlas.delete_cells(uids=uids)
     assert (again.n_cells, dict(again.datasets)) == (0, {})
     assert f"{len(uids)} of the cells were deleted before" in again.notes
+
+
+def test_the_cells_of_a_query_are_deleted(tmp_path: Path) -> None:
+    """A query of a snapshot names its cells; with a condition beside it, it is refused."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(small_anndata(1, 5), "one", organism="human", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query().limit(2)
+    with pytest.raises(ArgumentError, match="one of them"):
+        atlas.delete_cells(query, uids=["5a3e8c0f12d4b697"])
+    assert atlas.delete_cells(query).n_cells == 2
+    assert set(atlas.checkout(atlas.snapshot()).query().to_pandas().index).isdisjoint(query.to_pandas().index)

@@ -99,11 +99,15 @@ class ModelSource:
         ------
         NotFoundError
             If the module, the name in it or the weights are not there.
+        QueryError
+            If it is an ONNX file, or a text that names no model.
         SourceError
             If it is nothing that computes, or the weights do not read or do not fit.
         MissingExtraError
             If PyTorch or safetensors is needed and not installed.
         """
+        if isinstance(self.model, str | os.PathLike) and os.fspath(self.model).endswith(".onnx"):
+            raise QueryError(f"{os.fspath(self.model)} is an ONNX file; run it with `engine` in place of `infer`.")
         found = import_object(self.model) if isinstance(self.model, str) else self.model
         name = self.model if isinstance(self.model, str) else _name_of(found)
         if is_torch(found):

@@ -200,7 +200,8 @@ def readable(uri: str, path: str) -> Iterator[None]:
         text = str(error).strip("'\"").splitlines()
         reason = text[0] if text else type(error).__name__
         raise SourceError(
-            f"{uri}: {path} cannot be read ({reason}); the file is damaged or was cut short. Fetch or write it again."
+            f"{uri}: {path} cannot be read ({reason}). `raggedatlas validate` names the rule that the file breaks, and its --fix writes a copy "
+            "that can be read where that is possible; fetch or write a file again that was damaged or cut short."
         ) from error
     except Exception as error:
         if not is_remote_error(error):

@@ -477,9 +477,13 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.query.cells import find_cells
         from raggedatlas.query.query import Query
 
-        if isinstance(condition, Query) and uids is None and not equal:
-            condition, uids = None, condition.obs([]).to_arrow().column("uid")
-        conditions = [given for given in (condition, equal or None) if given is not None]
+        conditions: list[str | Mapping[str, Any] | Filter] = [equal] if equal else []
+        if isinstance(condition, Query):
+            if equal or uids is not None:
+                raise ArgumentError("delete_cells() takes a condition, a query or uids=..., one of them.")
+            uids = condition.obs([]).to_arrow().column("uid")
+        elif condition is not None:
+            conditions.insert(0, condition)
         if bool(conditions) == (uids is not None):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
         found = find_cells(self._opened, conditions) if conditions else (read_uids(uids), "given uids")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.errors import CorruptError, DuplicateError, SchemaError, SourceError, StoreError
 from raggedatlas.formats import element_writer, output_files
 from raggedatlas.formats.anndata import sink as anndata_sink
 from raggedatlas.formats.anndata import validate
@@ -408,6 +408,17 @@ def test_names_that_differ_in_case_alone_are_read_back(tmp_path: Path, zarr_form
     found = read_anndata(path).obs
     assert found["Study"].tolist() == ["a", "b", "c"]
     assert found["study"].isna().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
+def test_what_cannot_be_opened_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A file that breaks a rule of readers is an error of ours, and nothing has its name."""
+    write = output_files.write_any
+    odd = lambda group, path, value, options: write(group, path, 1 if path == "obs" else value, options)  # noqa: E731
+    monkeypatch.setattr(output_files, "write_any", odd)
+    with pytest.raises(CorruptError, match="A13 must: obs"):
+        copy(small(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 ONES, TWICE = np.ones((3, 3)), pd.DataFrame([[1, 2]] * 3, columns=["n", "n"], index=list("abc"))

@@ -497,8 +497,8 @@ class OutputFile(Protocol):
         """Write a complete element."""
         ...
 
-    def publish(self, header: bytes) -> None:
-        """Close the file and rename it to its final path."""
+    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
+        """Close the file, check the complete one and rename it to its final path."""
         ...
 
     def discard(self) -> None:
@@ -585,12 +585,13 @@ class Hdf5Output:
             options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
             write_any(self._file, path, value, options)
 
-    def publish(self, header: bytes) -> None:
-        """Close the file and rename it to its final path."""
+    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
+        """Close the file, check the complete one and rename it to its final path."""
         with writable(self.path):
             # HDF5 writes its metadata when it closes; only then can the flusher write the header and sync all.
             self._file.close()
             self._writeback.finish(header)
+            check(self._hidden)
             if not self._overwrite:
                 refuse_existing(self.path)
             self._hidden.replace(self.path)
@@ -660,10 +661,11 @@ class ZarrOutput:
         with writable(self.path, path):
             write_any(self._root, path, value, {})
 
-    def publish(self, header: bytes) -> None:
-        """Consolidate the metadata and rename the folder to its final path."""
+    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
+        """Consolidate the metadata, check the folder and rename it to its final path."""
         with writable(self.path), warnings_as("ignore"):
             consolidate(self._hidden)
+            check(self._hidden)
             # A crash between the two renames leaves the former folder as `.old`.
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             publish_folder(self._hidden, self.path, old, overwrite=self._overwrite)

@@ -1,5 +1,6 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SchemaError
+from raggedatlas.errors import CorruptError, LimitError, SchemaError, SourceError
+from raggedatlas.formats.anndata.validation import raise_if_invalid
+from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
@@ -185,6 +188,8 @@ class TreeSink:
         ------
         SchemaError
             If rows are missing, or `obs` and `var` do not fit the matrices.
+        CorruptError
+            If the complete file cannot be read back.
         StoreError
             If writing fails.
         """
@@ -196,7 +201,7 @@ class TreeSink:
                 self._finish_mudata()
             else:
                 self._finish_anndata("")
-        self._target.publish(MUDATA_HEADER if self.multimodal else b"")
+        self._target.publish(MUDATA_HEADER if self.multimodal else b"", check_opens)
         return str(self._target.path)
 
     def abort(self) -> None:
@@ -317,6 +322,30 @@ class TreeSink:
                 self.element(f"varmap/{name}", columns)
             self.element(f"obsm/{name}", rows > 0)
             self.element(f"varm/{name}", self._maps[f"varmap/{name}"] > 0)
+
+
+def check_opens(path: Path) -> None:
+    """Open a complete file as readers do and check its metadata by the rules that they rely on.
+
+    Raises
+    ------
+    CorruptError
+        If it breaks one, which is an error of the writer.
+    """
+    try:
+        with closing(open_zarr(path) if path.is_dir() else open_hdf5(path)) as container:
+            _open_members(container, "")
+        raise_if_invalid(path)
+    except (SourceError, LimitError) as error:
+        raise CorruptError(
+            f"What was written cannot be read back ({error}), so nothing was kept. This is an error of raggedatlas; please report it."
+        ) from error
+
+
+def _open_members(container: Container, path: str) -> None:
+    """Open every member by its name, of Zarr by the consolidated metadata."""
+    for name in container.names(path):
+        _open_members(container, f"{path}/{name}".lstrip("/"))
 
 
 ENTRIES = 1 << 20

@@ -316,7 +316,7 @@ def test_widening_adds_columns_once(two: Two) -> None:
 def test_values_fit_exactly_or_not_at_all() -> None:
     """A cast that would change a value is refused with the fix; types of one family do not clash."""
     assert fit_values("n", pa.chunked_array([[1, 2]]), pa.float64()).to_pylist() == [1.0, 2.0]
-    with pytest.raises(SchemaError, match="rename it"):
+    with pytest.raises(SchemaError, match="a column of its own with obs="):
         fit_values("n", pa.chunked_array([[1.5]]), pa.int64())
     number, text = CellColumn("n", pa.int64(), ColumnFacts("n", "")), CellColumn("n", pa.string(), ColumnFacts("n", ""))
     assert column_conflict(pa.field("n", pa.float64()), number) is None

@@ -363,9 +363,9 @@ def _objects_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Co
             arrow, kind = _OBJECTS[found]
             return pa.array(values, arrow, from_pandas=True), ColumnFacts(name, kind)
         if found in {"date", "datetime", "datetime64"}:
-            return _series_to_arrow(name, pd.Series(pd.to_datetime(values)))
+            return _series_to_arrow(name, pd.Series(pd.to_datetime(values).as_unit("ns")))
         if found in {"timedelta", "timedelta64"}:
-            return _series_to_arrow(name, pd.Series(pd.to_timedelta(values)))
+            return _series_to_arrow(name, pd.Series(pd.to_timedelta(values).as_unit("ns")))
     except (pa.ArrowInvalid, OverflowError, TypeError, ValueError) as error:
         raise refusal from error
     raise refusal

@@ -314,7 +314,9 @@ def umap(
     """Compute a UMAP of results, or of cells of an atlas."""
     from raggedatlas.verbs.reduction import umap as apply
 
-    own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size, **asdict(layout)}
+    # Not None: options that were not given are for `umap` to choose.
+    own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size}
+    own |= {name: value for name, value in asdict(layout).items() if value is not None}
     return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
 
 

@@ -582,6 +582,8 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
     try:
         plan, refusal = plan_read(spec, catalog), []
     except QueryError as error:
+        if spec.layers or spec.features:
+            raise
         # What is wrong with the values is what a person wants to be told here, beside the cells.
         bare = replace(spec, spaces=(), features=(), layers=(), results=())
         plan, refusal = plan_read(bare, catalog), [f"values cannot be read: {error}"]

@@ -248,7 +248,7 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
     return checker.problems
 
 
-def raise_if_invalid(path: str | AnyPath) -> Problems:
+def raise_if_invalid(path: str | AnyPath, *, compare: bool = True) -> Problems:
     """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
     Elements that cannot be opened or decoded (A00) are left to the reader, whose error is more precise.
@@ -257,6 +257,8 @@ def raise_if_invalid(path: str | AnyPath) -> Problems:
     ----------
     path : str or Path
         An `.h5ad` or `.h5mu` file, or a Zarr folder.
+    compare : bool
+        Whether names are read and compared; without, metadata alone are read.
 
     Returns
     -------
@@ -269,7 +271,7 @@ def raise_if_invalid(path: str | AnyPath) -> Problems:
         With the id of the first rule, the element that breaks it, and the fix.
     """
     with open_tree(path) as root:
-        problems = check_root(root, full=False, compare=True)
+        problems = check_root(root, full=False, compare=compare)
     refused = [p for p in problems if p.level == "must" and RULES[p.rule].refused and p.rule != "A00"]
     if refused:
         more = f" ({len(refused) - 1:,} more such; raggedatlas validate {path} lists them)" if len(refused) > 1 else ""

@@ -59,7 +59,6 @@ from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
 from raggedatlas.vectors.chunking import object_blocks
-from raggedatlas.vectors.converters.content import encode_categories
 from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets
 from raggedatlas.vectors.writer import publish_files, write
 
@@ -452,9 +451,11 @@ def _attribute(values: Sequence[Any]) -> Attribute:
         return Attribute(column)
     if column.dtype.kind == "f":
         return Attribute(integer_ids(column, "The cells").fill_null(-1).to_numpy())
-    names = column.astype(object)
-    names[pd.isna(names)] = None
-    return encode_categories(names)
+    there = ~pd.isna(column)
+    codes = np.full(len(column), -1, np.int32)
+    labels, codes[there] = np.unique(column[there].astype(str), return_inverse=True)
+    # As `read_points` codes the same points of a file.
+    return Attribute(codes, metadata={"encoding": "dictionary", "categories": labels.tolist(), "ordered": False})
 
 
 @checked

@@ -69,7 +69,7 @@ TEXTS: dict[str, Any] = {"c": ["a", "b", "c"]}
 
 Refused = tuple[Callable[[], Any], dict[str, Any], type[AtlasError], str]
 REFUSED: dict[str, Refused] = {
-    **{f"name {name!r}": (plain, {"name": name}, NameRefusedError, "choose another name")
+    **{f"name {name!r}": (plain, {"name": name}, NameRefusedError, "choose another")
        for name in ("a/b", "../evil", "..", "a\\b", "", "  ", "a\nb")},
     **{f"layer name {name!r}": (plain, {"layers": {"X": name}}, SchemaError, "layer name")
        for name in ("bad name", "a/b", "..", "x;y")},

@@ -216,10 +216,3 @@ def test_umap_refuses(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingExtraError, match=r"raggedatlas\[umap\]"):
         umap(found, tmp_path / "r")
     assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("verb", [pca, umap])
-def test_a_scale_beside_a_model_is_refused(verb: Any) -> None:
-    """A given model scales rows as it was fitted, so another scale is refused before anything is opened."""
-    with pytest.raises(ArgumentError, match="no effect"):
-        verb("nothing", "nowhere", model="pca.npz", target_sum=100.0)

@@ -25,7 +25,7 @@ OBJECTS: dict[str, Any] = {"boolean": "boolean", "integer": "Int64", "floating":
 """What pandas infers of a column of objects -> the dtype that it is written with."""
 
 ZARR_NAMES = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
-"""Files of metadata in a group of Zarr, beside which its members lie."""
+"""Metadata files of a Zarr group, whose names no member can have."""
 
 MAX_NAME = 255
 """Maximum length of a file name in bytes on the usual file systems, and so of a member of a Zarr group."""

@@ -232,7 +232,7 @@ class TransposedRows:
         """Read rows ``[start, stop)``, zeros left out."""
         lengths, columns, values = [np.zeros(1, np.int64)], [], []
         while start < stop:
-            # A whole matrix may be asked for, and must not be dense at any time.
+            # All rows may be requested at once, and the matrix must never be dense in memory.
             end = self._dense.stop(start, stop)
             part = self._dense.read(start, end).layers["values"]
             rows, found = np.nonzero(part)

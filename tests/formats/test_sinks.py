@@ -425,8 +425,8 @@ ONES, TWICE = np.ones((3, 3)), pd.DataFrame([[1, 2]] * 3, columns=["n", "n"], in
 NAMES: dict[str, tuple[str, Any]] = {
     "obs: the column '_index' bears the name": ("obs", pd.DataFrame({"_index": range(3)}, index=["c0", "c1", "c2"])),
     "uns/deep/table: the column '_index' bears the name": ("uns/deep", {"table": pd.DataFrame({"_index": [1]}, index=["r"])}),
-    "var: the column 'n' stands there more than once": ("var", TWICE),
-    "uns/table: the column 'n' stands there more than once": ("uns/table", TWICE),
+    "var: the column 'n' is duplicated": ("var", TWICE),
+    "uns/table: the column 'n' is duplicated": ("uns/table", TWICE),
     "'uns/a/b' has a '/' in its name": ("uns/a/b", 1),
     "uns/rank has the key 'T/NK'": ("uns/rank", {"T/NK": np.arange(3)}),
     "'layers/a/b' has a '/' in its name": ("layers/a/b", ONES),

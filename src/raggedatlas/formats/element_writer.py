@@ -255,7 +255,7 @@ def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes
         holder = next(("/".join(above[:i]) for i in range(1, len(above)) if "/".join(above[:i]) in members), None)
         nested = any(map(is_nested, above)) if slashes else is_nested(name) or "\\" in name
         for wrong, why in (
-            (name == twice, "stands there more than once"),
+            (name == twice, "is duplicated"),
             (name == "_index" and name in names, "bears the name that AnnData keeps for the index"),
             (nested, f"has a name that {'HDF5' if slashes else 'Zarr'} takes for groups within groups"),
             (holder is not None, f"has a name that HDF5 takes for a member of {holder!r}"),

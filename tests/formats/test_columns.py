@@ -290,7 +290,7 @@ def test_what_no_file_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: p
     ones = lambda name: Column(name, lambda: pd.Series([1, 1, 1]))  # noqa: E731
     null = Column("t", lambda: Texts(3, lambda: iter([np.array(["a", "b\0", "c"], object)])))
     for name, columns, said in (
-        ("a.h5ad", (ones("n"), ones("n")), "more than once"),
+        ("a.h5ad", (ones("n"), ones("n")), "duplicated"),
         ("b.h5ad", (ones("_index"),), "keeps for the index"),
         ("c.zarr", (ones("a/b"),), "groups within groups"),
         ("c.zarr", (ones("a\\b"),), "groups within groups"),

@@ -33,7 +33,6 @@ def test_every_fixture_is_on_the_page() -> None:
     """No file of other software is among the fixtures without an entry."""
     there = {path.name for path in (ROOT / "tests" / "data").iterdir() if path.suffix not in (".md", ".json")}
     ours = {
-        "atlases_0.1.zip",
         "fuzz_inputs.bin",
     }  # written by an earlier version of this package, and by its fuzz harness
     assert there - ours - {row["file"].split()[0] for row in ROWS} == set()

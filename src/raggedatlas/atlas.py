@@ -261,18 +261,17 @@ class RaggedAtlas(ReadOnlyAtlas):
         features: Any,  # noqa: ANN401  (several forms)
         *,
         space: str = "gene_expression",
-        redirects: Mapping[str, str] | None = None,
     ) -> int:
-        """Add or correct features of a registry; correct symbols, add aliases, merge two features into one.
+        """Add or correct features of a registry: their symbols, aliases and your own columns.
+
+        Features that are the same are linked with `atlas.identity.link`.
 
         Parameters
         ----------
         features : pandas.DataFrame, pyarrow.Table, or sequence of FeatureBaseSchema
-            Rows with `uid`; a known uid is corrected. None changes redirects only.
+            Rows with `uid`; a known uid is corrected.
         space : str
             Feature space.
-        redirects : mapping of str to str, or None
-            Name -> name of the feature that it is to mean from now on; no index changes.
 
         Returns
         -------
@@ -281,7 +280,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         """
         from raggedatlas.ingest.columns import register
 
-        return register(self._opened, features, space, redirects or {})
+        return register(self._opened, features, space)
 
     def reindex_registry(self, space: str | None = None) -> int:
         """Give every feature without one its dense `global_index`; an assigned index never changes (seed 000).

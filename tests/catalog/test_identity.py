@@ -16,7 +16,6 @@ import raggedatlas as ra
 from raggedatlas.catalog.catalog import IDENTITY, LINKS, Catalog
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import (
-    IDENTITY_COLUMNS,
     change_links,
     derive_identity,
     read_identity,
@@ -256,15 +255,13 @@ def test_repair_brings_the_mapping_up_to_date(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
-    """Unknown features, circles and links across organisms are refused; a column `redirect` is not ignored."""
+    """Unknown features, circles and links across organisms are refused."""
     both = cells(["CD79A", "Cd79a"], 1, gene_ids=[CD79A, CD79A_MOUSE])
     atlas = build(tmp_path / "a", {"both": both, "plain": cells(["X", "Y"], 2)})
     with pytest.raises(FeatureError, match="nope"):
         atlas.identity.link("nope", "CD79A")
     with pytest.raises(FeatureError, match="across_organisms"):
         atlas.identity.link("Cd79a", "CD79A")
-    with pytest.raises(SchemaError, match="redirect"):
-        atlas.register_features(atlas.features().assign(redirect="x"))
     with pytest.raises(SchemaError, match=r"1 registered features .* 'Z' in place of 'X'"):
         atlas.register_features(atlas.features()[["feature_id"]].replace("X", "Z"))
     with pytest.raises(SchemaError, match=r"are texts, .* feature_id int64"):
@@ -296,6 +293,7 @@ def registry_of(rows: list[tuple[str, str | None, list[str], str]]) -> pa.Table:
         {
             "uid": uids, "feature_id": [row[0] for row in rows], "symbol": pa.array([row[1] for row in rows], pa.string()),
             "aliases": pa.array([row[2] for row in rows], pa.list_(pa.string())), "organism": [row[3] for row in rows],
+            "symbol_source": pa.nulls(len(rows), pa.string()), "other_type": pa.nulls(len(rows), pa.string()),
         }
     )  # fmt: skip
 
@@ -354,64 +352,6 @@ def test_the_order_of_files_and_snapshots_does_not_matter(
     assert found == {("CD79A", CD79A, "symbol CD79A"), ("X1", MS4A1, "symbol X1")}
     facts = atlas.features().reset_index().set_index("feature_id").loc[CD79A]
     assert (facts["symbol"], sorted(facts["aliases"])) == ("CD79A", [f"{CD79A}.4"])
-
-
-def test_an_atlas_from_before_is_migrated_and_its_snapshots_stay(two: tuple[Catalog, str, str]) -> None:
-    """Redirects apply until the mapping is first derived; then those that no rule derives are links by hand."""
-    catalog = two[0]
-    registry = read_registry(catalog, SPACE)
-    uid = dict(zip(registry.table["feature_id"].to_pylist(), registry.uids.tolist(), strict=True))
-    rows = registry.table.filter(pa.array([name in "AB" for name in registry.table["feature_id"].to_pylist()]))
-    into = pa.array([uid["D"] if u == uid["A"] else None for u in rows["uid"].to_pylist()], pa.string())
-    table = catalog.space(SPACE).registry
-    catalog.tables.merge(
-        table,
-        ["uid"],
-        rows.set_column(rows.column_names.index("redirect"), rows.schema.field("redirect"), into),
-        update=True,
-    )
-    old = catalog.at(
-        type(
-            "V",
-            (),
-            {
-                "table_versions": {table: catalog.tables.version(table)},
-                "spaces": {SPACE: catalog.space(SPACE).to_json()},
-                "version": 1,
-            },
-        )()  # type: ignore[arg-type]
-    )
-    assert read_registry(old, SPACE).redirects == {uid["A"]: uid["D"]}
-    assert update_identity(catalog, registry_tables(catalog))
-    assert read_registry(catalog, SPACE).redirects == {uid["A"]: uid["D"]}
-    assert not update_identity(catalog, registry_tables(catalog))
-    assert read_registry(old, SPACE).redirects == {uid["A"]: uid["D"]}
-
-
-@pytest.mark.long
-def test_a_mapping_of_before_is_read_and_gets_its_columns(tmp_path: Path) -> None:
-    """A mapping without source and time answers as it did, also once the newest has them, and validates."""
-    atlas = build(tmp_path / "a", {"ids": cells([CD79A, MS4A1]), "names": cells(["CD79A", "MS4A1"], 1)})
-    catalog = atlas._catalog
-    atlas.register_features(
-        pd.DataFrame({"symbol": ["CD79A"]}, index=pd.Index(feature_uids(SPACE, [CD79A]), name="uid"))
-    )
-    atlas.identity.link("symbol:MS4A1", MS4A1)
-    rows = catalog.tables.read(IDENTITY)
-    of_before = rows.select(IDENTITY_COLUMNS.names).replace_schema_metadata({"raggedatlas.inputs": "(2, [])"})
-    assert catalog.tables.overwrite_if(IDENTITY, of_before, catalog.tables.version(IDENTITY))
-    versions = {name: catalog.tables.version(name) for name in catalog.tables.names()}
-    then = catalog.at(atlas.list_versions()[-1].model_copy(update={"table_versions": versions}))
-    assert atlas.validate("deep") == []
-    expected = read_registry(then, SPACE).redirects
-    assert len(expected) == 2
-    assert len(atlas.find_datasets_with_features(["CD79A"])) == 2
-    assert catalog.tables.schema(IDENTITY).names == IDENTITY_COLUMNS.names
-    assert var_of(atlas).shape[0] == 4
-    atlas.snapshot()
-    assert var_of(atlas).shape[0] == 2
-    assert read_registry(then, SPACE).redirects == read_registry(catalog, SPACE).redirects == expected
-    assert catalog.tables.read(IDENTITY).equals(rows)
 
 
 @pytest.mark.long
@@ -516,38 +456,6 @@ def test_two_writers_of_links_lose_none(two: tuple[Catalog, str, str]) -> None:
         change_links(first, SPACE, registry.table, {uid["C"]: uid["A"]})
     update_identity(first, registry_tables(first))
     assert read_registry(first, SPACE).redirects == {uid["A"]: uid["C"], uid["B"]: uid["C"]}
-
-
-@pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_a_repeated_name_of_an_older_atlas_is_known_again(tmp_path: Path) -> None:
-    """The same file is not added twice where an earlier version gave repeated names a number."""
-    source = cells([CD79A, "GFP", "GFP-2", "GFP-1"])
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
-    atlas.add(source, "d", progress=False)
-    source.var_names = [CD79A, "GFP", "GFP", "GFP-1"]
-    with pytest.raises(ra.AtlasError, match="the same cells, features and values as the dataset 'd'"):
-        atlas.add(source, "again", progress=False)
-
-
-def test_a_file_of_an_older_atlas_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same file is not added twice to an atlas whose features have the uids of an earlier scheme."""
-    import hashlib
-
-    from raggedatlas.ingest import columns
-
-    def earlier(space: str, features: list[columns.Accession]) -> list[str]:
-        return [hashlib.sha256(f"human\0{space}\0{f.name}\0".encode()).hexdigest()[:16] for f in features]
-
-    source = cells([CD79A, "GFP", MS4A1])
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
-    with monkeypatch.context() as then:
-        then.setattr(columns, "feature_uids", earlier)
-        atlas.add(source, "d", progress=False)
-    with pytest.raises(ra.AtlasError, match="the same cells, features and values as the dataset 'd'"):
-        atlas.add(source, "again", progress=False)
-    atlas.add(cells([CD79A, "GFP", MS4A1], 1), "other", progress=False)
-    atlas.snapshot()
-    assert var_of(atlas, CD79A).to_numpy().tolist() == [[1, 1]]
 
 
 def test_more_uids_than_offsets_can_count_are_refused() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.catalog import assets, integrity, maintenance, optimization, purge, snapshots
-from raggedatlas.catalog.catalog import VERSIONS, Catalog
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.verification import verify
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
@@ -156,22 +156,6 @@ def test_clean_up_removes_manifests_that_no_snapshot_names(two: Two) -> None:
     assert len(list(folder.iterdir())) == 3
     maintenance.gc(catalog, dry_run=False, grace=dt.timedelta(0))
     assert {file.name for file in folder.iterdir()} == {HEAD, f"{record.manifest}.json"}
-
-
-def test_snapshots_from_before_manifests_open_read_and_validate(two: Two) -> None:
-    """They have no hashes: deep validation says so in a note, finds nothing wrong, and the next snapshot has a manifest."""
-    catalog = two[0]
-    record = snapshots.snapshot(catalog)
-    catalog.tables.drop_columns(VERSIONS, ["manifest", "root"])
-    (older,) = list_versions(catalog)
-    assert older == record.model_copy(update={"manifest": "", "root": ""})
-    for view in (catalog, catalog.at(older)):
-        problems = validate(view, "deep")
-        assert {problem.rule for problem in problems} == {"unverified-files"}
-        assert all(problem.level == "practice" for problem in problems)
-    assert [r.manifest for r in list_versions(catalog)] == [""]
-    made = snapshots.snapshot(catalog)
-    assert [r.manifest for r in list_versions(catalog)] == ["", made.manifest]
 
 
 def test_a_manifest_that_is_not_what_its_name_says_is_refused(two: Two) -> None:

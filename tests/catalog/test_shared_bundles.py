@@ -1,7 +1,6 @@
 """Small datasets share files after `optimize`: nothing that can be seen changes, and each can still be taken out to the last byte."""
 
 import shutil
-import zipfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import zarr
 import raggedatlas as ra
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.bundles import pack_datasets
-from raggedatlas.catalog.catalog import DATASETS
+from raggedatlas.catalog.catalog import DATASETS, shares_bundles
 from raggedatlas.catalog.snapshots import diff_files
 from raggedatlas.errors import AtlasError
 from raggedatlas.store.bundle import SHARED
@@ -78,10 +77,6 @@ def bytes_of(atlas: ra.RaggedAtlas, name: str) -> bytes:
     return content[len(content) // 2 :][:40]
 
 
-def form(atlas: ra.RaggedAtlas) -> str:
-    return str(atlas._catalog.tables.metadata(DATASETS)["raggedatlas.format"])
-
-
 def shared(atlas: ra.RaggedAtlas) -> list[str]:
     return [name for name in atlas._catalog.arrays.list_children() if SHARED.fullmatch(name)]
 
@@ -114,7 +109,7 @@ def test_datasets_share_files_and_read_the_same(atlas: ra.RaggedAtlas) -> None:
     view, dataset = atlas.checkout(1), atlas.dataset("d3")
     root = atlas.list_versions()[0].root_hash
     atlas.optimize()
-    assert form(atlas) == "3"
+    assert shares_bundles(atlas._catalog)
     assert files(atlas) - before == {f"{name}/{file}" for name in shared(atlas) for file in ("zarr.json", "bundle.zip")}
     assert len(shared(atlas)) == 1
     assert before < files(atlas)
@@ -175,7 +170,7 @@ def test_few_or_large_datasets_keep_their_files(given: Path, tmp_path: Path, mon
         before = files(atlas)
         atlas.optimize()
         assert files(atlas) == before
-        assert form(atlas) == "2"
+        assert not shares_bundles(atlas._catalog)
 
 
 def test_small_bundles_are_written_again_together(atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
@@ -385,20 +380,7 @@ def test_a_damaged_dataset_keeps_its_files(atlas: ra.RaggedAtlas) -> None:
     assert "shared-" in atlas.dataset("d1").records[0].arrays
 
 
-def test_datasets_of_the_first_form_share_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An atlas from before there were bundles is packed as well."""
-    with zipfile.ZipFile("tests/data/atlases_0.1.zip") as archive:
-        archive.extractall(tmp_path)
-    atlas = ra.RaggedAtlas.open(str(tmp_path / "packed.atlas"))
-    before = {name: atlas.dataset(name).to_anndata() for name in atlas.list_datasets()["name"]}
-    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 1)
-    atlas.optimize()
-    for name, adata in before.items():
-        assert_equal(atlas.dataset(name).to_anndata(), adata)
-    assert problems(atlas) == []
-
-
-def test_a_later_form_is_refused(atlas: ra.RaggedAtlas) -> None:
-    atlas._catalog.tables.update_metadata(DATASETS, {"raggedatlas.format": "4"})
-    with pytest.raises(AtlasError, match=r"format '4'.*Update raggedatlas"):
+def test_another_format_is_refused(atlas: ra.RaggedAtlas) -> None:
+    atlas._catalog.tables.update_metadata(DATASETS, {"raggedatlas.format": "2"})
+    with pytest.raises(AtlasError, match=r"format '2', and .* reads '1'; use the version"):
         ra.RaggedAtlas.open(atlas.uri)

@@ -1,6 +1,5 @@
 """Verification: every byte against what was recorded, all of it or what changed since, by one call for atlases and snapshots."""
 
-import json
 import os
 import random
 import shutil
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import raggedatlas as ra
@@ -17,7 +15,7 @@ from campaigns.mutation_campaign import live_files, make_atlas
 from command import done, refused
 from command import read as read_json
 from raggedatlas.catalog import assets, purge, snapshots, verification
-from raggedatlas.catalog.catalog import DATASETS, VERSIONS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.verification import verify
 from raggedatlas.catalog.versions import change_versions, list_versions
@@ -149,30 +147,6 @@ def test_values_that_were_changed_with_all_their_checksums_are_found(two: Two) -
         assert [(p.rule, p.path, "csr/layers/counts" in p.message) for p in found] == [
             ("shards", group.zarr_group, True)
         ]
-
-
-def test_arrays_without_hashes_are_noted(two: Two) -> None:
-    """Atlases from before these were recorded verify by the checksums of values, in incremental calls as well."""
-    catalog, first, _ = two
-    there = catalog.tables.read(DATASETS)
-    rows = there.to_pylist()
-    for row in rows:
-        row["checksums"] = json.dumps(
-            {path: crc for path, crc in json.loads(row["checksums"]).items() if path[-2:] != "/c"}
-        )
-    catalog.tables.overwrite_if(
-        DATASETS, pa.Table.from_pylist(rows, schema=there.schema), catalog.tables.version(DATASETS)
-    )
-    snapshots.snapshot(catalog)
-    for _ in range(2):
-        found = verify(catalog, incremental=True)
-        assert found.sound
-        assert {(p.rule, p.level) for p in found.problems} == {("unverified-files", "practice")}
-        assert sorted(p.path for p in found.problems) == sorted(row["zarr_group"] for row in rows)
-    assert found.n_skipped
-    (file,) = (catalog.arrays.path / first).glob("*/csr/layers/counts/c/0")
-    flipped(file, random.Random(0))
-    assert not verify(catalog).sound
 
 
 def test_snapshots_have_root_hashes_that_cover_their_record(two: Two) -> None:

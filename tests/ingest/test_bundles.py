@@ -1,6 +1,5 @@
 """The files of a dataset in the Zarr store: few, readable by zarr-python, and beside datasets in the form before."""
 
-import zipfile
 from pathlib import Path
 
 import anndata as ad
@@ -11,7 +10,6 @@ import zarr
 
 import raggedatlas as ra
 from raggedatlas.catalog.assets import read_records
-from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.testing.atlases import small_anndata
 
 N_CELLS = 40
@@ -140,39 +138,4 @@ def test_a_copy_that_was_not_recorded_does_no_harm(tmp_path: Path, monkeypatch: 
     assert sound(atlas)
     atlas.add_csc("full", space=SPACE, layers=["counts"])
     atlas.add_csc("full", space=SPACE, layers=["half"])
-    assert sound(atlas)
-
-
-def test_an_atlas_of_the_form_before_takes_datasets_of_this_one(tmp_path: Path) -> None:
-    """Datasets of both forms are read, copied, mirrored, dropped and purged; from the first of this form on, earlier versions refuse the atlas."""
-    with zipfile.ZipFile("tests/data/atlases_0.1.zip") as archive:
-        archive.extractall(tmp_path)
-
-    def form() -> str:
-        return str(atlas._catalog.tables.metadata(DATASETS)["raggedatlas.format"])
-
-    atlas = ra.RaggedAtlas.open(str(tmp_path / "packed.atlas"))
-    old = list(atlas.list_datasets()["name"])
-    before = {name: atlas.dataset(name).to_anndata() for name in old}
-    assert form() == "1"
-    atlas.snapshot()
-    assert form() == "1"
-    path = made_file(tmp_path, "new")
-    atlas.add(path, "new", progress=False)
-    assert form() == "2"
-    for name in (*old, "new"):
-        atlas.add_csc(name, space=SPACE)
-    atlas.snapshot()
-    assert sound(atlas)
-    atlas.sync(str(tmp_path / "mirror"))
-    mirror = ra.RaggedAtlas.open(str(tmp_path / "mirror"))
-    for held in (atlas, mirror):
-        for name, made in before.items():
-            assert_equal(held.dataset(name).to_anndata(), made)
-        assert_equal(held.dataset("new").to_anndata(), ad.read_h5ad(path))
-    gone = [atlas.dataset(old[0]).uid, atlas.dataset("new").uid]
-    atlas.drop_dataset(old[0])
-    atlas.purge(old[0])
-    atlas.purge("new")
-    assert not {*gone} & {*atlas._catalog.arrays.list_children()}
     assert sound(atlas)

@@ -1,6 +1,5 @@
 """Laws of feature identity: ids, symbols, versions and duplicates are told apart and reported."""
 
-import zipfile
 from pathlib import Path
 
 import anndata as ad
@@ -218,24 +217,6 @@ def test_an_ordinary_file_has_one_note(atlas) -> None:  # noqa: ANN001
     """Where there is nothing to say, the report says only where ids and symbols come from."""
     var = pd.DataFrame({"gene_ids": ENSEMBL, "feature_types": ["Gene Expression"] * 3}, index=list("ABC"))
     assert notes_of(atlas, var).count("gene_expression: ") == 1
-
-
-@pytest.mark.long
-def test_a_registry_of_an_earlier_version_gets_its_columns(tmp_path: Path) -> None:
-    """An atlas of version 0.1 takes a file with antibodies among genes; its features are there as before, and it validates."""
-    with zipfile.ZipFile("tests/data/atlases_0.1.zip") as archive:
-        archive.extractall(tmp_path)
-    atlas = RaggedAtlas.open(str(tmp_path / "packed.atlas"))
-    before = atlas.features()
-    assert "other_type" not in before
-    names = [before["feature_id"].iloc[0], "CD4"]
-    var = pd.DataFrame({"feature_types": ["Gene Expression", "Antibody Capture"]}, index=names)
-    atlas.add(with_var(var), "cite", progress=False)
-    after = atlas.features()
-    assert (after.loc[before.index, "feature_id"] == before["feature_id"]).all()
-    assert after["other_type"].dropna().tolist() == ["Antibody Capture"]
-    atlas.snapshot()
-    assert {problem.rule for problem in atlas.validate("deep")} == {"unverified-files"}
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from raggedatlas.catalog.catalog import CELLS, create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
-from raggedatlas.ingest.columns import register
+from raggedatlas.query.identity import FeatureIdentity
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
@@ -341,11 +341,13 @@ def test_vector_columns_are_found_with_and_without_an_index(own: Any) -> None:
 
 @pytest.mark.long
 def test_merged_features_share_a_column(own: Any) -> None:
-    """A redirect sends a feature's values to its target, where they are added to those of the target itself."""
+    """A link sends a feature's values to its target, where they are added to those of the target itself."""
     catalog, freeze = own
     old = freeze(catalog)
     before = old.where(dataset="third").features("CD8A").to_anndata()
-    register(catalog, None, "gene_expression", {"CD8A": "CD3D", "PPBP": "LYZ"})
+    links = FeatureIdentity(catalog)
+    links.link("CD8A", "CD3D")
+    links.link("PPBP", "LYZ")
     new = freeze(catalog)
     after = new.where(dataset="third").features("CD8A").to_anndata()
     assert list(after.var_names) == ["CD3D"]

@@ -24,7 +24,7 @@ from raggedatlas.catalog.assets import (
     release_lease,
     take_lease,
 )
-from raggedatlas.catalog.catalog import DATASETS, SHARED_FORMAT, Catalog, raise_format, shares_bundles
+from raggedatlas.catalog.catalog import DATASETS, Catalog, note_shared_bundles, shares_bundles
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.versions import UID, list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
@@ -299,7 +299,7 @@ def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetR
     # The lease keeps a purge away, whose dataset may be among these, and `gc` from a bundle that no record names yet.
     take_lease(catalog, bundle.folder)
     bundle.write(catalog.arrays)
-    raise_format(catalog, SHARED_FORMAT)
+    note_shared_bundles(catalog)
     facts = BundleFacts(
         n_bytes=bundle.n_bytes, sha256=bundle.sha256, file=f"{bundle.folder}/{FILE}", n_datasets=len(packed)
     )

@@ -52,16 +52,13 @@ OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
 
 T = TypeVar("T")
 
-FORMAT = "2"
-"""Format of atlases with datasets that have a bundle (see ``raggedatlas.store.bundle``)."""
-
-SHARED_FORMAT = "3"
-"""Format of atlases in which datasets share bundles (see ``raggedatlas.catalog.bundles``)."""
-
-FORMATS = ("1", FORMAT, SHARED_FORMAT)
-"""Formats that are read, oldest first; the first one becomes the second when a dataset is added."""
+FORMAT = "1"
+"""Version of the on-disk format."""
 
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+
+_SHARED_KEY = "raggedatlas.shared_bundles"
+"""Table metadata of `datasets`: there since datasets first shared a bundle (see ``raggedatlas.catalog.bundles``)."""
 
 PURGE_KEY = "raggedatlas.purging"
 """Table metadata of `atlas_versions`: the `PurgeMark` of an unfinished purge."""
@@ -83,10 +80,8 @@ BASE_CELLS = pa.schema(
 )
 """Columns of a cell table without a schema class; `add` widens it."""
 
-REGISTRY_COLUMNS = pa.schema(
-    [field for field in FeatureBaseSchema.arrow_schema() if field.name not in ("symbol_source", "other_type")]
-)
-"""Columns of every registry; those from before symbols had a source get that column, and later ones, with the next features."""
+REGISTRY_COLUMNS = FeatureBaseSchema.arrow_schema()
+"""Columns of every registry."""
 
 
 @dataclass(frozen=True)
@@ -488,22 +483,23 @@ def open_held(location: Location) -> Catalog:
         raise NotFoundError(
             f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again."
         )
-    if version not in FORMATS:
+    if version != FORMAT:
         raise AtlasError(
-            f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {SHARED_FORMAT!r}. Update raggedatlas."
+            f"The atlas at {location.uri} has format {version!r}, and this version of raggedatlas reads {FORMAT!r}; use the version "
+            "that wrote it."
         )
     return catalog
 
 
-def raise_format(catalog: Catalog, to: str = FORMAT) -> None:
-    """Note that an atlas holds datasets in a form, which earlier versions of this package refuse by this note."""
-    if catalog.tables.metadata(DATASETS).get(_FORMAT_KEY) in FORMATS[: FORMATS.index(to)]:
-        catalog.tables.update_metadata(DATASETS, {_FORMAT_KEY: to})
+def note_shared_bundles(catalog: Catalog) -> None:
+    """Note that datasets of an atlas share bundles; without the note, nothing looks for them."""
+    if not shares_bundles(catalog):
+        catalog.tables.update_metadata(DATASETS, {_SHARED_KEY: "1"})
 
 
 def shares_bundles(catalog: Catalog) -> bool:
     """Return whether datasets of an atlas, at its tip or at any snapshot, may share bundles."""
-    return catalog.newest_tables().metadata(DATASETS).get(_FORMAT_KEY) == SHARED_FORMAT
+    return _SHARED_KEY in catalog.newest_tables().metadata(DATASETS)
 
 
 def _refuse_file(location: Location) -> None:

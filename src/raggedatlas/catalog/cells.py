@@ -395,17 +395,12 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
     Returns
     -------
     list of Problem
-        Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
+        Rule ``frame``.
     """
     problems = []
     for uid, group in group_by_dataset(records).items():
         try:
             names = group[0].file_facts.frames
-            if not names and catalog.arrays.child(uid, "frames").exists():
-                text = "its frames have no recorded hashes, because it was added before they were recorded"
-                problems.append(
-                    Problem("unverified-files", "practice", uid, text, "Add it again with on_duplicate='replace'.")
-                )
         except CorruptError:
             continue  # rule array-spec
         for name in names:

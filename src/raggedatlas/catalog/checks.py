@@ -40,7 +40,7 @@ from raggedatlas.catalog.cell_checks import CellCheck, Changed, check_counts, ch
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.catalog.deletion import check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
-from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
+from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.integrity import check_arrays, check_pointers, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.verification import COPY, check_stored, confirmed
@@ -479,7 +479,7 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     """Return the columns that every table must have; the tables of results and geometry are optional."""
     results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
     results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
-    results |= {IDENTITY: IDENTITY_COLUMNS} if catalog.tables.has(IDENTITY) else {}
+    results |= {IDENTITY: IDENTITY_SCHEMA} if catalog.tables.has(IDENTITY) else {}
     results |= {LINKS: LINKS_SCHEMA} if catalog.tables.has(LINKS) else {}
     results |= {FACTS: FACTS_SCHEMA} if catalog.tables.has(FACTS) else {}
     results |= {GENE_TABLE: GENES_SCHEMA} if catalog.tables.has(GENE_TABLE) else {}

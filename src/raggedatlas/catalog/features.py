@@ -73,8 +73,8 @@ class Registry:
     table : pyarrow.Table
         Rows of the registry table, in the order of registration.
     identity : pyarrow.Table or None
-        Rows of `_feature_identity` of this space; None where the atlas, or the snapshot, has no such table yet, and the
-        registry's own column `redirect` says which features count as others.
+        Rows of `_feature_identity` of this space; None where the atlas, or the snapshot, has no such table yet, and every feature
+        counts as itself.
     facts : pyarrow.Table or None
         Rows of `_feature_facts` of this space, which `table` agrees with; None where no gene table is in use.
     measured : callable or None
@@ -109,32 +109,17 @@ class Registry:
     @cached_property
     def redirects(self) -> dict[str, str]:
         """Feature uid -> uid of the feature that it counts as, for those that count as another."""
-        if self.identity is not None:
-            # Rows that name unregistered features are damage, which `check_identity` reports; they are skipped.
-            pairs = (self.identity.column(name).to_pylist() for name in ("feature_uid", "target_uid"))
-            return {uid: into for uid, into in zip(*pairs, strict=True) if uid in self.row_of and into in self.row_of}
-        direct = {
-            uid: into
-            for uid, into in zip(self.uids.tolist(), self.table.column("redirect").to_pylist(), strict=True)
-            if into is not None
-        }
-        ends = {}
-        for uid in direct:
-            # Old redirects may be chains of several steps; `seen` ends a circle.
-            end, seen = uid, {uid}
-            while end in direct and direct[end] not in seen:
-                end = direct[end]
-                seen.add(end)
-            ends[uid] = end
-        return ends
+        if self.identity is None:
+            return {}
+        # Rows that name unregistered features are damage, which `check_identity` reports; they are skipped.
+        pairs = (self.identity.column(name).to_pylist() for name in ("feature_uid", "target_uid"))
+        return {uid: into for uid, into in zip(*pairs, strict=True) if uid in self.row_of and into in self.row_of}
 
     @cached_property
     def targets(self) -> NDArray[np.int64]:
         """Row of the feature that each feature counts as, (n,) int64; its own where it counts as itself."""
         targets = np.arange(self.table.num_rows)
         if self.identity is None:
-            for uid, into in self.redirects.items():
-                targets[self.row_of[uid]] = self.row_of.get(into, self.row_of[uid])
             return targets
         # Every uid is looked up among those of the mapping: a hash table of all uids would take longer.
         into = self.identity.column("target_uid").combine_chunks().dictionary_encode()
@@ -150,8 +135,6 @@ class Registry:
     @cached_property
     def _types(self) -> dict[str, str]:
         """Uid -> type of the features that are no genes among genes; a gene comes before them where both have a name."""
-        if "other_type" not in self.table.column_names:
-            return {}
         typed = self.table.filter(self.table.column("other_type").is_valid())
         return dict(zip(typed.column("uid").to_pylist(), typed.column("other_type").to_pylist(), strict=True))
 

@@ -429,9 +429,7 @@ class NameResolver:
         self._names: list[str] = pc.fill_null(registry.column("feature_id"), registry.column("uid")).to_pylist()
         self._organisms = [organism or UNKNOWN for organism in registry.column("organism").to_pylist()]
         self._accession, self._target = accession, target
-        gene = np.ones(len(target), bool)
-        if "other_type" in registry.column_names:
-            gene = registry.column("other_type").is_null().to_numpy()
+        gene = registry.column("other_type").is_null().to_numpy()
         self._plain = np.flatnonzero(~accession & gene & (target == np.arange(len(target)))).tolist()
         wanted = pa.array([self._names[row] for row in self._plain], pa.string())
         self._by_name: dict[str, list[int]] = {}
@@ -447,10 +445,8 @@ class NameResolver:
         self._gene_of = {row: gene for row, gene in known.items() if target[row] == row}
         self._row_of = {gene: row for row, gene in self._gene_of.items()}
         self._in_tables = {*known}
-        self._by_hand: set[int] = set()
-        if "symbol_source" in registry.column_names:
-            by_hand = pc.fill_null(pc.equal(registry.column("symbol_source"), BY_HAND), fill_value=False)
-            self._by_hand = {*np.flatnonzero(by_hand.to_numpy()).tolist()}
+        by_hand = pc.fill_null(pc.equal(registry.column("symbol_source"), BY_HAND), fill_value=False)
+        self._by_hand = {*np.flatnonzero(by_hand.to_numpy()).tolist()}
 
     def resolve(self, uids: Sequence[str]) -> NamedFeatures:
         """Resolve all of them.

@@ -48,10 +48,7 @@ IDENTITY_SCHEMA = pa.schema(
 )
 """One row per feature that counts as another; `target_uid` never counts as a third. `source` is the gene table that says so. `made_at` is when
 the link was made by hand, or when the atlas got the table; a row that follows from files alone has no time, since it does not depend on
-when it was derived. Atlases of before may lack the last three columns."""
-
-IDENTITY_COLUMNS = pa.schema(list(IDENTITY_SCHEMA)[:6])
-"""Columns that the mapping has in every atlas."""
+when it was derived."""
 
 LINKS_SCHEMA = pa.schema(
     [
@@ -87,7 +84,6 @@ _INPUTS = b"raggedatlas.inputs"
 
 _RULES = 3
 _SAME = "same"
-_REDIRECT = "redirect"
 
 _NO_FACTS = pa.Table.from_batches([], FACTS_SCHEMA)  # `empty_table` would import pandas
 
@@ -188,9 +184,9 @@ def _join_repeated(
     registry: pa.Table, ids: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
     target: NDArray[np.int64], evidence: dict[int, str],
 ) -> None:  # fmt: skip
-    """Join the features of one accession, or of one name and organism: columns of one file, and those of uids of an earlier scheme."""
+    """Join the features of one accession, or of one name and organism: columns of one file."""
     organisms = pc.fill_null(registry.column("organism"), UNKNOWN)
-    kinds = pc.fill_null(registry.column("other_type"), "") if "other_type" in registry.column_names else pa.scalar("")
+    kinds = pc.fill_null(registry.column("other_type"), "")
     # An accession denotes one gene by itself; a name does so only within its organism and kind.
     owners = pc.if_else(pa.array(accession), "", pc.binary_join_element_wise(kinds, organisms, "\0"))
     keys = pc.binary_join_element_wise(owners, ids, "\0")
@@ -250,7 +246,7 @@ def read_identity(catalog: Catalog, space: str) -> pa.Table | None:
     """Read which features of a space count as others; None where the atlas, or the snapshot, has no such table."""
     if not catalog.tables.has(IDENTITY):
         return None
-    rows = _read_mapping(catalog)
+    rows = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA)
     return rows.filter(pc.equal(rows.column("space"), space))
 
 
@@ -267,16 +263,6 @@ def read_links(catalog: Catalog, *, revoked: bool = False) -> pa.Table:
     """Read the links made by hand, in the order of making, with those since revoked if asked."""
     rows = _read_columns(catalog, LINKS, LINKS_SCHEMA) if catalog.tables.has(LINKS) else LINKS_SCHEMA.empty_table()
     return rows if revoked else rows.filter(rows.column("revoked_at").is_null())
-
-
-def _read_mapping(catalog: Catalog) -> pa.Table:
-    """Read the mapping of all spaces, with the columns that an atlas of before may lack."""
-    rows = catalog.tables.read(IDENTITY)
-    for field in list(IDENTITY_SCHEMA)[len(IDENTITY_COLUMNS) :]:
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    refuse_wrong_columns(rows.schema, IDENTITY_SCHEMA, IDENTITY)
-    return rows.select(IDENTITY_SCHEMA.names)
 
 
 def _read_columns(catalog: Catalog, table: str, schema: pa.Schema) -> pa.Table:
@@ -296,8 +282,6 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
     After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
 
-    An atlas from before this table keeps its redirects: those that the rules do not derive become links by hand.
-
     Parameters
     ----------
     catalog : Catalog
@@ -311,8 +295,6 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         there = _versions(catalog, registries)
         with_tables = GENE_TABLE in there
         derived_tables = (IDENTITY, FACTS) if with_tables else (IDENTITY,)
-        if IDENTITY not in there:
-            _keep_redirects(catalog, registries)
         if with_tables:
             _create(catalog, FACTS, FACTS_SCHEMA)
         if not {*derived_tables} <= there.keys():
@@ -322,7 +304,8 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         stamps = {_stamp(catalog, name) if name in there else None for name in derived_tables}
         if stamps == {inputs}:
             return False
-        old = (_read_mapping(catalog) if IDENTITY in there else IDENTITY_SCHEMA.empty_table()).cast(IDENTITY_SCHEMA)
+        old = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA) if IDENTITY in there else IDENTITY_SCHEMA.empty_table()
+        old = old.cast(IDENTITY_SCHEMA)
         old_facts = _read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA) if with_tables else _NO_FACTS
         said = _Said(read_links(catalog), read_genes(catalog))
         # Two stamps: a process died between the two commits below, so everything is derived anew.
@@ -368,7 +351,7 @@ def _stamped(rows: pa.Table, inputs: bytes) -> pa.Table:
 
 def _derived_up_to(stamp: bytes | None, inputs: bytes, table: str) -> int | None:
     """Return the version of a registry up to which the mapping holds; None where links, gene tables or rules have changed."""
-    if stamp is None or not stamp.startswith(b"{"):  # of an atlas from before
+    if stamp is None:
         return None
     then, now = json.loads(stamp), json.loads(inputs)
     same = then["rules"] == now["rules"] and all(
@@ -387,7 +370,7 @@ def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) 
     stamp = _stamp(catalog, IDENTITY) if there else None
     if stamp == inputs:
         return read_identity(catalog, space)
-    old = _read_mapping(catalog) if there else IDENTITY_SCHEMA.empty_table()
+    old = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA) if there else IDENTITY_SCHEMA.empty_table()
     said, table = _Said(read_links(catalog), read_genes(catalog)), registries[space]
     return _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, _NO_FACTS)[0]
 
@@ -507,41 +490,6 @@ def _create_filled(catalog: Catalog, rows: pa.Table) -> None:
         raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
 
 
-def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:
-    """Turn the redirects of an atlas from before this table into links, where the rules do not derive them."""
-    kept: list[dict[str, object]] = []
-    for space, table in sorted(registries.items()):
-        registry = catalog.tables.read(table)
-        old = registry.filter(registry.column("redirect").is_valid())
-        if not old.num_rows:
-            continue
-        row_of = {uid: row for row, uid in enumerate(registry.column("uid").to_pylist())}
-        derived = derive_identity(registry, space, {}).target
-        target = np.arange(registry.num_rows)
-        for uid, into in zip(old.column("uid").to_pylist(), old.column("redirect").to_pylist(), strict=True):
-            target[row_of[uid]] = row_of.get(into, row_of[uid])
-        _end_chains(target, frozenset())
-        uids = registry.column("uid").to_pylist()
-        # No link where the rules give both features the same end anyway.
-        moved = np.flatnonzero((target != np.arange(len(target))) & (derived[target] != derived))
-        kept += [
-            {
-                "space": space,
-                "feature_uid": uids[row],
-                "target_uid": uids[target[row]],
-                "evidence": _REDIRECT,
-                "created_at": _now(),
-            }
-            for row in moved.tolist()
-        ]
-    if not kept:
-        return
-    _create(catalog, LINKS, LINKS_SCHEMA)
-    # Another process may have kept the same redirects already.
-    if not catalog.tables.count(LINKS):
-        catalog.tables.append(LINKS, pa.Table.from_pylist(kept, schema=LINKS_SCHEMA))
-
-
 def change_links(
     catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
     evidence: str = "by hand",
@@ -597,7 +545,7 @@ def change_links(
 
 
 def restore_links(catalog: Catalog, then: Catalog) -> None:
-    """Make the links of a snapshot the newest again; of an atlas from before this table, what its redirects became.
+    """Make the links of a snapshot the newest again.
 
     Parameters
     ----------
@@ -606,13 +554,12 @@ def restore_links(catalog: Catalog, then: Catalog) -> None:
     """
     if not catalog.tables.has(LINKS):
         return
-    links = read_links(then, revoked=True) if then.tables.has(LINKS) else None
+    links = read_links(then, revoked=True).cast(LINKS_SCHEMA)
 
     def once() -> None:
         at = catalog.tables.version(LINKS)
         old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
-        rows = old.filter(pc.equal(old.column("evidence"), _REDIRECT)) if links is None else links.cast(LINKS_SCHEMA)
-        if not rows.equals(old) and not catalog.tables.overwrite_if(LINKS, rows, at):
+        if not links.equals(old) and not catalog.tables.overwrite_if(LINKS, links, at):
             raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
 
     catalog.tables.retry(LINKS, once)

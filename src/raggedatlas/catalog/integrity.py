@@ -1,5 +1,6 @@
 """Manifests of snapshots, which hash every file, and checks of stored arrays against their records."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,6 @@ from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
 
 _COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
-_NEXT = "The next snapshot() records the hashes of what it reaches."
 _ATTEMPTS = 5
 
 ARRAYS = "zarr_store"
@@ -216,10 +216,6 @@ def recorded_files(
         if record.root and record.root != record.root_hash:
             text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
             problems.append(Problem("root", "must", place, text, _COPY))
-        if not record.manifest:
-            text = "its table files have no recorded hashes, because it was taken before they were recorded"
-            problems.append(Problem("unverified-files", "practice", place, text, _NEXT))
-            continue
         try:
             files |= read_manifest(catalog, record.manifest)
         except AtlasError as error:
@@ -243,14 +239,11 @@ def recorded_hashes(view: Catalog) -> dict[str, str]:
     Parameters
     ----------
     view : Catalog
-        Pinned to a snapshot. Of one without a manifest, table files have an empty hash.
+        Pinned to a snapshot.
     """
-    record, tables = view.snapshot, "lance_db"
-    versions = record.table_versions.items() if record is not None else ()
-    if record is not None and record.manifest:
-        found = {f"{tables}/{path}": entry.sha256 for path, entry in read_manifest(view, record.manifest).items()}
-    else:
-        found = {f"{tables}/{name}.lance/{path}": "" for name, n in versions for path in view.tables.files(name, n)}
+    record = view.snapshot
+    files = {} if record is None else read_manifest(view, record.manifest)
+    found = {f"lance_db/{path}": entry.sha256 for path, entry in files.items()}
     for group in _groups(view):
         specs, checksums = group.array_specs, group.array_checksums
         found |= {
@@ -315,12 +308,9 @@ def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
 def _newest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tuple[AtlasVersionRecord | None, Files]:
     """Return the newest snapshot with a readable manifest, and its entries."""
     for record in reversed(records):
-        if record.manifest:
-            try:
-                return record, read_manifest(catalog, record.manifest)
-            # `check_files` reports it; here it only means that files are hashed again.
-            except (CorruptError, NotFoundError):
-                continue
+        # `check_files` reports a damaged one; here it only means that files are hashed again.
+        with contextlib.suppress(CorruptError, NotFoundError):
+            return record, read_manifest(catalog, record.manifest)
     return None, {}
 
 
@@ -404,7 +394,7 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
         return Problem("array-spec", "must", record.zarr_group, message, _BACK)
 
     try:
-        specs, _, _ = read_specs(record), record.array_checksums, record.file_facts
+        specs, checksums, _ = read_specs(record), record.array_checksums, record.file_facts
     except AtlasError as error:
         return [wrong(f"its record describes invalid arrays: {error}")]
     sparse = "csr/indices" in specs
@@ -420,6 +410,8 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
     for path, spec in specs.items():
         if spec.path != f"{record.zarr_group}/{path}":
             problems.append(wrong(f"{path} is described as lying at {spec.path!r}"))
+        if spec.within is None and shards_path(path) not in checksums:
+            problems.append(wrong(f"no hash of the shards of {path} is recorded"))
     if not sparse and space is not None and space.has_features:
         problems += [
             wrong(f"{path} has rows of shape {specs[path].row_shape} for {record.n_features:,} features")
@@ -427,22 +419,6 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
             if specs[path].row_shape != (record.n_features,)
         ]
     return problems
-
-
-def note_unhashed(record: DatasetRecord) -> tuple[Problem, ...]:
-    """Return the note ``unverified-files`` about arrays whose shards have no recorded hash; a bundle has one of its own."""
-    try:
-        checksums = record.array_checksums
-        paths = [path for path, spec in read_specs(record).items() if spec.within is None]
-    except AtlasError:
-        return ()  # rule array-spec
-    without = sorted(path for path in paths if shards_path(path) not in checksums)
-    if not without:
-        return ()
-    text = f"the shards of {', '.join(without)} have no recorded hash, because they were written before these were recorded"
-    return (
-        Problem("unverified-files", "practice", record.zarr_group, text, "Add it again with on_duplicate='replace'."),
-    )
 
 
 def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
@@ -509,7 +485,7 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     except AtlasError:
         return []
     own = _own_paths(record, specs)
-    # What the folder of a dataset has left of before it came into a shared bundle is not part of it.
+    # What the folder of a dataset still has of the time when it had a bundle of its own is not part of it.
     listed = _listed(arrays, record.zarr_group) if own or not specs else None
     # A listed group has no metadata below it.
     paths = [""] if listed is not None else own

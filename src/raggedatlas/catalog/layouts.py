@@ -15,11 +15,10 @@ from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.ids import layout_uid
 from raggedatlas.model.records import LAYOUTS_SCHEMA, DatasetRecord
-from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.store.sql import all_of, equals, in_list, is_null
 from raggedatlas.store.tables import ROW_ID
 
-_PROTECTED = ("uid", "global_index", "redirect")
+_PROTECTED = ("uid", "global_index")
 
 BY_HAND = "by hand"
 """Source of a symbol that a person gave; no file's symbol replaces it."""
@@ -49,15 +48,10 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     Raises
     ------
     SchemaError
-        If a table has columns that the registry lacks, or other values than the registry in `global_index` or `redirect`, which
-        only the atlas assigns.
+        If a table has columns that the registry lacks, or other values than the registry in `global_index`, which only the atlas assigns.
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
-    later = [name for name in ("symbol_source", "other_type") if name not in schema.names]
-    if later:  # a registry of an earlier version
-        catalog.tables.add_columns(table, [FeatureBaseSchema.arrow_schema().field(name) for name in later])
-        schema = catalog.tables.schema(table)
     for some in given:
         foreign = sorted(set(some.column_names) - set(schema.names))
         if foreign or "uid" not in some.column_names:
@@ -346,9 +340,7 @@ def records_with_features(
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
     if not wanted:
         return [r for r in alike if not r.layout_uid]
-    older = read_layouts(catalog, {r.layout_uid for r in alike if r.feature_set is None})
-    of_layout = {uid: feature_set(layout.features.tolist()) for uid, layout in older.items()}
-    return [r for r in alike if (r.feature_set or of_layout.get(r.layout_uid)) == wanted]
+    return [r for r in alike if r.feature_set == wanted]
 
 
 def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:

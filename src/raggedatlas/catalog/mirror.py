@@ -170,14 +170,10 @@ def _refuse_foreign(
 
 
 def _entries(catalog: Catalog, records: Iterable[AtlasVersionRecord]) -> dict[str, FileEntry]:
-    """Return the files of tables that snapshots reach; those of a snapshot without a manifest have no hash."""
-    tables, entries = Tables(catalog.tables.location), dict[str, FileEntry]()
+    """Return the files of tables that snapshots reach."""
+    entries: dict[str, FileEntry] = {}
     for record in records:
-        if record.manifest:
-            entries |= read_manifest(catalog, record.manifest)
-        else:
-            paths = (f"{name}.lance/{p}" for name, v in record.table_versions.items() for p in tables.files(name, v))
-            entries |= {path: FileEntry(-1, "") for path in paths if path not in entries}
+        entries |= read_manifest(catalog, record.manifest)
     return entries
 
 
@@ -186,10 +182,7 @@ def _table_steps(
 ) -> list[list[_File]]:
     """Return the files below `lance_db` in the order in which they may become visible; each step follows the one before."""
     tables = Tables(catalog.tables.location)
-    files = [
-        _File(path, *entry, settled=bool(entry.sha256) and held.get(path) == entry)
-        for path, entry in _entries(catalog, records).items()
-    ]
+    files = [_File(path, *entry, settled=held.get(path) == entry) for path, entry in _entries(catalog, records).items()]
     versions: dict[str, list[_File]] = {name: [] for name in ("", *_LAST)}
     for file in files:
         name, _, path = file.key.partition(".lance/")
@@ -198,7 +191,7 @@ def _table_steps(
     newer = {file for step in versions.values() for file in step}
     steps = [[file for file in files if file not in newer], *versions.values()]
     tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
-    manifests = {f"{FOLDER}/{record.manifest}.json" for record in records if record.manifest}
+    manifests = {f"{FOLDER}/{record.manifest}.json" for record in records}
     steps.append([_File(path) for path in sorted(tags | manifests)])
     own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
     listed = {path for path in own if "/_versions/" in path}

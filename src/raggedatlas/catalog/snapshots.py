@@ -253,10 +253,7 @@ def _compare_features(
 
 
 def _rows(registry: Registry) -> dict[str, dict[str, Any]]:
-    return {
-        row["uid"]: {k: v for k, v in row.items() if k not in ("global_index", "redirect")}
-        for row in registry.table.to_pylist()
-    }
+    return {row["uid"]: {k: v for k, v in row.items() if k != "global_index"} for row in registry.table.to_pylist()}
 
 
 _ATTEMPTS = 20
@@ -302,7 +299,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
     _refuse_taken(records, label, catalog)
     last = records[-1] if records else None
-    if last is not None and last.manifest and _same(held_versions(held), last):
+    if last is not None and _same(held_versions(held), last):
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
         # Another process may have dropped that snapshot, whose tags keep the versions.
         with contextlib.suppress(NotFoundError):

@@ -28,7 +28,6 @@ from raggedatlas.catalog.integrity import (
     check_groups,
     check_specs,
     compare_files,
-    note_unhashed,
     recorded_files,
 )
 from raggedatlas.catalog.versions import find_version, list_versions, tip_versions
@@ -65,15 +64,12 @@ class _Part:
         Where its files are, below the Zarr store.
     checks : tuple of callable
         They read it and return problems.
-    notes : tuple of Problem
-        What is known without reading it.
     """
 
     name: str
     digest: str
     paths: tuple[str, ...]
     checks: tuple[Check, ...]
-    notes: tuple[Problem, ...] = ()
 
 
 def verify(
@@ -156,7 +152,6 @@ def check_stored(
     for place, view in _views(catalog, records):
         try:
             for part in _parts(view()):
-                problems += part.notes
                 others = parts.setdefault(part.name, [])
                 if not any(part.digest == other.digest for other in others):
                     others.append(part)
@@ -293,7 +288,7 @@ def _parts(view: Catalog) -> Iterator[_Part]:
     for record in [*records, *results]:
         recorded = record.model_dump(exclude={"created_at", "name", "source", "content_hash", "pointer"})
         checks = partial(check_specs, record, None), partial(check_bytes, arrays, record)
-        yield replace(_part(record.zarr_group, recorded, _folders(record), *checks), notes=note_unhashed(record))
+        yield _part(record.zarr_group, recorded, _folders(record), *checks)
     known = {record.uid for record in records}
     for store in GEOMETRY_ASSETS.read(view):
         if is_visible(store, known):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type, takes_over
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.catalog.identity import change_links, update_identity
+from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.layouts import BY_HAND, register_features
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
@@ -577,19 +577,17 @@ def _repeated(uids: Sequence[str], ids: Sequence[str], given: Sequence[str], sai
     ]
 
 
-def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str, str]) -> int:  # noqa: ANN401  (several forms)
-    """Add or correct features, and link features that are the same.
+def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN401  (several forms)
+    """Add or correct features.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    features : pandas.DataFrame, pyarrow.Table, sequence of FeatureBaseSchema, or None
+    features : pandas.DataFrame, pyarrow.Table, or sequence of FeatureBaseSchema
         Rows with `uid`.
     space : str
         Feature space.
-    redirects : mapping of str to str
-        Name -> name of the feature that it counts as from now on.
 
     Returns
     -------
@@ -603,25 +601,14 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
     """
     catalog.require_tip("register_features()")
     catalog.add_space(catalog.space(space))
-    n_new = 0
-    if features is not None:
-        rows = _rows(features)
-        if "redirect" in rows.column_names:
-            raise SchemaError(
-                "register_features() takes no column 'redirect'; leave it out, and link features with atlas.identity.link(feature, target)."
-            )
-        if "symbol" in rows.column_names:
-            # `register_features` ranks a symbol by this source: no symbol of a file replaces one given by hand.
-            by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
-            kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
-            rows = kept.append_column("symbol_source", by_hand)
-        _refuse_other_ids(catalog, space, rows)
-        n_new = register_features(catalog, space, rows)
-    if redirects:
-        registry = read_registry(catalog, space)
-        sources = registry.require([*redirects], follow=False, once=False)
-        links = dict(zip(sources, registry.require([*redirects.values()], once=False), strict=True))
-        change_links(catalog, space, registry.table, links)
+    rows = _rows(features)
+    if "symbol" in rows.column_names:
+        # `register_features` ranks a symbol by this source: no symbol of a file replaces one given by hand.
+        by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
+        kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
+        rows = kept.append_column("symbol_source", by_hand)
+    _refuse_other_ids(catalog, space, rows)
+    n_new = register_features(catalog, space, rows)
     update_identity(catalog, registry_tables(catalog))
     return n_new
 
@@ -632,7 +619,7 @@ def _rows(features: Any) -> pa.Table:  # noqa: ANN401  (several forms)
     if isinstance(features, list | tuple) and all(isinstance(f, FeatureBaseSchema) for f in features):
         if not features:
             raise SchemaError("register_features() got no features; pass at least one.")
-        rows = [f.model_dump(exclude={"global_index", "redirect"}) for f in features]
+        rows = [f.model_dump(exclude={"global_index"}) for f in features]
         return pa.Table.from_pylist(rows, schema=_without(type(features[0]).arrow_schema()))
     if hasattr(features, "columns") and hasattr(features, "index"):
         frame = features if "uid" in features.columns else features.rename_axis("uid").reset_index()
@@ -666,4 +653,4 @@ def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
 
 
 def _without(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([f for f in schema if f.name not in ("global_index", "redirect")])
+    return pa.schema([f for f in schema if f.name != "global_index"])

@@ -26,7 +26,7 @@ from raggedatlas.catalog.assets import (
     take_lease,
     this_process,
 )
-from raggedatlas.catalog.catalog import CELLS, Catalog, raise_format
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
 from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
@@ -432,7 +432,6 @@ def _commit(
         replaces = frozenset(uid for one in kept for uid in one.replaces)
         return Commit(tuple(record for one in kept for record in _records(one)), replaces)
 
-    raise_format(catalog)
     commit_records(catalog, choose)
     progress("records", 1, 1)
     _discard(

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import group_by_dataset, read_records, take_lease
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import write_frame
-from raggedatlas.catalog.layouts import read_layouts, records_with_features
+from raggedatlas.catalog.layouts import records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError
 from raggedatlas.formats.curation import missing_facts
 from raggedatlas.formats.registry import detect, open_source
@@ -44,7 +44,6 @@ from raggedatlas.ingest.plan import (
 )
 from raggedatlas.ingest.values import ContentHash, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
@@ -54,7 +53,6 @@ from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
 from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import BackgroundWriter
-from raggedatlas.store.sql import equals
 
 
 @dataclass(frozen=True)
@@ -417,13 +415,11 @@ def _same_content(
     main = plan.groups[0]
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
     alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
-    known = {record.zarr_group for record in alike}
-    older = _uids_of_older_records(catalog, [r for r in records if r.zarr_group not in known], plan)
-    # Values are read once more only for datasets that pass these filters.
-    alike = _with_these_cells(catalog, alike, plan)
-    if not alike and not older and not seen:
+    # Values are read once more only where features and cells may be those of another dataset.
+    alike = [record for record in alike if record.cell_names == plan.cell_names]
+    if not alike and not seen:
         return (), None
-    contents = [_content_hash(plan), *(ContentHash(plan.cells, uids) for uids in older.values())]
+    content = _content_hash(plan)
     info = main.layers[0].info
     for row, block in iterate_blocks(source, info):
         # The same form as `_stream` hashes, otherwise equal files would have different hashes.
@@ -431,94 +427,10 @@ def _same_content(
             values: Any = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)[0]
         else:
             values = to_dense(block)
-        for content in contents:
-            content.update(values)
-    text, *others = [content.hexdigest() for content in contents]
+        content.update(values)
+    text = content.hexdigest()
     uids = {r.uid: None for r in alike if r.content_hash == text}
-    hash_of = {r.zarr_group: r.content_hash for r in records}
-    same_older = [group.split("/")[0] for group, of in zip(older, others, strict=True) if hash_of[group] == of]
-    return (*uids, *same_older, *([seen[text]] if text in seen else [])), text
-
-
-def _uids_of_older_records(
-    catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan
-) -> dict[str, tuple[str, ...]]:
-    """Return the feature uids that datasets of an older version use for the features of a source.
-
-    Their content hash depends on those uids, so the same file is recognized only by them.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    records : sequence of DatasetRecord
-        Datasets with as many cells that do not have the source's features under current uids.
-    plan : IngestPlan
-        The source's plan.
-
-    Returns
-    -------
-    dict
-        Group of a record -> uids in the order of the source's columns, for the records with features of the same ids and cells of
-        the same names.
-    """
-    main = plan.groups[0]
-    records = [r for r in records if r.feature_space == main.space.name and r.n_features == main.width]
-    if main.features is None or not records:
-        return {}
-    table = catalog.tables.read(main.space.registry, ["uid", "feature_id"])
-    id_of = dict(zip(*(table.column(name).to_pylist() for name in ("uid", "feature_id")), strict=True))
-    layouts = read_layouts(catalog, {record.layout_uid for record in records})
-    wanted = _once_unique(main.features.rows.column("feature_id").to_pylist())
-    found = {}
-    for uid, layout in layouts.items():
-        uids = [uid for uid in layout.features.tolist() if uid in id_of]
-        uid_of = {id_of[uid] or uid: uid for uid in uids}
-        if len(uid_of) == len(uids) and uid_of.keys() == {*wanted}:
-            found[uid] = tuple(uid_of[name] for name in wanted)
-    records = _with_these_cells(catalog, [record for record in records if record.layout_uid in found], plan)
-    return {record.zarr_group: found[record.layout_uid] for record in records}
-
-
-def _once_unique(ids: Sequence[str]) -> list[str]:
-    """Return the ids that older datasets use for repeated features: all but the first get a number suffix."""
-    taken, seen, unique = set(ids), dict[str, int](), list[str]()
-    if len(taken) == len(ids):
-        return list(ids)
-    for name in ids:
-        n = seen.get(name, 0)
-        seen[name] = n + 1
-        made = name
-        # Must give the names of the earlier version exactly, or such datasets are not recognized.
-        while n and made in taken:
-            made, n = f"{name}-{n}", n + 1
-        taken.add(made)
-        unique.append(made)
-    return unique
-
-
-def _with_these_cells(catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan) -> list[DatasetRecord]:
-    """Return the datasets that may have the cells of a plan, so that their values need to be compared."""
-    # Datasets from before hashes of names were recorded are asked for their cells.
-    return [
-        record
-        for record in records
-        if (
-            _may_have_these_cells(catalog, record, plan)
-            if record.cell_names is None
-            else record.cell_names == plan.cell_names
-        )
-    ]
-
-
-def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
-    """Return whether a dataset may have the cells of a plan, so that its values need to be compared."""
-    stored = catalog.tables.read(CELLS, ["cell_name"], equals("dataset_uid", record.uid)).column("cell_name")
-    # Cells were deleted, or some lack this modality: names do not decide then.
-    if len(stored) != record.n_cells:
-        return True
-    names = plan.cells.column(INDEX).cast(pa.string()).combine_chunks()
-    return bool(stored.combine_chunks().equals(names) or stored.sort().combine_chunks().equals(names.sort()))
+    return (*uids, *([seen[text]] if text in seen else [])), text
 
 
 def _content_hash(plan: IngestPlan) -> ContentHash:

@@ -430,7 +430,7 @@ class GeneTableInfo:
     sha256 : str
         Of the file's text, unpacked.
     loaded_at : str
-        When the atlas got it, in ISO format; empty for a table that no atlas has, or that an earlier version loaded.
+        When the atlas got it, in ISO format; empty for a table that no atlas has.
     """
 
     name: str

@@ -206,11 +206,11 @@ class LayerFacts(MatrixFacts):
     key : str
         Which matrix of the file it was, such as ``"raw/X"``.
     features : str or None
-        Key of the table of its columns; None in datasets that were added before it was noted.
+        Key of the table of its columns; empty for a matrix whose columns are no features.
     """
 
     key: str
-    features: str | None = None
+    features: str = ""
 
 
 class ExtraFacts(MatrixFacts):
@@ -297,12 +297,12 @@ class DatasetFacts(BaseModel):
         Column -> category -> color.
     column_order : str
         How the columns are stored.
-    feature_set : str or None
-        Hash of the features, independent of their order; None in datasets added before it was recorded.
-    cell_names : str or None
-        Hash of the names of the file's cells, in its order; None in datasets added before it was recorded.
+    feature_set : str
+        Hash of the features, independent of their order.
+    cell_names : str
+        Hash of the names of the file's cells, in its order.
     frames : dict of str to str
-        Kept frame -> SHA-256 of its file; empty in datasets that were added before it was noted.
+        Kept frame -> SHA-256 of its file.
     bundle : BundleFacts or None
         The file of the dataset's small files; None where each is a file of its own.
 
@@ -321,8 +321,8 @@ class DatasetFacts(BaseModel):
     extras: dict[str, ExtraFacts] = Field(default_factory=dict)
     colors: dict[str, dict[str, str]] = Field(default_factory=dict)
     column_order: str = ""
-    feature_set: str | None = None
-    cell_names: str | None = None
+    feature_set: str = ""
+    cell_names: str = ""
     frames: dict[str, str] = Field(default_factory=dict)
     bundle: BundleFacts | None = None
 
@@ -416,14 +416,14 @@ class DatasetRecord(BaseModel):
         return self.n_cells if n_cells is None else n_cells
 
     @cached_property
-    def feature_set(self) -> str | None:
-        """Hash of the set of features, None if the record has none."""
-        return self._fact("feature_set", str)
+    def feature_set(self) -> str:
+        """Hash of the set of features."""
+        return self._fact("feature_set", str) or ""
 
     @cached_property
-    def cell_names(self) -> str | None:
-        """Hash of the names of the file's cells, None if the record has none."""
-        return self._fact("cell_names", str)
+    def cell_names(self) -> str:
+        """Hash of the names of the file's cells."""
+        return self._fact("cell_names", str) or ""
 
     def _fact(self, name: str, kind: type[T]) -> T | None:
         """Return one of `facts`; checking the others takes some ten times as long."""
@@ -548,10 +548,10 @@ class AtlasVersionRecord(BaseModel):
     ignored : list of str
         Uids of datasets whose cells stood in the table without a record (an `add` under way); readers leave them out.
     manifest : str
-        SHA-256 of the manifest, which lists every table file that the snapshot reaches with its length and hash; empty in
-        snapshots that were taken before there were manifests.
+        SHA-256 of the manifest, which lists every table file that the snapshot reaches with its length and hash; empty until
+        the snapshot is recorded.
     root : str
-        `root_hash` when the snapshot was recorded; empty in snapshots that were taken before there were root hashes.
+        `root_hash` when the snapshot was recorded.
 
     Examples
     --------
@@ -641,10 +641,6 @@ class PurgeMark(BaseModel):
         if text == "null":
             return None
         given = read_json(dict[str, Any], text, "atlas_versions", "table metadata", "raggedatlas.purging")
-        if "stage" not in given:
-            # The first form of the mark has the tables next to the uid, and no name.
-            tables = {key: version for key, version in given.items() if key != "uid"}
-            given = {"uid": given.get("uid"), "stage": "rewriting" if tables else "deleting", "tables": tables}
         return record_from_row(cls, given, "atlas_versions", "uid")
 
     @property

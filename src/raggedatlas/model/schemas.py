@@ -171,8 +171,6 @@ class FeatureBaseSchema(BaseModel):
         Where the symbol comes from: ``"file"`` or ``"by hand"``. A file's symbol never replaces one given by hand.
     other_type : str or None
         What it is where it stands among genes and is none, as the file calls it, e.g. ``"Antibody Capture"``; its name joins no gene.
-    redirect : str or None
-        The uid that this feature counted as before atlases had the table `_feature_identity`, which took its place.
 
     Examples
     --------
@@ -191,7 +189,6 @@ class FeatureBaseSchema(BaseModel):
     organism: str | None = None
     symbol_source: str | None = None
     other_type: str | None = None
-    redirect: str | None = None
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:

@@ -142,8 +142,7 @@ class StoredDataset:
         else:
             reader = readers.get(f"layers/{layer}")
             rows = _GroupRows(None, reader, fact, reader.spec.shape)
-        features = _usual_features(fact.key) if fact.features is None else fact.features
-        return MatrixPart.of(fact.key, rows, features if record.layout_uid else "", record.feature_space)
+        return MatrixPart.of(fact.key, rows, fact.features if record.layout_uid else "", record.feature_space)
 
     def _other_matrix(self, key: str, facts: ExtraFacts) -> MatrixPart:
         readers = self._readers[0]
@@ -278,14 +277,6 @@ def _sparse(dense: NDArray[Any]) -> CsrBlock:
     rows, columns = np.nonzero(dense)
     pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
     return CsrBlock(pointers, columns.astype(np.int32), {"values": dense[rows, columns]}, dense.shape[1])
-
-
-def _usual_features(key: str) -> str:
-    """Return the feature table of a matrix in datasets added before it was recorded."""
-    parts = key.split("/")
-    prefix = "/".join(parts[:2]) + "/" if parts[0] == "mod" else ""
-    own = key.removeprefix(prefix)
-    return f"{prefix}raw/var" if own == "raw/X" else key if own.startswith("obsm/") else f"{prefix}var"
 
 
 def _free_key(key: str, taken: Collection[str]) -> str:

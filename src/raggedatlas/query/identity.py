@@ -146,10 +146,7 @@ class FeatureIdentity:
         self.update()
 
     def update(self) -> bool:
-        """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too.
-
-        An atlas from before this mapping is migrated: redirects that the rules do not derive become links made by hand.
-        """
+        """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too."""
         return update_identity(self._catalog, registry_tables(self._catalog))
 
     def load(

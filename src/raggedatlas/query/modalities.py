@@ -709,7 +709,7 @@ def var_table(registry: Registry | None, space: SpacePlan) -> pa.Table:
     front = ("uid", "symbol", "global_index", "feature_id")
     for name in [
         *front,
-        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "other_type"}),
+        *(n for n in table.column_names if n not in {*front, "symbol_source", "other_type"}),
     ]:
         values = table.column(name)
         if pa.types.is_list(values.type):

@@ -473,7 +473,6 @@ def _identified(
 
     def build() -> Registry:
         redirects = read_registry(then, registry.space).redirects if registry.space in then.spaces() else {}
-        # A snapshot from before the mapping has redirects instead; the columns that a registry looks at are the same.
         pairs = pa.table({"feature_uid": list(redirects), "target_uid": list(redirects.values())})
         return replace(registry, identity=pairs.cast(pa.schema([(n, pa.string()) for n in pairs.column_names])))
 

@@ -272,7 +272,7 @@ def test_deep_finds_arrays_that_were_exchanged(two: Two) -> None:
     write("csr/layers/counts", np.full(n, 9, "u1"))
     write("csr/indices", np.full(n, 3, "u4"))
     change_record(catalog, first, checksums="{}")
-    assert rules(catalog, "deep") == {"feature-bounds"}
+    assert rules(catalog, "deep") == {"feature-bounds", "array-spec"}
 
 
 def test_deep_finds_a_layout_that_was_changed(two: Two) -> None:

@@ -49,6 +49,7 @@ def registry(*features: tuple[str, str | None] | str, organism: str = "unknown")
             "symbol": pa.array([symbol for _, symbol in rows], pa.string()),
             "aliases": pa.array([[]] * len(rows), pa.list_(pa.string())),
             "organism": [one.organism if one.organism != "unknown" else organism for one in parsed],
+            "symbol_source": pa.nulls(len(rows), pa.string()), "other_type": pa.nulls(len(rows), pa.string()),
         }
     )  # fmt: skip
 

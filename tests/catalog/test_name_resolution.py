@@ -52,6 +52,7 @@ def given_rows(features: list[tuple[str, str | None, list[str], str]]) -> pa.Tab
     columns = {
         "uid": uids, "feature_id": [one.name for one in parsed], "symbol": pa.array([row[1] for row in features], pa.string()),
         "aliases": pa.array([row[2] for row in features], pa.list_(pa.string())), "organism": [row[3] for row in features],
+        "symbol_source": pa.nulls(len(features), pa.string()), "other_type": pa.nulls(len(features), pa.string()),
     }  # fmt: skip
     return pa.table(columns)
 

@@ -34,5 +34,5 @@ def test_every_fixture_is_on_the_page() -> None:
     there = {path.name for path in (ROOT / "tests" / "data").iterdir() if path.suffix not in (".md", ".json")}
     ours = {
         "fuzz_inputs.bin",
-    }  # written by an earlier version of this package, and by its fuzz harness
+    }  # written by the fuzz harness
     assert there - ours - {row["file"].split()[0] for row in ROWS} == set()

@@ -485,7 +485,7 @@ def _bytes(catalog: Catalog, record: DatasetRecord, name: str, digest: str | Non
             f"Dataset {record.uid} keeps no frame {name!r} in {catalog.arrays.uri}/{file}; run validate('rows')."
         ) from error
     known = digest or facts.frames.get(name)
-    if known is not None and hashlib.sha256(data).hexdigest() != known:
+    if hashlib.sha256(data).hexdigest() != known:
         raise _damaged(catalog, record, name, "its SHA-256 is not the one that was recorded")
     return data
 

@@ -149,7 +149,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     # Shards may be left of a copy that was not finished; as no record names these arrays, nobody reads them.
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
-    # Groups of atlases from before groups listed their arrays.
+    # Groups of standard codecs do not list their arrays.
     listed = _metadata(catalog, record).listed is not None
     if not listed:
         create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")

@@ -17,7 +17,7 @@ FILE = "bundle.zip"
 """Name of the file in the folder of a dataset, or in that of a bundle which datasets share."""
 
 SHARED = re.compile(r"shared-[0-9a-f]{16}")
-"""Folder of a bundle that datasets share; unlike that of a dataset no uid, so earlier versions of this package never remove it."""
+"""Folder of a bundle that datasets share; unlike that of a dataset no uid."""
 
 MEMBER_BYTES = 4 * 2**20
 """Size beyond which a file is not put into a bundle: a request less matters little then, and memory does."""

@@ -21,7 +21,7 @@ from raggedatlas.cli.printing import console, print_json, print_text
 if TYPE_CHECKING:
     from raggedatlas.model.reports import Inspection
     from raggedatlas.model.validation import Problems
-    from raggedatlas.store.remote_path import AnyPath
+    from raggedatlas.store.remote_path import Address, AnyPath
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Files that distinguish a Zarr folder from an atlas."""
@@ -202,7 +202,7 @@ def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
     return FILE if is_file_or_store(atlas_options.path) else ATLAS
 
 
-def is_file_or_store(what: "str | AnyPath") -> bool:
+def is_file_or_store(what: "Address") -> bool:
     """Return whether a path is a file, Zarr folder or CXG, and not an atlas; of a remote path the ending decides."""
     from raggedatlas.store.remote_path import RemotePath, as_path
 

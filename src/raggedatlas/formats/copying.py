@@ -24,7 +24,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 from raggedatlas.store.runtime import release_unused_memory
 
 Rows = NDArray[np.int64] | None
@@ -91,7 +91,7 @@ class _Task:
 @checked
 def copy(
     source: Any,  # noqa: ANN401  (a path, an object or a Source)
-    sink: Sink | str | AnyPath,
+    sink: Sink | Address,
     *,
     where: Any = None,  # noqa: ANN401  (a condition, a mask or rows)
     features: Sequence[str] | None = None,
@@ -176,7 +176,7 @@ def copy(
             opened.close()
 
 
-def _multimodal(source: Source, path: str | AnyPath, options: CopyOptions) -> dict[str, Any]:
+def _multimodal(source: Source, path: Address, options: CopyOptions) -> dict[str, Any]:
     several = options.modality is None and is_multimodal(source)
     return {"multimodal": True} if several and as_path(path).suffix == ".zarr" else {}
 

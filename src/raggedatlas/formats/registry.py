@@ -12,7 +12,7 @@ from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, i
 from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
-from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_path
 from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]
@@ -104,7 +104,7 @@ def open_source(
 
 @checked
 def open_sink(
-    path: str | AnyPath,
+    path: Address,
     *,
     storage_options: Mapping[str, str] | None = None,
     **options: Any,  # noqa: ANN401  (each format has its own)
@@ -142,7 +142,7 @@ def open_sink(
     return maker(target, **options)
 
 
-def find_writer(path: str | AnyPath) -> Callable[..., Sink] | None:
+def find_writer(path: Address) -> Callable[..., Sink] | None:
     """Return what creates a sink for a path, built in or of an extension; None if nothing writes that suffix."""
     suffix = as_path(path).suffix
     if suffix in WRITERS:
@@ -152,7 +152,7 @@ def find_writer(path: str | AnyPath) -> Callable[..., Sink] | None:
     return entry.load() if entry else None
 
 
-def list_sources(folder: str | Path) -> list[Path]:
+def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
 
     Only names and suffixes are checked, one level deep.
@@ -166,7 +166,7 @@ def list_sources(folder: str | Path) -> list[Path]:
     """
     from raggedatlas.formats.tenx import market_matrices
 
-    folder = Path(folder)
+    folder = local_path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     # Samples that share a folder have a prefix each, and are files among others.

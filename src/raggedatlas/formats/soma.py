@@ -1,9 +1,9 @@
 """SOMA experiments (TileDB-SOMA, CELLxGENE Census) as a source: one measurement, its X layers streamed by rows."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from raggedatlas.formats.containers import readable
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import NARROW, MatrixForm
-from raggedatlas.store.remote_path import AnyPath
+from raggedatlas.store.remote_path import AnyPath, local_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ def is_soma(path: AnyPath) -> bool:
     return kinds == ("group", "array", "group")
 
 
-def soma_source(path: str | Path, measurement: str | None = None) -> CompositeSource:
+def soma_source(path: str | os.PathLike[str], measurement: str | None = None) -> CompositeSource:
     """Open a measurement of a SOMA experiment: obs, var, the layers of X, and obsm.
 
     Parameters
@@ -68,7 +68,7 @@ def soma_source(path: str | Path, measurement: str | None = None) -> CompositeSo
         raise MissingExtraError(
             "Reading SOMA experiments needs tiledbsoma; install it with: pip install 'raggedatlas[soma]'."
         ) from error
-    folder = Path(path)
+    folder = local_path(path)
     with _soma_errors(str(folder), "the experiment"):
         experiment = tiledbsoma.Experiment.open(str(folder.absolute()))
     try:

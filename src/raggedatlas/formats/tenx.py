@@ -1,6 +1,7 @@
 """Read 10x Genomics count files: HDF5 of Cell Ranger 2 and later, and Market-matrix folders."""
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 
 FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
 
 
-def tenx_h5_source(path: str | AnyPath, genome: str | None = None) -> CompositeSource:
+def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
     Parameters
@@ -63,7 +64,7 @@ def tenx_h5_source(path: str | AnyPath, genome: str | None = None) -> CompositeS
         raise
 
 
-def tenx_mtx_source(path: str | Path) -> CompositeSource:
+def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     """Open a folder with ``matrix.mtx``, ``barcodes.tsv`` and ``features.tsv`` or ``genes.tsv``, each plain or ``.gz``.
 
     The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses one.
@@ -77,7 +78,7 @@ def tenx_mtx_source(path: str | Path) -> CompositeSource:
     SourceError
         If the files do not match or a line is invalid.
     """
-    folder, prefix = _sample(Path(path))
+    folder, prefix = _sample(local_path(path))
     barcodes = read_table(find_part(folder, f"{prefix}barcodes.tsv"), ("barcode",))
     features = find_part(folder, f"{prefix}features.tsv", f"{prefix}genes.tsv")
     table = read_table(features, ("id", "symbol", "feature_types"))

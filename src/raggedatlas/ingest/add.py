@@ -20,8 +20,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import RemotePath, as_path, is_remote
+from raggedatlas.store.remote_path import RemotePath, as_path
 
 
 def add(
@@ -118,17 +117,16 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
         if not openers:
             raise SourceError("add() got an empty sequence; pass at least one source.")
         return openers, True
-    if is_remote(source):
-        return [Opener(as_path(source, storage_options))], False
-    if isinstance(source, str | Path):
-        path = Path(source).expanduser()
-        if path.is_dir():
+    if isinstance(source, str | os.PathLike | RemotePath):
+        path = as_path(source, storage_options)
+        if isinstance(path, Path) and path.is_dir():
             files = list_sources(path)
             if files != [path]:
                 if not files:
                     raise SourceError(f"The folder {path} holds no file that can be added.")
                 # A list also for one file: the type of the answer depends on the argument alone.
                 return [Opener(file) for file in files], True
+        return [Opener(path)], False
     return [Opener(source)], False
 
 
@@ -149,16 +147,12 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
         return _is_instance(source, SHAPES)
     if is_points(source):
         return True
-    text = os.fspath(source)
-    if "://" in text and not is_remote(text) and not text.startswith("file:"):
-        return False
-    place = RemotePath(text, storage_options) if is_remote(text) else Location(text)
+    place = as_path(source, storage_options)
     # The ending of a file tells without a request that it is no store.
     if isinstance(place, RemotePath) and (place.is_web or place.suffix in HDF5_ENDINGS):
         return False
     try:
-        data = place.read_bytes("zarr.json") if isinstance(place, Location) else (place / "zarr.json").read_bytes()
-        root = json.loads(data)
+        root = json.loads((place / "zarr.json").read_bytes())
         return isinstance(root["attributes"]["zarr_vectors"], Mapping)
     except StoreError:
         # A store that does not answer would only be asked, and waited for, again.
@@ -179,10 +173,10 @@ def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be adde
     """Return whether a source is a model's results, or a folder of some."""
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, RESULTS)
-    if "://" in os.fspath(source):
-        return False
-    folder = Location.of(source).path
-    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
+    folder = as_path(source)
+    return isinstance(folder, Path) and (
+        (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
+    )
 
 
 def _is_instance(source: Any, classes: Mapping[str, str]) -> bool:  # noqa: ANN401

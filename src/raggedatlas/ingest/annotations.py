@@ -1,5 +1,6 @@
 """Annotations: what an analysis found out about cells, written back as cell columns in one commit."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.results.row_readers import ObjectIds
+from raggedatlas.store.remote_path import as_path, local_path
 from raggedatlas.store.tables import Tables
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -125,9 +127,9 @@ def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
     """
     import pandas as pd
 
-    if isinstance(source, str | Path) and str(source).endswith(".txt"):
+    if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".txt"):
         try:
-            source = Path(source).expanduser().read_text(encoding="utf-8").split()
+            source = local_path(source).read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{source} cannot be read: {error}.") from error
     uids: Any = source
@@ -154,10 +156,11 @@ def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) ->
     """Read what is a table and no more; None for all else."""
     import pandas as pd
 
-    if isinstance(source, str | Path):
-        path = Path(source).expanduser()
+    if isinstance(source, str | os.PathLike):
+        path = as_path(source)
         ending = next((e for e in TABLE_ENDINGS if path.name.lower().endswith(e)), None)
         if ending is not None:
+            path = local_path(path)
             return AnnotationSource(
                 _read_table(path, ending, text_columns), path.name[: -len(ending)], str(path.absolute())
             )
@@ -185,7 +188,7 @@ def _read_cells(source: Any, kind: str, obsm: Sequence[str]) -> AnnotationSource
         schema, cells = opened.describe(), opened.cells()
         colors = merge_colors(opened, cells, [key for key in schema.elements if key.endswith("_colors")])
         origin = opened.element("uns/atlas") if "uns/atlas" in schema.elements else {}
-        is_path = isinstance(source, str | Path)
+        is_path = isinstance(source, str | os.PathLike)
         return AnnotationSource(
             cells, schema.name if is_path else "", schema.uri if is_path else kind, colors,
             origin if isinstance(origin, Mapping) else {}, {key: _member(opened, schema, key) for key in obsm},

@@ -38,6 +38,7 @@ from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, RESERVED, check_given_name, new_uid
 from raggedatlas.model.reports import Done, ResultReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
+from raggedatlas.results.data_request import absolute_location, local_folder
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import read_config
 from raggedatlas.results.npy_results import load_results_dataset
@@ -293,8 +294,8 @@ def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
 def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: ANN401
     """Return where results come from, from the metadata of their table and their configuration file."""
     facts = getattr(dataset, "facts", {})
-    place = os.fspath(dataset.data_location)
-    config = {} if "://" in place else read_config(Path(place))
+    folder = local_folder(dataset.data_location)
+    config = read_config(folder) if folder is not None else {}
     keys = {
         "verb": "result:verb", "model": "result:model", "model_hash": "result:model_hash", "parent": "result:parent",
         "query": "atlas:query", "snapshot": "atlas:version",
@@ -302,7 +303,7 @@ def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: AN
     return {
         **{name: str(facts.get(key, "")) for name, key in keys.items()},
         "output": options.output or DATA,
-        "source": place if "://" in place else str(Path(place).absolute()),
+        "source": absolute_location(dataset.data_location),
         "config": json.dumps(config, sort_keys=True, default=str),
     }
 

@@ -1,9 +1,9 @@
 """Terms for free-text labels: proposed by name, synonym and similarity, confirmed by a file, and written back as ids."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.ontologies import read_text_table
+from raggedatlas.store.remote_path import local_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,7 @@ class TermMapping:
         rows = [{**asdict(one), "candidates": " | ".join(one.candidates)} for one in self.labels]
         return pd.DataFrame(rows, columns=[*LabelTerm.__dataclass_fields__])
 
-    def write(self, path: str | Path) -> str:
+    def write(self, path: str | os.PathLike[str]) -> str:
         """Write the labels to a ``.csv`` or ``.tsv`` file, to be edited and given back with ``confirm=``.
 
         The column ``term`` has the id that a label gets, and is empty where that is open: put one of the candidates there, or
@@ -116,7 +117,7 @@ class TermMapping:
         str
             The path.
         """
-        place = Path(path).expanduser()
+        place = local_path(path)
         with atomic_write(place) as temporary:
             self.to_pandas().to_csv(temporary, index=False, sep="\t" if place.suffix == ".tsv" else ",")
         return str(path)
@@ -256,8 +257,9 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
 
 
 def _confirm_table(confirm: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
-    if isinstance(confirm, str | Path):
-        return read_text_table(Path(confirm).expanduser()), Path(confirm).name
+    if isinstance(confirm, str | os.PathLike):
+        path = local_path(confirm)
+        return read_text_table(path), path.name
     try:
         return pa.table(confirm), type(confirm).__name__
     except (pa.ArrowException, TypeError, ValueError) as error:

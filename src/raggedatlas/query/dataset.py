@@ -25,7 +25,7 @@ from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 from raggedatlas.store.sparse import remap_csr
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ class Dataset:
 
         return as_mudata(self.source())
 
-    def write(self, path: str | AnyPath, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+    def write(self, path: Address, **options: Any) -> str:  # noqa: ANN401  (options of the format)
         """Write the dataset as it was added to ``.h5ad``, ``.zarr``, ``.h5mu`` or ``.cxg``, in bounded memory.
 
         Parameters

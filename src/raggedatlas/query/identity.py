@@ -1,9 +1,9 @@
 """Feature identity for people: look at it, explain it, link and unlink features by hand."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class FeatureIdentity:
 
     def load(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         *,
         organism: str | None = None,
         release: str | None = None,

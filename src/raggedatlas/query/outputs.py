@@ -39,7 +39,7 @@ from raggedatlas.query.read import PartReader, block_tasks, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ Reading = tuple[Executor | Workers, Location] | None
 def write(
     spec: QuerySpec,
     catalog: Catalog,
-    path: str | AnyPath,
+    path: Address,
     options: Mapping[str, Any],
     executor: Executor | Workers | None = None,
 ) -> str:

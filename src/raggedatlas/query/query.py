@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -37,6 +36,7 @@ from raggedatlas.query.search import make_search
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
+from raggedatlas.store.remote_path import Address
 from raggedatlas.store.sql import all_of, is_not_null
 from raggedatlas.store.sql_parser import as_filter, to_sql
 
@@ -731,7 +731,7 @@ class Query:
 
     def write(
         self,
-        path: str | Path,
+        path: Address,
         *,
         executor: Executor | Workers | None = None,
         **options: Any,  # noqa: ANN401  (options of the format)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from raggedatlas.errors import NotFoundError, QueryError, SchemaError
 from raggedatlas.results.schema import OBJECT_ID
+from raggedatlas.store.remote_path import local_path
 
 
 class HyraxDataset:
@@ -190,15 +191,27 @@ def _read_one(name: str, definition: Any) -> DatasetRequest:  # noqa: ANN401
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Make a path absolute; a URL is returned unchanged.
+    """Make a path absolute; the address of an object store is returned unchanged.
 
     Examples
     --------
     >>> absolute_location("s3://bucket/run")
     's3://bucket/run'
     """
-    text = os.fspath(location)
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    folder = local_folder(location)
+    return os.fspath(location) if folder is None else str(folder.absolute())
+
+
+def local_folder(location: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of a location; None for an object store and for addresses that only a dataset class of the user knows.
+
+    Examples
+    --------
+    >>> local_folder("hf://datasets/x") is None, local_folder("file:///runs/z").name
+    (True, 'z')
+    """
+    scheme, colon, _ = os.fspath(location).partition("://")
+    return local_path(location) if not colon or scheme.lower() == "file" else None
 
 
 def merge_config(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, SourceError, StoreError
+from raggedatlas.results.data_request import local_folder
 from raggedatlas.store.location import Location, file_digest, store_errors
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
@@ -366,8 +368,9 @@ def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
     config = getattr(dataset, "original_config", None)
     if config is None:
         location = getattr(dataset, "data_location", None)
-        if isinstance(location, str | os.PathLike) and (Path(location) / CONFIG_FILE).is_file():
-            return (Path(location) / CONFIG_FILE).read_text(encoding="utf-8")
+        folder = local_folder(location) if isinstance(location, str | os.PathLike) else None
+        if folder is not None and (folder / CONFIG_FILE).is_file():
+            return (folder / CONFIG_FILE).read_text(encoding="utf-8")
         config = getattr(dataset, "config", None)
     return to_toml(config) if isinstance(config, Mapping) else None
 
@@ -456,12 +459,12 @@ def find_results(
     """
     named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
     if named:
-        folder = Path(named).expanduser()
+        folder = local_path(named)
         if not folder.is_dir():
             raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
         return folder
     wanted = verb or "infer"
-    root = Path(config.get("general", {}).get("results_dir") or _ROOT).expanduser()
+    root = local_path(config.get("general", {}).get("results_dir") or _ROOT)
     found = find_newest_run(root, wanted)
     if found is None:
         raise NotFoundError(

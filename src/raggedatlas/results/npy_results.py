@@ -36,6 +36,7 @@ from raggedatlas.results.schema import (
     torch_dataset_class,
 )
 from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.runtime import warnings_as
 
 _BATCH = re.compile(r"batch_(\d+)\.npy")
@@ -612,7 +613,7 @@ def convert_results(
     --------
     >>> print(convert_results("results/20250201-120000-infer-AbCd"))  # doctest: +SKIP
     """
-    files = NpyResults(Path(results_dir))
+    files = NpyResults(local_path(results_dir))
     tensor = files.tensor(promote=promote)
     ResultColumn(DATA, tensor.shape, tensor.base)  # Raises if a table cannot hold it.
     files.check_ids()

@@ -24,6 +24,7 @@ from raggedatlas.results.folder import (
 from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import OBJECT_ID, read_columns
 from raggedatlas.store.location import file_digest
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.storage_errors import lance_errors
 
@@ -72,7 +73,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     """
     if level not in get_args(Level):
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
-    folder = Path(result_dir)
+    folder = local_path(result_dir)
     if not is_committed(folder):
         return Problems(_check_npy(folder, level))
     try:

@@ -108,15 +108,7 @@ class Location:
                 raise NameRefusedError(f"{uri!r} holds '.' or '..'; write the prefix out in full.")
             uri = "/".join([f"{scheme}://{parts.netloc}", *prefix])
         elif scheme in {"", "file"}:
-            if scheme and urlsplit(uri).netloc not in {"", "localhost"}:
-                raise StoreError(f"{uri!r} names a host; expected file:///folder, or a path without file://.")
-            path = unquote(urlsplit(uri).path) if scheme else uri
-            if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.split("/")):
-                raise StoreError(
-                    f"The address of {len(path)} characters holds a name longer than {_LONGEST_NAME} bytes, which file systems "
-                    "do not take; expected a shorter path."
-                )
-            uri = os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - must not resolve symlinks
+            uri = os.path.abspath(parse_local(uri))  # noqa: PTH100 - must not resolve symlinks
         else:
             raise StoreError(f"{uri!r} has the scheme {scheme!r}; expected a path, file://, s3://, gs:// or az://.")
         unknown = sorted(set(self.storage_options) - set(OPTION_NAMES))
@@ -535,6 +527,37 @@ def probe_conditional_puts(location: Location) -> None:
     finally:
         with contextlib.suppress(BaseError, FileNotFoundError):
             obstore.delete(store, key)
+
+
+def parse_local(address: str) -> Path:
+    """Return the path that a text or a ``file://`` address names, its ``~`` or ``~user`` expanded.
+
+    Raises
+    ------
+    StoreError
+        If it is empty, names a host, holds a name that file systems do not take, or there is no such home.
+
+    Examples
+    --------
+    >>> parse_local("file:///data/a%20b").as_posix()
+    '/data/a b'
+    """
+    _check_address(address)
+    scheme = "://" in address
+    if scheme and urlsplit(address).netloc not in {"", "localhost"}:
+        raise StoreError(f"{address!r} names a host; expected file:///folder, or a path without file://.")
+    path = unquote(urlsplit(address).path) if scheme else address
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.split("/")):
+        raise StoreError(
+            f"The address of {len(path)} characters holds a name longer than {_LONGEST_NAME} bytes, which file systems "
+            "do not take; expected a shorter path."
+        )
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise StoreError(
+            f"{path!r} begins with the home directory of a user who has none; write the path out in full."
+        ) from error
 
 
 def _check_address(uri: str) -> None:

@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +18,7 @@ import pyarrow as pa
 from raggedatlas.errors import MissingExtraError, MissingFileError, QueryError, SourceError
 from raggedatlas.model.accessions import GeneTableInfo
 from raggedatlas.model.terms import PACKAGE, TERMS, TERMS_SCHEMA, Terms, id_prefix
+from raggedatlas.store.remote_path import local_path
 
 _KEY = re.compile(r'[{,\s]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _FARTHER = re.compile(r'("ancestors":\{"[^"]+":1),[^}]*\}')
@@ -226,7 +228,7 @@ def read_term_table(source: Any, ontology: str | None = None, release: str = "")
 
 def _read_table(source: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
     """Read a source into a table of columns as they are, and say what it is."""
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         try:
             if hasattr(source, "__arrow_c_stream__"):
                 return pa.table(source), type(source).__name__
@@ -235,7 +237,8 @@ def _read_table(source: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
             ).__name__
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SourceError(f"The {type(source).__name__} is no table of terms: {error}.") from error
-    return read_text_table(Path(source).expanduser()), Path(source).name
+    path = local_path(source)
+    return read_text_table(path), path.name
 
 
 def read_text_table(path: Path) -> pa.Table:

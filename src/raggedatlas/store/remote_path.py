@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError, StoreError
-from raggedatlas.store.location import REMOTE_SCHEMES, Location, store_errors
+from raggedatlas.store.location import REMOTE_SCHEMES, Location, parse_local, store_errors
 from raggedatlas.store.runtime import LRUCache, process_cache, share, submit_request
 
 if TYPE_CHECKING:
@@ -309,6 +309,9 @@ class RemotePath:
 AnyPath = Path | RemotePath
 """What readers of files take."""
 
+Address = str | os.PathLike[str] | RemotePath
+"""What users may give where a file or folder is named; `as_path` and `local_path` read it."""
+
 
 def is_remote(address: object) -> bool:
     """Return whether an address is that of an object store or a web server.
@@ -327,9 +330,7 @@ def is_remote(address: object) -> bool:
     )
 
 
-def as_path(
-    address: "str | os.PathLike[str] | RemotePath", storage_options: Mapping[str, str] | None = None
-) -> AnyPath:
+def as_path(address: Address, storage_options: Mapping[str, str] | None = None) -> AnyPath:
     """Return the path of an address: local, or in an object store or on a web server.
 
     Parameters
@@ -357,7 +358,33 @@ def as_path(
     if is_remote(text):
         return RemotePath(text, storage_options)
     # `Location` normalises ``file://``, and refuses what is no scheme.
-    return Location(text).path if "://" in text else Path(text).expanduser()
+    return Location(text).path if "://" in text else parse_local(text)
+
+
+def local_path(address: Address) -> Path:
+    """Return the path of an address that must be on this machine.
+
+    Parameters
+    ----------
+    address : str or os.PathLike
+        As of `as_path`.
+
+    Raises
+    ------
+    StoreError
+        If it is in an object store or on a web server.
+
+    Examples
+    --------
+    >>> local_path("file:///data/pbmc.h5ad").name
+    'pbmc.h5ad'
+    """
+    path = as_path(address)
+    if isinstance(path, RemotePath):
+        raise StoreError(
+            f"{path} is not on this machine; expected a local path or file://. Copy it to this machine first."
+        )
+    return path
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.remote_path import as_path, local_path
 from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class ExplorerServer(LoopbackServer):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         *,
         port: int = 0,
         title: str | None = None,
@@ -197,7 +198,7 @@ class ExplorerServer(LoopbackServer):
         timeout: float = STARTUP_TIMEOUT,
         temporary: Path | None = None,
     ) -> None:
-        self.path = path = Path(path)
+        self.path = path = local_path(path)
         self._temporary = temporary
         if not path.is_dir():
             raise NotFoundError(f"There is no folder {path} to serve; check the path.")
@@ -343,7 +344,7 @@ class PreparedCxg:
     written: bool
 
 
-def is_servable(path: str | Path) -> bool:
+def is_servable(path: str | os.PathLike[str]) -> bool:
     """Return whether cellxgene 0.16.8 can serve a CXG unchanged: version 0.2.0 or older, with X as one array.
 
     Raises
@@ -368,8 +369,8 @@ def is_servable(path: str | Path) -> bool:
 
 
 def prepare(
-    what: "Query | str | Path | Any",  # noqa: ANN401  (anything that can be read)
-    target: str | Path,
+    what: "Query | str | os.PathLike[str] | Any",  # noqa: ANN401  (anything that can be read)
+    target: str | os.PathLike[str],
     **options: Any,  # noqa: ANN401  (fields of CxgOptions)
 ) -> PreparedCxg:
     """Write cells to a CXG that cellxgene 0.16.8 can serve.
@@ -401,17 +402,17 @@ def prepare(
     from raggedatlas.formats.registry import open_sink
     from raggedatlas.verbs.viewer.sources import find_query
 
-    if isinstance(what, str | Path) and is_cxg(Path(what)) and is_servable(what):
-        return PreparedCxg(Path(what), written=False)
+    if isinstance(what, str | os.PathLike) and is_cxg(path := as_path(what)) and is_servable(local_path(path)):
+        return PreparedCxg(local_path(path), written=False)
     query = find_query(what)
-    if Path(target).suffix != ENDING:
+    if as_path(target).suffix != ENDING:
         raise SourceError(f"{target} is not a valid name for a CXG; it must end in {ENDING}.")
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if query is not None:
         # People search for genes by symbol, and the features of an atlas are indexed by id.
         chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(query) else chosen
-        return PreparedCxg(Path(query.write(str(target), **chosen)), written=True)
-    return PreparedCxg(Path(copy(what, open_sink(target, **chosen))), written=True)
+        return PreparedCxg(local_path(query.write(str(target), **chosen)), written=True)
+    return PreparedCxg(local_path(copy(what, open_sink(target, **chosen))), written=True)
 
 
 def _has_symbols(query: "Query") -> bool:
@@ -420,9 +421,9 @@ def _has_symbols(query: "Query") -> bool:
 
 
 def serve(
-    what: "Query | str | Path | Any",  # noqa: ANN401  (anything that can be read)
+    what: "Query | str | os.PathLike[str] | Any",  # noqa: ANN401  (anything that can be read)
     *,
-    target: str | Path | None = None,
+    target: str | os.PathLike[str] | None = None,
     port: int = 0,
     title: str | None = None,
     **options: Any,  # noqa: ANN401  (those of `prepare`)
@@ -463,7 +464,7 @@ def serve(
     program = require_explorer()
     folder = None if target is not None else Path(tempfile.mkdtemp(prefix="raggedatlas-serve-"))
     try:
-        at = Path(target) if target is not None else Path(str(folder)) / NAME
+        at = local_path(target) if target is not None else Path(str(folder)) / NAME
         found = prepare(what, at, title=title, **options)
         return ExplorerServer(found.path, port=port, title=title, program=program, temporary=folder)
     except BaseException:

@@ -19,6 +19,7 @@ from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.plan import OutputFormat
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.location import file_digest
+from raggedatlas.store.remote_path import local_path
 
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""
@@ -200,7 +201,7 @@ def import_object(path: str) -> Any:  # noqa: ANN401  (whatever it is)
     if not colon or not place or not name:
         raise QueryError(f"{path!r} names no model; expected 'package.module:name' or 'file.py:name'.")
     try:
-        module = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
+        module = _import_file(local_path(place)) if place.endswith(".py") else import_module(place)
         found: Any = module
         for part in name.split("."):
             found = getattr(found, part)
@@ -324,7 +325,8 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """
     import torch
 
-    if Path(path).suffix == _SAFE:
+    path = local_path(path)
+    if path.suffix == _SAFE:
         return _read_safetensors(path)
     try:
         # To the CPU first: the tensors may be saved from a device that this machine does not have.
@@ -415,6 +417,7 @@ def open_onnx(
     MissingExtraError
         If ONNX Runtime is not installed.
     """
+    path = local_path(path)
     digest = file_digest(path)
     session = _open_session(os.fspath(path), providers)
     wanted = _inputs_of(session, os.fspath(path), inputs)

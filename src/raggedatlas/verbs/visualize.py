@@ -11,6 +11,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet, load_results_dataset
+from raggedatlas.store.remote_path import is_remote, local_path
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import SPACE, Look, Scene
@@ -126,9 +127,10 @@ def visualize(
     ... )  # doctest: +SKIP
     """
     # First, so that an unknown ending is refused before cells are read.
-    writer = _writer_of(Path(path))
+    target = local_path(path)
+    writer = _writer_of(target)
     scene = make_view(embedding, cells, **choices)
-    return writer(scene, Path(path), genes=list(genes), overwrite=overwrite)
+    return writer(scene, target, genes=list(genes), overwrite=overwrite)
 
 
 @checked
@@ -249,7 +251,7 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
     """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
     if isinstance(embedding, ResultDataset | InferenceDataSet):
         return embedding
-    if "://" not in str(embedding) and not Path(embedding).is_dir():
+    if not is_remote(embedding) and not local_path(embedding).is_dir():
         return None
     # A text that is also a folder means the embedding; a `Path` always means the folder.
     if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():

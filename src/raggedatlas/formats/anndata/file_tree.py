@@ -24,7 +24,7 @@ from raggedatlas.formats.containers import (
     zarr_store_of,
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
-from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
 from raggedatlas.store.runtime import warnings_as
 
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
@@ -226,7 +226,7 @@ class Node:
 
 
 @contextmanager
-def open_tree(path: str | AnyPath) -> Iterator[Node]:
+def open_tree(path: Address) -> Iterator[Node]:
     """Open a file or folder as a tree of nodes.
 
     Parameters

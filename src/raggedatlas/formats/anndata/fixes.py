@@ -38,7 +38,7 @@ from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip
 from raggedatlas.formats.output_files import partial_path, writable
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
-from raggedatlas.store.remote_path import is_remote
+from raggedatlas.store.remote_path import is_remote, local_path
 from raggedatlas.store.runtime import warnings_as
 
 MAX_ROUNDS = 10
@@ -70,7 +70,7 @@ class Repair:
         return self.fixed
 
 
-def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repair:
+def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: Depth = "full") -> Repair:
     """Write a copy of an AnnData file in which all fixable problems are fixed.
 
     Values are never guessed: invalid pointers or indices are kept and reported. The copy appears under its name when it is
@@ -106,7 +106,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     """
     if is_remote(path) or is_remote(target):
         raise SourceError(f"{path} is repaired as a local copy; download it, or convert it, and give a local target.")
-    path, target = Path(path), Path(target)
+    path, target = local_path(path), local_path(target)
     _refuse_existing(target)
     hidden = partial_path(target, overwrite=True)
     if is_zip(path):

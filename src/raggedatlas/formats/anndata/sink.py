@@ -1,5 +1,6 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput,
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
+from raggedatlas.store.remote_path import local_path
 
 DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
@@ -29,7 +31,7 @@ MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".
 """First bytes of an `.h5mu` file, by which readers recognise it."""
 
 
-def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+def h5ad_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5ad` file.
 
     Parameters
@@ -49,21 +51,21 @@ def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     StoreError
         If the folder cannot be written.
     """
-    return TreeSink(Hdf5Output(Path(path), compression=compression, overwrite=overwrite), multimodal=False)
+    return TreeSink(Hdf5Output(local_path(path), compression=compression, overwrite=overwrite), multimodal=False)
 
 
-def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+def h5mu_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5mu` file; keys are ``"mod/<m>/X"`` and so on, ``"obs"`` and ``"obsmap/<m>"`` are global.
 
     Parameters and errors as of `h5ad_sink`.
     """
     # 512 bytes is the smallest user block of HDF5; `publish` writes `MUDATA_HEADER` there.
-    target = Hdf5Output(Path(path), compression=compression, overwrite=overwrite, userblock=512)
+    target = Hdf5Output(local_path(path), compression=compression, overwrite=overwrite, userblock=512)
     return TreeSink(target, multimodal=True)
 
 
 def zarr_sink(
-    path: str | Path,
+    path: str | os.PathLike[str],
     zarr_format: int = 3,
     compression: str | None = "zstd",
     *,
@@ -92,7 +94,7 @@ def zarr_sink(
     StoreError
         If the folder cannot be written.
     """
-    target = ZarrOutput(Path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
+    target = ZarrOutput(local_path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
 
 

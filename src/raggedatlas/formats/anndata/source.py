@@ -42,14 +42,14 @@ from raggedatlas.formats.matrix_readers import (
     RowReader,
     SparseArrays,
 )
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
 
-def h5ad_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
     Raises
@@ -69,7 +69,7 @@ def h5ad_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYT
     return _stored_source(open_hdf5(path), path, "h5ad", limit=max_element_bytes)
 
 
-def zarr_source(path: str | AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def zarr_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder.
 
     Raises

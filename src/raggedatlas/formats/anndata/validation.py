@@ -46,7 +46,7 @@ from raggedatlas.formats.containers import MAX_DEPTH, READ_ERRORS, is_zip, reada
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
-from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
@@ -94,7 +94,7 @@ class Limits:
     memory: int
 
     @classmethod
-    def of(cls, path: str | AnyPath) -> "Limits":
+    def of(cls, path: Address) -> "Limits":
         """Return limits that a valid file of this size stays far below.
 
         Examples
@@ -107,7 +107,7 @@ class Limits:
 
 
 @checked
-def validate(path: str | AnyPath, level: Depth = "metadata", *, limits: Limits | None = None) -> Problems:
+def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None = None) -> Problems:
     """List the rules that an AnnData file breaks.
 
     Parameters
@@ -248,7 +248,7 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
     return checker.problems
 
 
-def raise_if_invalid(path: str | AnyPath, *, compare: bool = True) -> Problems:
+def raise_if_invalid(path: Address, *, compare: bool = True) -> Problems:
     """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
     Elements that cannot be opened or decoded (A00) are left to the reader, whose error is more precise.
@@ -279,7 +279,7 @@ def raise_if_invalid(path: str | AnyPath, *, compare: bool = True) -> Problems:
     return problems
 
 
-def with_rule_id(path: str | AnyPath, error: AtlasError) -> AtlasError:
+def with_rule_id(path: Address, error: AtlasError) -> AtlasError:
     """Return an error of reading a file with the id of the rule that the file breaks.
 
     Parameters
@@ -345,7 +345,7 @@ _MAIN = ("data", "codes", "values")
 
 
 @checked
-def inspect(path: str | AnyPath) -> Inspection:
+def inspect(path: Address) -> Inspection:
     """Inspect an AnnData or MuData file without reading its values.
 
     Parameters

@@ -33,7 +33,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, as_path
 
 Kind = Literal["array", "group"]
 
@@ -103,7 +103,7 @@ def is_cxg(path: AnyPath) -> bool:
     return bool(arrays) if tiledb_kind(path) == "group" else {OBS, VAR} <= set(arrays)
 
 
-def detect(path: str | AnyPath) -> Detection:
+def detect(path: Address) -> Detection:
     """Detect version and layout of a CXG; raises only if they cannot be described.
 
     Raises
@@ -235,7 +235,7 @@ class CxgInspection(Inspection):
 
 
 @checked
-def inspect(path: str | AnyPath) -> CxgInspection:
+def inspect(path: Address) -> CxgInspection:
     """Inspect a CXG without reading its values.
 
     Parameters

@@ -54,6 +54,7 @@ from raggedatlas.formats.output_files import publish_folder, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.sparse import centred_svd
 
 LOCK = "cxg.lock"
@@ -66,7 +67,7 @@ _NO_EMBEDDING = "embeddings are dense arrays of two or more numeric columns"
 _ONE_MATRIX = "a CXG has a single matrix; x= selects another one"
 
 
-def cxg_sink(path: str | Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
+def cxg_sink(path: str | os.PathLike[str], **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
     """Return a sink that writes a CXG.
 
     Parameters
@@ -91,7 +92,7 @@ def cxg_sink(path: str | Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (t
     --------
     >>> sink = cxg_sink("pbmc.cxg", profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
     """
-    return CxgSink(Path(path), CxgOptions.of(choices))
+    return CxgSink(local_path(path), CxgOptions.of(choices))
 
 
 class CxgSink:

@@ -62,14 +62,14 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
-from raggedatlas.store.remote_path import AnyPath
+from raggedatlas.store.remote_path import Address, AnyPath
 
 MAX_EXTRA_BYTES = 256 << 20
 """Maximum size on disk of arrays outside the format that are read into ``uns``."""
 
 
 def cxg_source(
-    path: str | AnyPath, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
+    path: Address, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
 ) -> "CxgSource":
     """Open a CXG of any version and layout.
 

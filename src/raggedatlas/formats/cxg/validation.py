@@ -35,7 +35,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Depth, Problems
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import Address, as_path
 
 STEP_BYTES = 16 << 20
 """Approximate size of a block of a dense array."""
@@ -418,7 +418,7 @@ def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
 
 
 @checked
-def validate(path: str | AnyPath, level: Depth = "metadata") -> Problems:
+def validate(path: Address, level: Depth = "metadata") -> Problems:
     """List the rules that a CXG breaks (seed 004; the reference lists the rules).
 
     Parameters

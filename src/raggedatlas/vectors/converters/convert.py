@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import REMOTE_SCHEMES
+from raggedatlas.store.remote_path import as_path, local_path
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
@@ -88,7 +88,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     SourceError
         If its format is unknown; the message lists the known ones.
     """
-    file = Path(path)
+    file = local_path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     name = ("spatialdata" if geo.is_spatialdata(file) else None) if file.is_dir() else ENDINGS.get(file.suffix.lower())
@@ -137,7 +137,7 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
         If the library that the format needs is not installed.
     """
     name = _known(format) if format is not None else detect(path)
-    file = Path(path)
+    file = local_path(path)
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     _check_options(CONVERTERS[name].read, name, options)
@@ -217,7 +217,7 @@ def write_file(
         If the format cannot represent the shapes, or if something would be lost and `strict` is true.
     """
     content = content if isinstance(content, Content) else Content(content)
-    shapes, file = content.shapes, Path(path)
+    shapes, file = content.shapes, local_path(path)
     name = _known(format) if format is not None else _by_path(path, shapes)
     check_content(shapes, "What is to be written")
     losses = plan_losses(content, name)
@@ -278,11 +278,11 @@ def _write_aside(
 
 
 def _by_path(path: str | os.PathLike[str], shapes: Shapes) -> str:
-    text = os.fspath(path)
-    name = ENDINGS.get(Path(text).suffix.lower())
+    suffix = local_path(path).suffix
+    name = ENDINGS.get(suffix.lower())
     if name is None:
         raise SourceError(
-            f"{path} has the ending {Path(text).suffix!r}; {', '.join(ENDINGS)} can be written. "
+            f"{path} has the ending {suffix!r}; {', '.join(ENDINGS)} can be written. "
             f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
         )
     # a table of vertices would be read as points; format="parquet" still asks for one
@@ -357,9 +357,9 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     text = os.fspath(path)
     if text.rstrip("/").endswith(ENDING):
         return True
-    node = Path(text) / "zarr.json"
+    folder = as_path(path)
     # A remote path is a store only by its suffix; nothing is fetched to detect one.
-    if text.startswith(tuple(f"{scheme}://" for scheme in REMOTE_SCHEMES)) or not node.is_file():
+    if not isinstance(folder, Path) or not (node := folder / "zarr.json").is_file():
         return False
     try:
         return "zarr_vectors" in json.loads(node.read_text(encoding="utf-8")).get("attributes", {})

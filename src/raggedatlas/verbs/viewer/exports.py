@@ -14,6 +14,7 @@ import pyarrow as pa
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.formats.output_files import partial_path, publish_folder
 from raggedatlas.results.folder import atomic_write
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
@@ -58,7 +59,7 @@ def write_parquet(
     """
     from pyarrow import parquet
 
-    target = Path(path)
+    target = local_path(path)
     refuse_existing(target, overwrite=overwrite)
     columns: dict[str, pa.Array] = {
         ID: scene.ids,
@@ -119,7 +120,7 @@ def write_vitessce(
     FeatureError
         If a gene is unknown.
     """
-    target = Path(path)
+    target = local_path(path)
     refuse_existing(target, overwrite=overwrite)
     # First, so that an address that is refused leaves no files.
     config = json.dumps(vitessce_config(scene, genes), indent=2)

@@ -13,6 +13,7 @@ from typing import Any
 
 from raggedatlas.errors import DuplicateError, StoreError
 from raggedatlas.results.folder import atomic_write
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.verbs.viewer.arrow_streams import (
     bounds_of,
     column_part,
@@ -215,7 +216,7 @@ def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrit
     StoreError
         If the folder is not there or refuses.
     """
-    target = Path(path)
+    target = local_path(path)
     refuse_existing(target, overwrite=overwrite)
     # Translated line ends would change the program, whose hash is in the policy.
     with atomic_write(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:

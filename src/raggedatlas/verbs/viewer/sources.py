@@ -34,6 +34,7 @@ from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
+from raggedatlas.store.remote_path import as_path
 from raggedatlas.verbs.viewer.palette import is_color
 from raggedatlas.verbs.viewer.scene import Genes, Look, Scene, make_scene, match_ids
 
@@ -117,13 +118,13 @@ def default_embedding(cells: "KnownCells") -> str:
 
 def is_cells_path(path: str | os.PathLike[str]) -> bool:
     """Return whether an atlas, or a file or folder of cells, is at a path; the name of an embedding, or results, are not."""
-    text = os.fspath(path)
-    if "://" in text or not Path(text).exists():
+    place = as_path(path)
+    if not isinstance(place, Path) or not place.exists():
         return False
-    if Path(text).is_file() or is_atlas(Location(text)):
+    if place.is_file() or is_atlas(Location.of(place)):
         return True
     roots = ("zarr.json", ".zgroup", "matrix.mtx", "matrix.mtx.gz")
-    return is_cxg(Path(text)) or any(Path(text, name).is_file() for name in roots)
+    return is_cxg(place) or any((place / name).is_file() for name in roots)
 
 
 def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can be read)
@@ -135,11 +136,11 @@ def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can 
         If an atlas has no snapshot.
     """
     if isinstance(cells, str | os.PathLike):
-        text = os.fspath(cells)
+        place = as_path(cells)
         # A local folder is an atlas if it has the tables of one.
-        if "://" not in text and not (Path(text).is_dir() and is_atlas(Location(text))):
+        if isinstance(place, Path) and not (place.is_dir() and is_atlas(Location.of(place))):
             return None
-        cells = RaggedAtlas.open(text)
+        cells = RaggedAtlas.open(place if isinstance(place, Path) else cells)
     if isinstance(cells, RaggedAtlas):
         known = cells.list_versions()
         if not known:
@@ -168,7 +169,7 @@ def open_cells(cells: Cells) -> KnownCells:
     query = find_query(cells)
     if query is not None:
         return QueryCells(query)
-    return FileCells(Path(cells) if isinstance(cells, str | os.PathLike) else cells)
+    return FileCells(as_path(cells) if isinstance(cells, str | os.PathLike) else cells)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.results.folder import atomic_write
+from raggedatlas.store.remote_path import local_path
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import MISSING, category_colors
@@ -49,7 +50,7 @@ def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool
     DuplicateError, StoreError
         If the file is there, or cannot be written.
     """
-    target = Path(path)
+    target = local_path(path)
     refuse_existing(target, overwrite=overwrite)
     figure = draw(scene)
     with atomic_write(target) as temporary:

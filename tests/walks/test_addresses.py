@@ -1,0 +1,191 @@
+"""Every public call that takes a path reads each form of an address alike: text, `Path`, `os.PathLike`, `~`, ``file://``, relative."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as papq
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.errors import StoreError
+from raggedatlas.formats import anndata as anndata_rules
+from raggedatlas.formats.gene_tables import read_gene_tables
+from raggedatlas.ingest.annotations import read_uids
+from raggedatlas.results.data_request import absolute_location
+from raggedatlas.results.folder import find_results
+from raggedatlas.results.validation import validate_results
+from raggedatlas.store.ontologies import read_term_table
+from raggedatlas.testing.atlases import npy_run, small_anndata, write_results
+from raggedatlas.testing.spatial import spots
+from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.converters.convert import convert, is_store, read_file, write_file
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.writer import write as write_vectors
+from raggedatlas.verbs.models import import_object
+from raggedatlas.verbs.visualize import visualize
+
+Given = str | os.PathLike[str]
+
+
+@dataclass
+class Named:
+    """A path of another class than `Path`."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+FORMS: dict[str, Callable[[Path], Given]] = {
+    "text": str,
+    "pathlike": Named,
+    "home": lambda path: f"~/{path.name}",
+    "file": lambda path: f"file://{quote(str(path))}",
+    "relative": lambda path: path.name,
+}
+"""Form -> the address of a file in the folder that is the home and the current one."""
+
+
+@dataclass
+class Places:
+    """A folder with a file of each kind, and an atlas."""
+
+    folder: Path
+    atlas: ra.RaggedAtlas
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Make the files, in a folder whose name needs escapes in a URL."""
+    folder = tmp_path_factory.mktemp("a b%20")
+    atlas = ra.RaggedAtlas.create(folder / "atlas")
+    atlas.add(small_anndata(1, 12), "d1", organism="human")
+    atlas.snapshot("first")
+    small_anndata(3, 6).write_h5ad(folder / "third.h5ad")
+    uids = atlas.checkout("first").query().to_pandas().index.to_numpy(dtype=object)
+    write_results(folder / "z", uids, np.arange(24, dtype=np.float32).reshape(-1, 2), model="m")
+    npy_run(folder / "npy", [(["a", "b"], np.ones((2, 3), np.float32))])
+    write_vectors(make_geometry(spots()), str(folder / "spots.zv"))
+    write_file(spots(), folder / "spots.csv")
+    papq.write_table(pa.table({"x": [1.0], "y": [2.0], "gene": ["A"]}), folder / "points.parquet")
+    (folder / "uids.txt").write_text("\n".join(uids[:2]))
+    (folder / "labels.csv").write_text(f"uid,label\n{uids[0]},B\n")
+    (folder / "terms.csv").write_text("id,name\nMY:1,arm\n")
+    (folder / "confirm.csv").write_text("label,term\nB cell,\n")
+    (folder / "model.py").write_text("answer = 42\n")
+    genes = Path(__file__).parents[1] / "data" / "gene_tables" / "hgnc_complete_set_extract.txt"
+    (folder / "genes.txt").write_bytes(genes.read_bytes())
+    return Places(folder, atlas)
+
+
+READS: dict[str, tuple[str, Callable[[Places, Any], Any]]] = {
+    "read": ("third.h5ad", lambda p, at: ra.read(at).X.sum()),
+    "open_source": ("third.h5ad", lambda p, at: ra.open_source(at).describe().name),
+    "inspect": ("third.h5ad", lambda p, at: str(anndata_rules.inspect(at))),
+    "validate": ("third.h5ad", lambda p, at: list(anndata_rules.validate(at))),
+    "add": ("third.h5ad", lambda p, at: p.atlas.add(at, dry_run=True).n_cells),
+    "add points": ("points.parquet", lambda p, at: refusal(p.atlas.add, at, dry_run=True).partition("parquet")[2]),
+    "add geometry": ("spots.zv", lambda p, at: p.atlas.add(at, dry_run=True).name),
+    "add results": ("z", lambda p, at: p.atlas.add(at, dry_run=True).name),
+    "annotate": ("labels.csv", lambda p, at: str(p.atlas.annotate(at, name="n", dry_run=True))),
+    "delete_cells": ("uids.txt", lambda p, at: p.atlas.delete_cells(uids=at, dry_run=True).n_cells),
+    "read_uids": ("uids.txt", lambda p, at: read_uids(at).to_pylist()),
+    "load_terms": ("terms.csv", lambda p, at: read_term_table(at).version),
+    "map_terms": (
+        "confirm.csv",
+        lambda p, at: str(p.atlas.map_terms("cell_type", ontology="CL", confirm=at, dry_run=True)),
+    ),
+    "open": ("atlas", lambda p, at: ra.RaggedAtlas.open(at).uri),
+    "checkout_latest": ("atlas", lambda p, at: ra.RaggedAtlas.checkout_latest(at).query().count()),
+    "sync": ("atlas", lambda p, at: refusal(p.atlas.sync, at, dry_run=True)),
+    "diff_files": ("atlas", lambda p, at: str(p.atlas.diff_files("first", "first", other=at))),
+    "ResultDataset": ("z", lambda p, at: ra.ResultDataset({}, at).get_data(3).tolist()),
+    "load_results_dataset": ("z", lambda p, at: len(ra.load_results_dataset({}, at))),
+    "find_results": ("z", lambda p, at: find_results({"results": {"inference_dir": at}}).resolve()),
+    "data_location": ("z", lambda p, at: absolute_location(at)),
+    "InferenceDataSet": ("npy", lambda p, at: len(ra.InferenceDataSet({}, at))),
+    "validate_results": ("z", lambda p, at: list(validate_results(at))),
+    "read_gene_tables": ("genes.txt", lambda p, at: [str(table.info) for table in read_gene_tables(at)]),
+    "read_points": ("points.parquet", lambda p, at: len(ra.read_points(at).positions)),
+    "open_vectors": ("spots.zv", lambda p, at: open_vectors(at).n_levels),
+    "is_store": ("spots.zv", lambda p, at: is_store(at)),
+    "read_file": ("spots.csv", lambda p, at: read_file(at).shapes.n_vertices),
+    "import_object": ("model.py", lambda p, at: import_object(f"{os.fspath(at)}:answer")),
+}
+"""Call -> the file that it is given, and what comes of it."""
+
+WRITES: dict[str, tuple[str, Callable[[Places, Any], Any]]] = {
+    "query.write": ("out.h5ad", lambda p, at: p.atlas.checkout("first").query().write(at)),
+    "dataset.write": ("out.h5ad", lambda p, at: p.atlas.checkout("first").dataset("d1").write(at)),
+    "copy": ("out.zarr", lambda p, at: ra.copy(small_anndata(3, 6), at)),
+    "create": ("out.atlas", lambda p, at: ra.RaggedAtlas.create(at)),
+    "write_file": ("out.csv", lambda p, at: write_file(spots(), at)),
+    "convert": ("out.zv", lambda p, at: convert(p.folder / "spots.csv", at)),
+    "write_vectors": ("out.zv", lambda p, at: write_vectors(make_geometry(spots()), at)),
+    "results": ("out", lambda p, at: write_results(at, ["a"], np.ones((1, 2)))),
+    "terms": (
+        "out.csv",
+        lambda p, at: p.atlas.map_terms("cell_type", ontology="CL", dry_run=True).write(at),
+    ),
+    "visualize": ("out.html", lambda p, at: visualize("spatial", small_spatial(), path=at)),
+}
+"""Call -> the name that it writes."""
+
+
+def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """Return what a call is refused with."""
+    with pytest.raises(ra.AtlasError) as refused:
+        call(*args, **options)
+    return str(refused.value)
+
+
+def small_spatial() -> Any:
+    """Make cells with coordinates."""
+    adata = small_anndata(3, 6)
+    adata.obsm["spatial"] = np.arange(12, dtype=float).reshape(6, 2)
+    return adata
+
+
+@pytest.fixture
+def at_home(places: Places, monkeypatch: pytest.MonkeyPatch) -> Places:
+    """Make the folder the home and the current folder."""
+    monkeypatch.setenv("HOME", str(places.folder))
+    monkeypatch.chdir(places.folder)
+    return places
+
+
+@pytest.mark.filterwarnings("ignore:InferenceDataSet reads")
+@pytest.mark.parametrize("call", READS)
+def test_every_form_of_an_address_is_read_alike(call: str, at_home: Places) -> None:
+    """Whatever form a path has, a call answers as for a `Path`."""
+    name, run = READS[call]
+    path = at_home.folder / name
+    expected = run(at_home, path)
+    for form, make in FORMS.items():
+        assert run(at_home, make(path)) == expected, form
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("call", WRITES)
+def test_every_form_of_an_address_is_written_alike(call: str, form: str, at_home: Places) -> None:
+    """Whatever form a path has, what is written lies where it says, and nothing beside it."""
+    name, run = WRITES[call]
+    before = {path.name for path in at_home.folder.iterdir()}
+    run(at_home, FORMS[form](at_home.folder / name))
+    made = {path.name for path in at_home.folder.iterdir()} - before
+    for made_path in (at_home.folder / each for each in made):
+        made_path.rename(made_path.with_name(f"done-{call}-{form}-{made_path.name}"))
+    assert made == {name}
+
+
+def test_a_home_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `~` that cannot be expanded is an error of ours."""
+    with pytest.raises(StoreError, match="write the path out in full"):
+        ra.read("~no-such-user-here/x.h5ad")

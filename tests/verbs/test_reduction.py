@@ -89,7 +89,7 @@ def test_a_saved_model_takes_its_own_features(small: Any, tmp_path: Path) -> Non
 
 @given(seed=st.integers(0, 50), sparse=st.booleans())
 def test_wide_rows_are_reduced_as_narrow_ones(seed: int, sparse: bool) -> None:
-    """Random projections find what the whole covariance shows; components are orthonormal, and variances descend."""
+    """Solvers for few components find what the whole covariance shows; components are orthonormal, and variances descend."""
     rng = np.random.default_rng(seed)
     values = rng.poisson(1.0, (30, 40)) * np.linspace(4, 0.1, 40)
     given_back = sp.csr_array(values) if sparse else values

@@ -32,7 +32,6 @@ from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.location import file_digest
 from raggedatlas.store.remote_path import local_path
-from raggedatlas.store.sparse import centred_svd
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
 
 if TYPE_CHECKING:
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
 
 
 EXACT_WIDTH = 2048
-"""Up to this width the full covariance is decomposed; beyond it, random projections find its range."""
-
-_OVERSAMPLED = 16
-_POWERS = 6
+"""Up to this width the full covariance is decomposed; beyond it, only as many components as are wanted are computed."""
 
 
 def _save_arrays(path: Path, **arrays: Any) -> None:  # noqa: ANN401  (arrays)
@@ -166,7 +162,7 @@ def fit_pca(
     n_components : int
         Number of components.
     seed : int
-        Of the random projections for wide rows; narrow ones need none.
+        Of the solvers for wide rows; narrow ones need none.
     features : tuple of str
         Kept with the model.
     target_sum : float or None
@@ -176,6 +172,8 @@ def fit_pca(
     ------
     QueryError
         If there are fewer rows or columns than components.
+    MissingExtraError
+        Without scikit-learn.
 
     Examples
     --------
@@ -187,38 +185,23 @@ def fit_pca(
         raise QueryError(
             f"{n_components} components of {n:,} rows of {width:,} values; there can be 1 to {min(n - 1, width)}."
         )
-    wide = values.astype(np.float64)
-    mean = np.asarray(wide.mean(axis=0)).reshape(-1)
-    squared = wide.multiply(wide) if hasattr(wide, "multiply") else wide * wide
-    # From sums of squares, because centring would make sparse values dense.
-    total = (float(squared.sum()) - n * float(mean @ mean)) / (n - 1)
-    if width <= EXACT_WIDTH:
-        components, variance = _exact(wide, mean, n_components)
-    else:
-        _, lengths, components = centred_svd(
-            lambda basis: np.asarray(wide @ basis), lambda basis: np.asarray(wide.T @ basis), mean, n, n_components,
-            n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
-        )  # fmt: skip
-        variance = lengths**2 / (n - 1)
-    # The sign of a component is arbitrary; fixing it makes results comparable between machines.
-    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
-    components = components * np.where(largest < 0, -1.0, 1.0)
-    ratio = variance / total if total > 0 else np.zeros_like(variance)
+    try:
+        from sklearn.decomposition import PCA
+    except ImportError as error:
+        raise MissingExtraError(
+            "pca needs scikit-learn, which is not installed; pip install 'raggedatlas[umap]'."
+        ) from error
+    solver = "covariance_eigh"
+    if width > EXACT_WIDTH and n_components < min(n, width):
+        # Of these only arpack takes sparse rows, which it centres in its products.
+        solver = "arpack" if hasattr(values, "indptr") else "randomized"
+    with np.errstate(invalid="ignore", divide="ignore"):  # rows that are all equal have no variance
+        fitted = PCA(n_components, svd_solver=solver, random_state=seed).fit(values.astype(np.float64))
     # An array without pickle cannot hold None; `scaled_to` turns NaN back.
     scaled = float("nan") if target_sum is None else float(target_sum)
-    return PcaModel(mean, components, variance, ratio, np.array(features, np.str_), scaled, seed, n)
-
-
-def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # noqa: ANN401
-    n = wide.shape[0]
-    if hasattr(wide, "indptr"):
-        scatter = np.asarray((wide.T @ wide).toarray()) - n * np.outer(mean, mean)
-    else:
-        centred = wide - mean
-        scatter = centred.T @ centred
-    values, vectors = np.linalg.eigh(scatter)
-    # `eigh` sorts ascending. A variance of 0 may come out negative; the copy frees the other vectors.
-    return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)
+    ratio = np.nan_to_num(fitted.explained_variance_ratio_)
+    names = np.array(features, np.str_)
+    return PcaModel(fitted.mean_, fitted.components_, fitted.explained_variance_, ratio, names, scaled, seed, n)
 
 
 METRICS = get_args(UmapMetric)
@@ -355,7 +338,7 @@ def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> An
             import umap
         except ImportError as error:
             raise MissingExtraError(
-                "UMAP needs umap-learn, which is not installed; pip install 'raggedatlas[umap]', or use pca."
+                "UMAP needs umap-learn, which is not installed; pip install 'raggedatlas[umap]'."
             ) from error
         _keep_compiled()
         model = umap.UMAP(
@@ -477,7 +460,7 @@ def pca(
     progress: Progress = no_progress,
     **choices: Unpack[ReductionOptions],
 ) -> ResultDataset:
-    """Reduce rows to their principal components.
+    """Reduce rows to their principal components, as `sklearn.decomposition.PCA` finds them (needs ``pip install 'raggedatlas[umap]'``).
 
     Parameters
     ----------
@@ -508,6 +491,8 @@ def pca(
         For what cannot be done as asked, also values that are not finite, by their row. Nothing is visible then.
     ArgumentError
         For an option of the fit together with `model`, which is fitted already.
+    MissingExtraError
+        Without scikit-learn.
 
     Examples
     --------

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,9 +30,9 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.registry import open_source
 from raggedatlas.model.reports import Element
 from raggedatlas.testing import cxg_files
-from raggedatlas.testing.cxg_files import EMBEDDINGS, FORMS, N_OBS, VALUES, Form, create, set_meta, write_cxg
+from raggedatlas.testing.cxg_files import FORMS, N_OBS, Form, create, set_meta, write_cxg
 from raggedatlas.testing.hypothesis_profile import examples
-from reading import array_metadata, array_values, copy_with_losses, read_element
+from reading import array_metadata, array_values, read_element
 
 ROOT = Path(__file__).parents[3]
 
@@ -108,17 +106,6 @@ def test_numbers_beyond_float64_stay_text(cxg: Path) -> None:
     """A list with an integer that no float holds stays JSON text, which is what lists that are no arrays are."""
     set_meta(cxg / "uns", wide=f"[{10**400}, 0.5]")
     assert json.loads(read_element(cxg, "uns/wide")) == [10**400, 0.5]
-
-
-def test_deep_uns_is_lost_and_told(tmp_path: Path) -> None:
-    """Metadata that is nested deeper than JSON is read here is left out, and said to be."""
-    deep: dict[str, Any] = {"end": 1}
-    for _ in range(200):
-        deep = {"a": deep}
-    given = ad.AnnData(VALUES, obsm={"X_umap": EMBEDDINGS["umap"]}, uns={"deep": deep, "kept": 1})
-    made, losses = copy_with_losses(given, tmp_path / "x.cxg")
-    assert [loss.fate for loss in losses if loss.key == "uns/deep"] == ["lost"]
-    assert read_element(made, "uns/kept") == 1
 
 
 PLACES: dict[str, Callable[[Path], Path]] = {

@@ -132,21 +132,6 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
     return json.dumps(value)
 
 
-def has_arrays(value: Any) -> bool:  # noqa: ANN401
-    """Return whether a value contains an array, whose dtype may change in JSON.
-
-    Examples
-    --------
-    >>> has_arrays({"a": {"b": np.zeros(2, np.float32)}}), has_arrays([1, 2])
-    (True, False)
-    """
-    if isinstance(value, Mapping):
-        return any(has_arrays(inner) for inner in value.values())
-    if isinstance(value, list | tuple):
-        return any(has_arrays(inner) for inner in value)
-    return isinstance(value, np.ndarray) and value.ndim > 0
-
-
 def _is_deep(value: Any) -> bool:  # noqa: ANN401
     level = [value] if isinstance(value, dict | list) else []
     # Level by level, since a recursive walk would itself fail on what it is to find.
@@ -321,7 +306,7 @@ class CxgMetadata:
     obs, var : dict of str to any
         Metadata of the tables, other than their hints.
     uns : dict of str to str
-        JSON by key.
+        JSON of ``spatial``, where there is some.
     arrays : mapping
         Arrays outside the format, as `source` returns them.
     losses : list of ConversionLoss
@@ -355,11 +340,11 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     Returns
     -------
     CxgMetadata
-        With losses for values that JSON cannot represent.
+        With losses for what a CXG has no place for.
     """
     side = _side(uns)
     result = CxgMetadata(arrays=_mapping(side.get("arrays")))
-    # Whatever finds a place below is removed from `left`; the rest becomes JSON in `uns` of the CXG.
+    # Whatever finds a place below is removed from `left`; the rest is reported as lost.
     left = {key: value for key, value in uns.items() if key != SIDE}
     _report_unknown(uns, result)
     result.obs.update(_kept_metadata(side, "obs_metadata", (HINTS, GENESETS), result))
@@ -382,8 +367,8 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     _genesets(left, result)
     if SPATIAL in left:
         _spatial(left.pop(SPATIAL), result)
-    for key, value in left.items():
-        _keep(key, value, result)
+    for key in left:
+        result.lose(f"uns/{key}", "lost", "a CXG has no place for it")
     return CxgMetadata(
         {VERSION: options.profile, **result.group}, result.obs, result.var, result.uns, result.arrays, result.losses
     )
@@ -468,7 +453,6 @@ def _colors(
             continue
         table = color_table(obs.labels[named], left[key])
         if table is None:
-            result.lose(f"uns/{key}", "converted", "not a colour for each category; kept in uns, and not shown")
             continue
         if not is_lossless(left[key], table):
             result.lose(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
@@ -552,19 +536,3 @@ def parse_json_or_none(text: str) -> Any:  # noqa: ANN401
         return parse_json(text)
     except ValueError:
         return None
-
-
-def _keep(key: str, value: Any, result: CxgMetadata) -> None:  # noqa: ANN401
-    try:
-        text = as_json(value)
-    except NotJsonError as error:
-        result.lose(f"uns/{key}", "lost", f"it has {error}, which JSON cannot represent")
-        return
-    if has_arrays(value) or isinstance(value, list | tuple) or _changes(value, text):
-        result.lose(f"uns/{key}", "converted", "written as JSON; arrays are read back as int64, float64, bool or text")
-    result.uns[key] = text
-
-
-def _changes(value: Any, text: str) -> bool:  # noqa: ANN401
-    back = from_json(text)
-    return type(back) is not type(value) and not isinstance(value, Mapping)

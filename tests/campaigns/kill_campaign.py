@@ -489,7 +489,7 @@ class Campaign:
             dataset, found[name] = self.atlas.dataset(name), _SHAPES
             if dataset.records[0].layers:
                 found[name] = content_of(dataset.to_anndata())
-        return State(found, _items(self.atlas))
+        return State(found, items_of(self.atlas))
 
     def _grown(self) -> frozenset[Item]:
         """Read which feature spaces and features are there."""
@@ -508,10 +508,10 @@ class Campaign:
         for number, held in self.state.snapshots.items():
             view = self.atlas.checkout(number)
             assert set(view.list_datasets()["name"]) == set(held.datasets), (when, number)
-            assert _items(view) == held.items, (when, number)
+            assert items_of(view) == held.items, (when, number)
 
 
-def _items(there: Any) -> frozenset[Item]:
+def items_of(there: Any) -> frozenset[Item]:
     """Read which results, annotations, geometry, links and gene tables are there; each name must be there once."""
     links: pd.DataFrame = there.identity.history()
     links = links[links["revoked_at"].isna()]

@@ -20,12 +20,12 @@ from scipy import sparse
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import deletion, maintenance, optimization
-from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, PURGE_KEY, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, VERSIONS, Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.errors import ArgumentError, AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.store.filters import col
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import PURGE_KEY, Tables
 from raggedatlas.testing.anndata_strategies import assert_equal
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results
 from raggedatlas.testing.processes import started

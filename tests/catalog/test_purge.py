@@ -16,10 +16,11 @@ import pytest
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import assets, checks, maintenance, purge, snapshots
 from raggedatlas.catalog.assets import purged, read_records
-from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog, open_catalog
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
+from raggedatlas.store.tables import PURGE_KEY
 from raggedatlas.store.upkeep import compact
 from raggedatlas.testing.atlases import small_anndata, write_dataset
 from raggedatlas.testing.processes import started

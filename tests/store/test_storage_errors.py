@@ -55,7 +55,7 @@ FAILURES = {
     ),
     "LanceError(IO): Read-only file system (os error 30)": "Read-only file system. Choose a place that can be written",
     "External error: LanceError(IO): Generic N/A error: Not found: /a/t.lance/data/1.lance": (
-        "the file /a/t.lance/data/1.lance is missing. Run validate()"
+        "the file /a/t.lance/data/1.lance is missing. If the atlas was open during a purge()"
     ),
 }
 RACES = [

@@ -266,7 +266,6 @@ class AssetTable(Generic[Asset]):
         ConflictError
             If other writers win every retry, or a purge is unfinished.
         """
-        catalog.refuse_unfinished_purge("A write")
         tables = Tables(catalog.tables.location)
         if not tables.has(self.name):
             try:
@@ -405,7 +404,7 @@ class Commit:
 
 
 def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Commit]) -> None:
-    """Make datasets visible or rename them, in one commit that conflicts with every other: the last write of an `add` (its commit point).
+    """Make datasets visible, rename or remove them, in one commit that conflicts with every other: the last write of an `add` (its commit point).
 
     Parameters
     ----------
@@ -421,7 +420,6 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     ConflictError
         If other writers win every retry, or a purge is unfinished.
     """
-    catalog.refuse_unfinished_purge("add()")
     tables, tried = Tables(catalog.tables.location), set[tuple[str, str]]()
 
     def attempt() -> None:
@@ -433,7 +431,7 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
         # Before the commit, whose response may be lost: the next attempt then finds these in the inventory.
         tried.update((record.uid, record.name) for record in commit.records)
-        if not commit.records:
+        if not commit.records and not commit.replaces:
             return
         pinned = tables.at({DATASETS: version})
         # An empty inventory has no first row on which concurrent merges would conflict (see below).
@@ -473,8 +471,14 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
         If there is no such dataset, or several have that name.
     """
     catalog.require_tip("drop_dataset")
-    records = find_dataset(catalog, uid_or_name)
-    catalog.tables.delete(DATASETS, equals("uid", records[0].uid))
+    records: list[DatasetRecord] = []
+
+    def choose(old: list[DatasetRecord]) -> Commit:
+        # By its name at the moment of the commit: another process may rename it meanwhile.
+        records[:] = find_dataset(catalog, uid_or_name, old)
+        return Commit((), frozenset({records[0].uid}))
+
+    commit_records(catalog, choose)
     return _dropped(records, "arrays", delete_cells_of_datasets(catalog, [records[0].uid]))
 
 
@@ -489,7 +493,7 @@ def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
 
 def purged(catalog: Catalog) -> dict[str, str]:
     """Return the log of purged datasets: uid -> time."""
-    text = catalog.tip().tables.metadata(DATASETS).get(PURGED_KEY, "{}")
+    text = catalog.newest_tables().metadata(DATASETS).get(PURGED_KEY, "{}")
     return dict(read_json(dict[str, str], text, DATASETS, "table metadata", PURGED_KEY))
 
 
@@ -563,6 +567,8 @@ def drop_result(catalog: Catalog, name: str) -> "MaintenanceReport":
     """
     catalog.require_tip("drop_result")
     removed = RESULT_ASSETS.remove(catalog, {find_result(catalog, name).uid})
+    if not removed:  # Another process has dropped or replaced it meanwhile.
+        return drop_result(catalog, name)
     catalog.tables.drop_columns(CELLS, [record.column for record in removed])
     return _dropped(removed, "values", 0)
 
@@ -716,7 +722,9 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> "M
         )
     deletions = catalog.deletions()
     n_cells = sum(sum(without_deleted(record.cells_of, deletions, record.zarr_group).values()) for record in records)
-    GEOMETRY_ASSETS.remove(catalog, {record.uid for record in records})
+    if not GEOMETRY_ASSETS.remove(catalog, {record.uid for record in records}):
+        # Another process has dropped or replaced them meanwhile.
+        return drop_geometry(catalog, name, dataset)
     clear_orphaned_pointers(catalog)
     return _dropped(records, "shapes", n_cells)
 

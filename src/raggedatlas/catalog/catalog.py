@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from raggedatlas.errors import (
     AtlasError,
-    ConflictError,
     CorruptError,
     NotFoundError,
     ReadOnlyError,
@@ -59,9 +58,6 @@ _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space."
 
 _SHARED_KEY = "raggedatlas.shared_bundles"
 """Table metadata of `datasets`: there since datasets first shared a bundle (see ``raggedatlas.catalog.bundles``)."""
-
-PURGE_KEY = "raggedatlas.purging"
-"""Table metadata of `atlas_versions`: the `PurgeMark` of an unfinished purge."""
 
 DELETIONS_KEY = "raggedatlas.deletions"
 """Table metadata of `cells`: JSON list of a `DeletionRecord` for each call of `delete_cells`, oldest first."""
@@ -170,12 +166,7 @@ class Catalog:
 
     def unfinished_purge(self) -> PurgeMark | None:
         """Return the mark of a purge that has begun and is not finished, or None."""
-        try:
-            # Unpinned: no snapshot names a version of `atlas_versions`, and the mark is about the tip.
-            marked = self.newest_tables().metadata(VERSIONS).get(PURGE_KEY, "null")
-        except NotFoundError:  # an atlas that is being created
-            return None
-        return PurgeMark.from_json(marked)
+        return self.tables.unfinished_purge()
 
     def refuse_unfinished_purge(self, action: str) -> None:
         """Raise while a purge is unfinished: commits to tables that it rewrites would be lost.
@@ -187,10 +178,7 @@ class Catalog:
         """
         mark = self.unfinished_purge()
         if mark is not None:
-            raise ConflictError(
-                f"{action} is refused, because the purge of dataset {mark.shown} in {self.location.uri} is not finished. If no process "
-                f"is running it, finish it with purge({mark.uid!r}) or repair(), then try again [unfinished-purge]."
-            )
+            raise mark.refusal(action, self.location.uri)
 
     def recorded_deletions(self) -> tuple[DeletionRecord, ...]:
         """Return the records of all deletions of cells, those included that have not finished or died."""

@@ -552,7 +552,9 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
             raise ConflictError(
                 f"The annotation {later[0]!r} gave values to the column {shown!r} after {name!r} did; drop {later[0]!r} first."
             )
-    catalog.tables.drop_columns(CELLS, own)
+    if not catalog.tables.drop_columns(CELLS, own):
+        # Another process has dropped it meanwhile.
+        return drop_annotation(catalog, name)
     return MaintenanceReport(notes=(f"{len(own)} columns were removed; snapshots that have them keep them",))
 
 

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import numpy as np
@@ -25,7 +26,6 @@ from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
     GEOMETRY,
-    PURGE_KEY,
     RESULTS,
     VERSIONS,
     Catalog,
@@ -53,14 +53,12 @@ from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.runtime import map_groups
 from raggedatlas.store.sql import all_of, equals, is_not_null
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import PURGE_KEY, PURGED_TABLES, Tables
 from raggedatlas.store.upkeep import RowRemoval
 
 _LAYERS = "layers"
 _BLOCK_BYTES = 2**24
-
-_TABLES = (CELLS, DATASETS, RESULTS, GEOMETRY)
-"""Tables with data of a dataset; an atlas need not have the last two."""
+_ATTEMPTS = 20
 
 
 def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
@@ -122,6 +120,7 @@ def resume_purge(catalog: Catalog) -> list[str]:
 def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     """Run a purge to its end, from wherever an earlier call left it."""
     mark = _take_over(catalog, mark)
+    catalog = replace(catalog, tables=replace(catalog.tables, purges=True))
 
     def once() -> MaintenanceReport:
         # As an attempt before this one left it.
@@ -136,29 +135,34 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
             mark = _begin(catalog, mark)
         # A snapshot that was under way when the mark was written may still compact tables.
         return catalog.tables.retry(CELLS, once)
-    except Exception:
-        left = catalog.tip().unfinished_purge()
-        if left is not None:
-            # This process does not go on, so that any other may finish it with `repair`.
-            _write_mark(catalog, left.model_copy(update={"owner": {}}))
+    except BaseException:
+        # Also when it is interrupted: this process does not go on, so that any other may finish it with `repair`.
+        with suppress(AtlasError):
+            left = catalog.tip().unfinished_purge()
+            if left is not None:
+                _write_mark(catalog, left.model_copy(update={"owner": {}}))
         raise
 
 
 def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Write this process into the mark, in a commit that fails if another process does so at the same time."""
-    at = catalog.tables.version(VERSIONS)
-    there = Catalog(catalog.location, Tables(catalog.tables.location, {VERSIONS: at}), catalog.arrays)
-    # Read at the version that the commit below checks, so of two processes one loses.
-    known = PurgeMark.from_json(there.tables.metadata(VERSIONS).get(PURGE_KEY, "null"))
     here = this_process()
-    if known is not None:
-        own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
-        if known.uid != mark.uid or (not own and known.owner and process_alive(known.owner, catalog.tables.location)):
-            raise _running(catalog, known)
-    taken = (known or mark).model_copy(update={"owner": here})
-    if not catalog.tables.update_metadata_if(VERSIONS, {PURGE_KEY: taken.model_dump_json()}, at):
-        raise _running(catalog, catalog.unfinished_purge() or mark)
-    return taken
+    for _ in range(_ATTEMPTS):
+        at = catalog.tables.version(VERSIONS)
+        # Read at the version that the commit below checks, so of two processes one loses.
+        there = Tables(catalog.tables.location, {VERSIONS: at})
+        known = PurgeMark.from_json(there.metadata(VERSIONS).get(PURGE_KEY, "null"))
+        if known is not None:
+            own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
+            if not own and known.owner and process_alive(known.owner, catalog.tables.location):
+                raise _running(catalog, known)
+            if known.uid != mark.uid:
+                catalog.refuse_unfinished_purge(f"purge({mark.uid!r})")
+        taken = (known or mark).model_copy(update={"owner": here})
+        # Another purge, which the next look finds, or a snapshot may commit first.
+        if catalog.tables.update_metadata_if(VERSIONS, {PURGE_KEY: taken.model_dump_json()}, at):
+            return taken
+    raise _concurrent_write_error(catalog)
 
 
 def _running(catalog: Catalog, mark: PurgeMark) -> ConflictError:
@@ -178,10 +182,10 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise
-    # Until two reads agree: a commit that was under way when the mark was written is then included.
-    while mark.tables != (newest := _newest(catalog)):
-        mark = mark.model_copy(update={"tables": newest})
-    mark = mark.model_copy(update={"stage": "rewriting"})
+    # A commit that was under way when the mark was written is now there, or conflicts with these and is refused (`open_to_change`).
+    for name in _newest(catalog):
+        catalog.tables.fence(name)
+    mark = mark.model_copy(update={"stage": "rewriting", "tables": _newest(catalog)})
     _write_mark(catalog, mark)
     return mark
 
@@ -191,7 +195,7 @@ def _write_mark(catalog: Catalog, mark: PurgeMark) -> None:
 
 
 def _newest(catalog: Catalog) -> dict[str, int]:
-    return {name: catalog.tables.version(name) for name in _TABLES if catalog.tables.has(name)}
+    return {name: catalog.tables.version(name) for name in PURGED_TABLES if catalog.tables.has(name)}
 
 
 def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
@@ -202,7 +206,7 @@ def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceRepor
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
     notes = repair_tags(catalog)
-    there = [name for name in (*_TABLES, VERSIONS) if tables.has(name)]
+    there = [name for name in (*PURGED_TABLES, VERSIONS) if tables.has(name)]
     _untag_others(catalog, there)
     n_bytes += vacuum_tables(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
     n_bytes += delete_bundles_with(catalog, uid)
@@ -254,7 +258,7 @@ def _without_dataset(
 ) -> AtlasVersionRecord | None:
     """Return a snapshot with table versions without the dataset; None if it has nothing of the dataset."""
     old = record.table_versions
-    found = {name: rewriter.found[name, old[name]] for name in _TABLES if name in old}
+    found = {name: rewriter.found[name, old[name]] for name in PURGED_TABLES if name in old}
     versions = {**old, **{name: one.version for name, one in found.items()}}
     if versions == old:
         return None

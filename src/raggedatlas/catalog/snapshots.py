@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, read_geometries, read_records
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    RESULT_ASSETS,
+    group_by_dataset,
+    purged,
+    read_geometries,
+    read_records,
+)
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_held
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
 from raggedatlas.catalog.deletion import refuse_running_deletion
@@ -295,9 +302,23 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     check_label(label)
     held = catalog.hold()
     held.require_tip("snapshot")
+    earlier = purged(held)
+    try:
+        return _snapshot(held, label)
+    except AtlasError:
+        # What it was reading may be in the midst of being rewritten.
+        catalog.refuse_unfinished_purge("snapshot()")
+        if purged(catalog.tip()) == earlier:
+            raise
+    # A purge has begun and ended meanwhile.
+    return snapshot(catalog, label)
+
+
+def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
+    """Take a snapshot, unless a purge comes between."""
     records = list_versions(held)
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
-    _refuse_taken(records, label, catalog)
+    _refuse_taken(records, label, held)
     last = records[-1] if records else None
     if last is not None and _same(held_versions(held), last):
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
@@ -306,12 +327,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
             record, records = _record(held, draft, beside=last)
             _seal(held, record, records, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
             return record
-    try:
-        return _snapshot_changes(held, records, label)
-    except AtlasError:
-        # What it was reading may be in the midst of being rewritten.
-        catalog.refuse_unfinished_purge("snapshot()")
-        raise
+    return _snapshot_changes(held, records, label)
 
 
 def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], label: str | None) -> AtlasVersionRecord:
@@ -557,7 +573,14 @@ def drop_snapshot(catalog: Catalog, version: int | str) -> MaintenanceReport:
     catalog.require_tip("drop_snapshot")
     dropped = find_version(catalog, version)
     return _report_dropped(
-        _forget(catalog, "drop_snapshot", lambda records: [r for r in records if r.version == dropped.version])
+        _forget(
+            catalog,
+            "drop_snapshot",
+            # Another process may have dropped it meanwhile, which `find_version` then says.
+            lambda records: (
+                [r for r in records if r.version == dropped.version] or [find_version(catalog, dropped.version)]
+            ),
+        )
     )
 
 

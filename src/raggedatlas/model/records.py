@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from raggedatlas.errors import CorruptError
+from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.model.protocols import NARROW, MatrixForm
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -628,6 +628,13 @@ class PurgeMark(BaseModel):
     tables: dict[str, TableVersion] = Field(default_factory=dict)
     stores: list[str] = Field(default_factory=list)
     owner: dict[str, Any] = Field(default_factory=dict)
+
+    def refusal(self, action: str, place: str) -> ConflictError:
+        """Return the error of what cannot be done at a place while the purge is unfinished."""
+        return ConflictError(
+            f"{action} is refused, because the purge of dataset {self.shown} in {place} is not finished. If no process "
+            f"is running it, finish it with purge({self.uid!r}) or repair(), then try again [unfinished-purge]."
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "PurgeMark | None":

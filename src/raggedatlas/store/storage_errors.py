@@ -78,6 +78,9 @@ _UNMADE = (
     ("Account must be specified", *_NO_ACCOUNT),
 )
 """What the text of an error contains where a store could not even be asked, the reason, and the way out."""
+_IF_GONE = "If the atlas was open during a purge() or gc(), open it again; else run validate() to see what else is missing, and restore it from a copy"
+"""A purge removes what older versions of a table consist of."""
+
 _WAYS_OUT = {
     errno.EACCES: "Check who owns the folder and its permissions",
     errno.EPERM: "Check who owns the folder and its permissions",
@@ -179,7 +182,7 @@ def failure(error: BaseException) -> str:
         reason = plain_reason(error)
         gone = _GONE.match(reason)
         if gone:
-            reason, out = f"the file {gone[1]} is missing", "Run validate() to see what else is; restore it from a copy"
+            reason, out = f"the file {gone[1]} is missing", _IF_GONE
         else:
             out = "Check that the place exists, can be written, and has space left"
     if "Commit result for version" in text:
@@ -272,7 +275,7 @@ def lance_errors(place: str) -> Iterator[None]:
         if kind == "conflict":
             raise ConflictError(f"Another writer changed {place} at the same time: {plain_reason(error)}.") from error
         if kind == "missing":
-            raise NotFoundError(f"{place} is not there: {plain_reason(error)}.") from error
+            raise NotFoundError(f"{place} is not there: {plain_reason(error)}. {_IF_GONE}.") from error
         raise StoreError(f"{place}: {failure(error)}") from error
 
 
@@ -285,7 +288,7 @@ def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[No
         except AtlasError:
             raise
         except LANCE_ERRORS as error:
-            if where is None or is_io(error):
+            if where is None or is_io(error) or lance_kind(error) == "missing":
                 raise StoreError(f"{table.uri}: {failure(error)}") from error
             reason = plain_reason(error).removeprefix("Invalid user input: ")
             # The schema of a damaged table may not be readable either.

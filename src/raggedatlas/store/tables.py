@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, StoreError
+from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_name
+from raggedatlas.model.records import PurgeMark
 from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks, store_errors
 from raggedatlas.store.runtime import map_requests
@@ -43,6 +45,12 @@ CHANGED_AT = "_row_last_updated_at_version"
 
 _ATTEMPTS = 40
 
+PURGED_TABLES = ("cells", "datasets", RESULTS_TABLE, GEOMETRY_TABLE)
+"""Tables with data of a dataset, which a purge rewrites; an atlas need not have the last two."""
+
+_MARKED, PURGE_KEY = "atlas_versions", "raggedatlas.purging"
+"""Table, and key of its metadata: the `PurgeMark` of an unfinished purge."""
+
 _LISTED = ""
 """Key of the names of all tables among the open tables."""
 
@@ -63,16 +71,21 @@ class TableRows:
     session : Session or None
         Given by `hold`: unpinned tables stay open, and what was read of manifests is shared. A session must not outlive one call: files that
         change below it are not seen.
+    purges : bool
+        Whether these are the tables of a purge, which may commit while it is unfinished.
     """
 
     location: Location
     pinned: Mapping[str, int] | None = None
     session: Any = field(default=None, repr=False, compare=False)
     _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    purges: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
-        return {"location": self.location, "pinned": self.pinned, "session": None, "_opened": {}}
+        return {
+            "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "purges": self.purges,
+        }  # fmt: skip
 
     def hold(self) -> Self:
         """Return the same tables, unpinned; each is opened once and then stays at that version until this object writes to it.
@@ -82,7 +95,7 @@ class TableRows:
         import lance
 
         session: Any = lance.Session  # type: ignore[attr-defined]
-        return type(self)(self.location, session=session())
+        return type(self)(self.location, session=session(), purges=self.purges)
 
     def at(self, versions: Mapping[str, int]) -> Self:
         """Return the same tables pinned to some versions; those that are held at the same version are not opened again."""
@@ -90,7 +103,7 @@ class TableRows:
         held = {name: table for name, table in held.items() if table.version == versions[name]}
         # Each gets a handle of its own, because a write moves the handle that it goes through.
         opened = {name: copy.copy(table) for name, table in held.items()}
-        return type(self)(self.location, dict(versions), self.session, opened)
+        return type(self)(self.location, dict(versions), self.session, opened, self.purges)
 
     def forget(self, name: str) -> None:
         """Close a table that is held, so that its newest version is opened next."""
@@ -142,7 +155,8 @@ class TableRows:
         except NotFoundError as error:
             suffix = "" if version is None else f" at version {version}"
             raise NotFoundError(
-                f"There is no table {name!r}{suffix} in {self.location.uri}; check the address, or run validate() and repair()."
+                f"There is no table {name!r}{suffix} in {self.location.uri}. If it was open during a purge() or gc(), open it again; "
+                "else check the address, or run validate() and repair()."
             ) from error
         if self.pinned is not None or self.session is not None:
             self._opened[name] = table
@@ -151,6 +165,35 @@ class TableRows:
     def open_at(self, name: str, version: int | None) -> "lance.LanceDataset":
         """Open a version of a table, to write what derives from it; None opens what `open` does."""
         return self.open(name) if version is None else self.at({name: version}).open(name)
+
+    def open_to_change(self, name: str, version: int | None = None) -> "lance.LanceDataset":
+        """Open the version of a table on which a commit will be based, as `open_at` does.
+
+        A purge commits to every table after it has left its mark, and that commit conflicts with all that are based on what was there
+        before. The mark is looked for after the opening, so a commit is either refused here, conflicts, or is seen by the purge.
+
+        Raises
+        ------
+        ConflictError
+            If a purge of this atlas is unfinished.
+        """
+        table = self.open_at(name, version)
+        self._refuse_purge(name)
+        return table
+
+    def _refuse_purge(self, name: str) -> None:
+        mark = None if self.purges or name not in PURGED_TABLES else self.unfinished_purge()
+        if mark is not None:
+            raise mark.refusal(f"A write to {name!r}", self.location.uri.removesuffix("/lance_db"))
+
+    def unfinished_purge(self) -> PurgeMark | None:
+        """Return the mark of a purge that has begun and is not finished, or None."""
+        try:
+            # Opened anew, because what is held may be older.
+            marked = type(self)(self.location).metadata(_MARKED).get(PURGE_KEY, "null")
+        except NotFoundError:  # an atlas that is being created
+            return None
+        return PurgeMark.from_json(marked)
 
     def has(self, name: str) -> bool:
         """Return whether a table exists."""
@@ -363,7 +406,7 @@ class TableRows:
         """
 
         def once() -> int:
-            target = self.open_at(name, read_version)
+            target = self.open_to_change(name, read_version)
             # With an index on the key, Lance commits no note of the inserted keys, and two writers may insert the same one.
             merge = (
                 target.merge_insert(list(on))
@@ -421,7 +464,7 @@ class TableRows:
         import lance
 
         def once() -> int:
-            table = self.open_at(name, read_version)
+            table = self.open_to_change(name, read_version)
             addresses = find(table).column("_rowaddr").to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute, one over an index with holes seconds (see `index_serves`).
             # An address is a fragment and a row of it, of 32 bits each.
@@ -449,7 +492,7 @@ class TableRows:
         """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
 
         def once() -> None:
-            table = self.open(name)
+            table = self.open_to_change(name)
             missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
             if missing:
                 check_schema(pa.schema(missing), self.uri(name))
@@ -463,7 +506,7 @@ class TableRows:
         """Change field metadata by a function of the current schema, again if another writer came between."""
 
         def once() -> None:
-            table = self.open(name)
+            table = self.open_to_change(name)
             updates = change(table.schema)
             if updates:
                 table.update_field_metadata(
@@ -478,7 +521,7 @@ class TableRows:
 
         uri, options = self.uri(name), self.location.lance_options()
         # Through the open table, or Lance opens it for each of the two steps again.
-        target = self.open_at(name, read_version)
+        target = self.open_to_change(name, read_version)
         with lance_errors(uri):
             # Not "append": the rows may have a column that the table, which an older version made, has not.
             fragments = lance.fragment.write_fragments(
@@ -486,19 +529,22 @@ class TableRows:
                 enable_stable_row_ids=True,
             ) if rows.num_rows else []  # fmt: skip
         operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
+        transaction = lance.Transaction(read_version, operation)
 
         def once() -> None:
             done = lance.LanceDataset.commit(
-                target, operation, read_version=read_version, max_retries=0, storage_options=options,
-                enable_stable_row_ids=True,
-            )  # fmt: skip
+                target, transaction, max_retries=0, storage_options=options, enable_stable_row_ids=True
+            )
             self.keep(name, done)
 
         try:
             self.attempt(name, once, keep=True)
         except ConflictError:
             self.forget(name)
-            return False
+            # A store may have made the commit and lost its answer; the next try then conflicts with the first.
+            with lance_errors(uri):
+                made = self.open(name).read_transaction(read_version + 1)
+            return made is not None and made.uuid == transaction.uuid
         return True
 
     def attempt(self, name: str, action: Callable[[], T], *, keep: bool = False) -> T:
@@ -524,6 +570,7 @@ class TableRows:
                 return self.attempt(name, action, keep=keep)
             except ConflictError:
                 self.forget(name)
+                self._refuse_purge(name)
                 time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
         raise ConflictError(
             f"Other writers kept changing table {name!r} of {self.location.uri} while this call tried {_ATTEMPTS} times; "
@@ -622,7 +669,7 @@ class Tables(TableRows):
             reader = make(self.at({name: version}))
             if reader is None:
                 return
-            table = self.open_at(name, version)
+            table = self.open_to_change(name, version)
             taken = [column for column in reader.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
@@ -634,18 +681,19 @@ class Tables(TableRows):
     def rename_columns(self, name: str, names: Mapping[str, str]) -> None:
         """Rename columns (old -> new) in one commit."""
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
-        self.retry(name, lambda: self.open(name).alter_columns(*changes))
+        self.retry(name, lambda: self.open_to_change(name).alter_columns(*changes))
 
-    def drop_columns(self, name: str, columns: Sequence[str]) -> None:
-        """Drop columns of a table in one commit; missing ones are ignored."""
+    def drop_columns(self, name: str, columns: Sequence[str]) -> list[str]:
+        """Drop columns of a table in one commit, and return those that were there."""
 
-        def once() -> None:
-            table = self.open(name)
+        def once() -> list[str]:
+            table = self.open_to_change(name)
             existing = [column for column in columns if column in table.schema.names]
             if existing:
                 table.drop_columns(existing)
+            return existing
 
-        self.retry(name, once)
+        return self.retry(name, once)
 
     def settled(self, name: str) -> bool:
         """Return whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
@@ -656,11 +704,26 @@ class Tables(TableRows):
         """Return whether the files of a table contain deleted rows."""
         return any(fragment.num_deletions for fragment in self.open(name).get_fragments())
 
+    def fence(self, name: str) -> None:
+        """Commit a version with the same content, on which all commits that are based on earlier ones conflict."""
+        import lance
+
+        def once() -> None:
+            table = self.open_to_change(name)
+            # Lance takes columns to be merged with any commit to be in conflict; the schema keeps the ids of columns.
+            operation = lance.LanceOperation.Merge([f.metadata for f in table.get_fragments()], table.lance_schema)
+            lance.LanceDataset.commit(
+                table, operation, read_version=table.version, max_retries=0,
+                storage_options=self.location.lance_options(),
+            )  # fmt: skip
+
+        self.retry(name, once)
+
     def restore(self, name: str, version: int) -> int:
         """Restore an old version, and return the version number of the restored one."""
 
         def once() -> int:
-            self.open_at(name, version).restore()  # type: ignore[no-untyped-call]
+            self.open_to_change(name, version).restore()  # type: ignore[no-untyped-call]
             return self.version(name)
 
         return self.retry(name, once)
@@ -793,7 +856,7 @@ def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_ver
     """
 
     def once() -> None:
-        merge = tables.open_at(name, read_version).merge_insert([key]).when_matched_update_all()
+        merge = tables.open_to_change(name, read_version).merge_insert([key]).when_matched_update_all()
         merge.use_index(use_index=False).conflict_retries(0).execute(rows)
 
     tables.attempt(name, once)

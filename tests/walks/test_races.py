@@ -1,0 +1,47 @@
+"""Two processes that write one atlas at the same moment; `scripts/race_calls` races all pairs of calls."""
+
+from pathlib import Path
+
+import pytest
+
+from campaigns.race_campaign import RACED, Campaign, calls_of
+
+PAIRS = [
+    ("purge", "snapshot"),
+    ("rename_dataset", "rename_dataset"),
+    ("drop_dataset", "rename_dataset"),
+    ("annotate", "annotate"),
+    ("add result", "delete_cells"),
+    ("link geometry", "link geometry"),
+]
+"""The usual sample."""
+
+OTHER_FORMS = {"create", "infer", "add by workers", "add several", "add transcripts"}
+"""Calls of the campaign of kills that write no atlas that is there, or do what another call of the pairs does."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:lance is not fork-safe")
+
+
+@pytest.mark.long
+def test_either_order_explains_what_is_left(tmp_path: Path) -> None:
+    """Both calls are done as if one came first, or one is refused for the other; readers see the snapshot that they opened."""
+    campaign = Campaign(tmp_path)
+    with campaign.processes() as pipes:
+        for pair in PAIRS:
+            campaign.race(pipes, pair)
+    assert campaign.ended.total() == len(PAIRS)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_all_pairs(tmp_path: Path) -> None:
+    """Every pair of writing calls."""
+    campaign = Campaign(tmp_path, seed=1)
+    with campaign.processes() as pipes:
+        for pair in campaign.pairs():
+            campaign.race(pipes, pair)
+
+
+def test_every_writing_call_is_raced(tmp_path: Path) -> None:
+    """The pairs have every call of the campaign of kills, apart from forms of the same call."""
+    assert {*RACED} - OTHER_FORMS == {*calls_of(tmp_path, 0)}

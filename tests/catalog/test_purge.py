@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -251,20 +250,6 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
             with pytest.raises(ConflictError, match=f"process {other.pid}"):
                 call()
     purge.purge(catalog, "a")
-    assert [record.name for record in read_records(catalog)] == ["b"]
-
-
-@pytest.mark.long
-def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
-    """A purge that died under the first form of the mark is finished by name too."""
-    catalog, first, _ = two
-    snapshots.snapshot(catalog)
-    half_purged(catalog, first, dying)
-    mark = catalog.unfinished_purge()
-    assert mark is not None
-    catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: json.dumps({"uid": first, **mark.tables})})
-    assert [record.name for record in read_records(catalog.current())] == ["a", "b"]
-    assert purge.purge(catalog, "a").n_cells == 30
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 

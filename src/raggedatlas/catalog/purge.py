@@ -96,7 +96,7 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
         refuse_running_adds(catalog, "purge")
         refuse_running_deletion(catalog, "purge")
         mark = PurgeMark(uid=uid, name=name)
-    elif uid_or_name not in (mark.uid, mark.name or _name_of(catalog, mark)):
+    elif uid_or_name not in (mark.uid, mark.name):
         catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
     return _run(catalog, mark)
 
@@ -386,14 +386,6 @@ def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
         if named:
             return named[0], uid_or_name
     raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
-
-
-def _name_of(catalog: Catalog, mark: PurgeMark) -> str:
-    """Look up the name that a mark of the first form lacks; empty where no table that is left has the dataset."""
-    try:
-        return _find(catalog.current(), mark.uid)[1]
-    except NotFoundError:
-        return ""
 
 
 def _rewrite_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> dict[str, dict[str, str]]:

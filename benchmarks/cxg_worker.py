@@ -185,12 +185,12 @@ Opener = Callable[[Path], AbstractContextManager[Genes]]
 def _readers(system: str) -> tuple[Callable[[Path], Any], Opener]:
     if system != "raggedatlas":
         return _plain_whole, _plain_genes
-    from raggedatlas.formats.modalities import as_anndata, split_modalities
+    from raggedatlas.formats.copying import read_source
     from raggedatlas.formats.registry import open_source
 
     def whole(path: Path) -> Any:
         with closing(open_source(path)) as source:
-            return as_anndata(source, split_modalities(source).modalities[0])
+            return read_source(source)
 
     @contextmanager
     def opened(path: Path) -> Iterator[Genes]:

@@ -8,8 +8,7 @@ import anndata as ad
 import numpy as np
 import scipy.sparse as sp
 
-from raggedatlas.formats.copying import copy
-from raggedatlas.formats.modalities import as_anndata, split_modalities
+from raggedatlas.formats.copying import copy, read
 from raggedatlas.formats.registry import open_sink, open_source
 
 
@@ -29,7 +28,7 @@ def read_source(path: str | Path, **options: Any) -> ad.AnnData:
     source = open_source(path, **options)
     try:
         with warnings.catch_warnings(action="ignore"):
-            return as_anndata(source, split_modalities(source).modalities[0])
+            return read(source)
     finally:
         source.close()
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
-    from raggedatlas.formats.copying import copy
-    from raggedatlas.formats.modalities import read
+    from raggedatlas.formats.copying import copy, read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.loader import CellDataset, Loader
@@ -76,7 +75,7 @@ _HOMES = {
     "make_transcripts": "raggedatlas.ingest.geometry",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
-    "read": "raggedatlas.formats.modalities",
+    "read": "raggedatlas.formats.copying",
     "read_points": "raggedatlas.vectors.points",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.geometry",

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError, SourceError
 from raggedatlas.formats.anndata import validate
-from raggedatlas.formats.copying import copy
-from raggedatlas.formats.modalities import read
+from raggedatlas.formats.copying import copy, read
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
 from raggedatlas.testing.hypothesis_profile import examples

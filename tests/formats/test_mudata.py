@@ -12,8 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.copying import copy
-from raggedatlas.formats.modalities import read
+from raggedatlas.formats.copying import copy, read
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock

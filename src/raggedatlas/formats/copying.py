@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
+    MemoryOutput,
     Modalities,
     Modality,
     ModalityMatrix,
@@ -26,6 +27,10 @@ from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.store.remote_path import Address, as_path
 from raggedatlas.store.runtime import release_unused_memory
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from mudata import MuData
 
 Rows = NDArray[np.int64] | None
 
@@ -116,7 +121,8 @@ def copy(
     layers : sequence of str, optional
         Any of ``"X"``, ``"raw"`` and the names of layers; others are omitted.
     modality : str, optional
-        Modality of a MuData or feature type of a 10x file. Only feature types of 10x files can be combined in one AnnData.
+        Modality of a MuData or feature type of a 10x file. Only feature types of 10x files, which share their cells, can be combined in one
+        AnnData, and are without this argument; `read` gives a MuData of them.
     storage_options : mapping of str to str, optional
         Credentials and endpoint of an object store that is read or written, as of `RaggedAtlas.open`.
     progress : callable, optional
@@ -174,6 +180,67 @@ def copy(
     finally:
         if opened is not source:
             opened.close()
+
+
+@checked
+def read(
+    source: Any,  # noqa: ANN401  (a path, an object or a Source)
+    *,
+    modality: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    **options: Any,  # noqa: ANN401  (each format has its own)
+) -> "AnnData | MuData":
+    """Read a file into memory without an atlas.
+
+    Parameters
+    ----------
+    source : path, AnnData, MuData, h5py.File, zarr.Group or Source
+        Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders, here, in an
+        object store or on a web server.
+    modality : str, optional
+        Modality of a MuData or feature type of a 10x file, by the name of the modality (``"rna"``, ``"prot"``, ``"atac"``) or the feature
+        type (``"Gene Expression"``), returned as an AnnData.
+    storage_options : mapping of str to str, optional
+        Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
+    **options
+        Passed to `open_source`.
+
+    Returns
+    -------
+    anndata.AnnData or mudata.MuData
+        Contents of the source, as `copy` writes them to a ``.h5ad`` or ``.h5mu``; a MuData if it has several modalities. So it is of a 10x
+        file with several feature types, whose columns `copy` concatenates in a ``.h5ad``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file or modality.
+    SourceError, LimitError
+        If its kind is unknown, it is damaged, or it declares more than may be read.
+    MissingExtraError
+        If a required package is not installed.
+
+    Examples
+    --------
+    >>> read("tests/data/pbmc68k_reduced.h5ad").shape
+    (300, 765)
+    """
+    opened = open_source(source, storage_options=storage_options, **options)
+    try:
+        several = is_multimodal(opened) or len(split_modalities(opened).modalities) > 1
+        return read_source(opened, modality, multimodal=modality is None and several)
+    finally:
+        if opened is not source:
+            opened.close()
+
+
+def read_source(source: Source, modality: str | None = None, *, multimodal: bool = False) -> Any:  # noqa: ANN401
+    """Copy an open source into an AnnData, or a MuData if it is to be multimodal; errors as of `copy`."""
+    from raggedatlas.formats.anndata.sink import TreeSink
+
+    target = MemoryOutput(source.describe().uri)
+    copy(source, TreeSink(target, multimodal=multimodal), modality=modality)
+    return target.made
 
 
 def _multimodal(source: Source, path: Address, options: CopyOptions) -> dict[str, Any]:
@@ -314,7 +381,7 @@ def _copy_matrix(source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix
     height = matrix.shape[0]
     rows, columns = (*task.chosen(matrix.key), None, None)[:2]
     key, keys = task.prefix + matrix.key, tuple(info.key for info in matrix.infos)
-    step = _rows_per_step(matrix.infos)
+    step = _rows_per_step(matrix.infos, getattr(sink, "step_bytes", STEP_BYTES))
     for start in range(0, height, step):
         stop = min(start + step, height)
         first, last = (start, stop) if rows is None else np.searchsorted(rows, [start, stop]).tolist()
@@ -331,12 +398,12 @@ def _copy_matrix(source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix
         progress(key, stop, height)
 
 
-def _rows_per_step(infos: tuple[MatrixInfo, ...]) -> int:
-    """Return the number of rows that take about `STEP_BYTES`."""
+def _rows_per_step(infos: tuple[MatrixInfo, ...], step_bytes: int) -> int:
+    """Return the number of rows that take about `step_bytes`."""
     n_bytes = 0
     for info in infos:
         if info.n_entries is not None:
             n_bytes += info.n_entries * (info.dtype.itemsize + 4) // max(info.shape[0], 1)
         else:
             n_bytes += int(np.prod(info.shape[1:], dtype=object)) * info.dtype.itemsize
-    return max(1, STEP_BYTES // max(n_bytes, 1))
+    return max(1, step_bytes // max(n_bytes, 1))

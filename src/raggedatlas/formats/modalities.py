@@ -1,7 +1,8 @@
-"""Split a source of any format into modalities, and read them into AnnData and MuData objects."""
+"""Split a source of any format into modalities, and make AnnData and MuData objects of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import SPACES
-from raggedatlas.model.arguments import checked
+from raggedatlas.formats.containers import readable
+from raggedatlas.formats.output_files import Appender
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
 from raggedatlas.store.runtime import warnings_as
@@ -266,80 +268,115 @@ def _nothing() -> pa.Table:
 GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
 
 
-@checked
-def read(
-    source: Any,  # noqa: ANN401  (a path, an object or a Source)
-    *,
-    modality: str | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    **options: Any,  # noqa: ANN401  (each format has its own)
-) -> "AnnData | MuData":
-    """Read a file into memory without an atlas.
+class MemoryOutput:
+    """An `OutputFile` that is an object in memory; `made` is the AnnData or MuData once it is published.
 
     Parameters
     ----------
-    source : path, AnnData, MuData, h5py.File, zarr.Group or Source
-        Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders, here, in an
-        object store or on a web server.
-    modality : str, optional
-        Modality of a MuData or feature type of a 10x file, by the name of the modality (``"rna"``, ``"prot"``, ``"atac"``) or the feature
-        type (``"Gene Expression"``), returned as an AnnData.
-    storage_options : mapping of str to str, optional
-        Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
-    **options
-        Passed to `open_source`.
-
-    Returns
-    -------
-    anndata.AnnData or mudata.MuData
-        Contents of the source; a MuData if it has several modalities, as a 10x file with several feature types does.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file or modality.
-    SourceError, LimitError
-        If its kind is unknown, it is damaged, or it declares more than may be read.
-    MissingExtraError
-        If a required package is not installed.
-
-    Examples
-    --------
-    >>> read("tests/data/pbmc68k_reduced.h5ad").shape
-    (300, 765)
+    uri : str
+        What is read, for messages.
     """
-    from raggedatlas.formats.registry import open_source
 
-    opened = open_source(source, storage_options=storage_options, **options)
-    try:
-        modalities = select_modalities(opened, modality, multimodal=True)
-        several = modality is None and (len(modalities) > 1 or is_multimodal(opened))
-        return as_mudata(opened) if several else as_anndata(opened, *modalities)
-    finally:
-        if opened is not source:
-            opened.close()
+    in_memory = True
+    made: Any = None
+
+    def __init__(self, uri: str) -> None:
+        self.path = Path(uri or "memory")
+        self._nodes: dict[str, _Node] = {}
+        self._elements: dict[str, Any] = {}
+
+    def group(self, path: str, encoding: tuple[str, str] | None = None) -> "_Node":
+        """Return a group, created if necessary, with these encoding attributes."""
+        made = self._nodes.setdefault(path, _Node(path))
+        made.attrs |= {} if encoding is None else {"encoding-type": encoding[0]}
+        return made
+
+    def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
+        """Create an array to append to."""
+        self._nodes[path] = made = _Array(path, dtype, shape)
+        return Appender(made, 1, grows=shape is None)
+
+    def element(self, path: str, value: Any) -> None:  # noqa: ANN401
+        """Keep a complete element."""
+        self._elements[path] = value
+
+    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
+        """Make the object."""
+        del header, check
+        matrices = {path: self._matrix(node) for path, node in self._nodes.items() if "encoding-type" in node.attrs}
+        values = {path: value for path, value in matrices.items() if value is not None} | self._elements
+        with readable(str(self.path), "the object that its elements make"):
+            self.made = self._mudata(values) if "mod" in self._nodes else make_anndata(values)
+
+    def discard(self) -> None:
+        """Forget what was kept."""
+        self._nodes, self._elements = {}, {}
+
+    def _matrix(self, node: "_Node") -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
+        if isinstance(node, _Array):
+            return node.values()
+        if node.attrs["encoding-type"] not in ("csr_matrix", "csc_matrix"):
+            return None
+        from scipy.sparse import csr_matrix
+
+        data, indices, indptr = (self._nodes[f"{node.name}/{name}"].values() for name in ("data", "indices", "indptr"))
+        matrix: Any = csr_matrix((data, indices, indptr), shape=tuple(node.attrs["shape"].tolist()))
+        matrix = matrix if node.attrs["encoding-type"] == "csr_matrix" else matrix.tocsc()
+        # SciPy gives both arrays one dtype; a file may have stored only one of them as int64.
+        for name, array in (("indptr", indptr), ("indices", indices)):
+            setattr(matrix, name, getattr(matrix, name).astype(array.dtype, copy=False))
+        return matrix
+
+    def _mudata(self, values: Mapping[str, Any]) -> "MuData":
+        parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}
+        tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
+        for key, value in values.items():
+            if key.startswith(MOD):
+                _, name, inner = key.split("/", 2)
+                parts[name][inner] = value
+            else:
+                _put(tables, key, value)
+        made = {name: make_anndata(inner) for name, inner in parts.items()}
+        return make_mudata(made, {**tables, "axis": self._nodes[""].attrs["axis"]})
 
 
-def as_anndata(source: Source, mod: Modality) -> "AnnData":
-    """Read one modality of a source into memory.
+class _Node:
+    def __init__(self, name: str) -> None:
+        self.name, self.attrs = name, dict[str, Any]()
 
-    Parameters
-    ----------
-    source : Source
-        What it is of.
-    mod : Modality
-        A modality returned by `split_modalities`.
+    def values(self) -> NDArray[Any]:
+        raise NotImplementedError
 
-    Returns
-    -------
-    anndata.AnnData
-        All matrices and elements of the modality, matrices in their stored form.
-    """
+
+class _Array(_Node):
+    """An array that an `Appender` fills; one without a shape keeps what comes, in one piece after the other."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> None:
+        super().__init__(name)
+        self.shape = (0,) if shape is None else shape
+        self._pieces = [np.empty(self.shape, dtype)]
+        self._grows = shape is None
+
+    def resize(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __setitem__(self, rows: slice, values: NDArray[Any]) -> None:
+        if self._grows:
+            self._pieces.append(values.copy())
+        else:
+            self._pieces[0][rows] = values
+
+    def values(self) -> NDArray[Any]:
+        return np.concatenate(self._pieces) if self._grows else self._pieces[0]
+
+
+def make_anndata(values: Mapping[str, Any]) -> "AnnData":
+    """Create an AnnData from its matrices and elements by key; `raw` is what the keys below ``"raw/"`` make."""
     from anndata import AnnData
 
     parts: dict[str, Any] = {"X": None, "obs": None, "var": None, **{group: {} for group in GROUPS}}
     raw: dict[str, Any] = {"varm": {}}
-    for key, value in _read(source, mod).items():
+    for key, value in values.items():
         inner = key.removeprefix("raw/")
         _put(parts if inner == key else raw, inner, value)
     made = AnnData(**parts)
@@ -347,36 +384,6 @@ def as_anndata(source: Source, mod: Modality) -> "AnnData":
         # AnnData copies raw from another AnnData, except for varm.
         made.raw = AnnData(X=raw["X"], obs=made.obs[[]], var=raw["var"], varm=raw["varm"])
     return made
-
-
-def as_mudata(source: Source) -> "MuData":
-    """Read all modalities of a source into memory.
-
-    Returns
-    -------
-    mudata.MuData
-        As mudata would read it from a file, with the tables, maps and axis of the source.
-
-    Raises
-    ------
-    MissingExtraError
-        If mudata is not installed.
-    """
-    modalities = split_modalities(source)
-    n_cells = source.describe().n_cells
-    tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
-    for key, read in modalities.elements.items():
-        _put(tables, key, read())
-    for matrix in modalities.matrices:
-        _put(tables, matrix.key, source.element(matrix.infos[0].key))
-    tables.setdefault("obs", source.element("obs"))
-    for mod in modalities.modalities:
-        tables["obsmap"][mod.name] = rows = _map(mod, n_cells)
-        # MuData also has the masks of the cells and features of each modality, in obsm and varm.
-        tables["obsm"][mod.name] = rows > 0
-        if mod.name in tables["varmap"]:
-            tables["varm"][mod.name] = np.asarray(tables["varmap"][mod.name]) > 0
-    return make_mudata({mod.name: as_anndata(source, mod) for mod in modalities.modalities}, tables)
 
 
 def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData":
@@ -403,22 +410,6 @@ def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData"
     with warnings_as("ignore"):
         # mudata warns about its own use of pandas and about names shared by modalities, which is allowed here.
         return md.MuData(parts, **tables)
-
-
-def _map(mod: Modality, n_cells: int) -> NDArray[np.uint32]:
-    """Return for each cell its row in a modality, counted from 1; 0 if it is missing there."""
-    rows = np.zeros(n_cells, np.uint32)
-    cells = np.arange(n_cells) if mod.cells is None else mod.cells
-    rows[cells] = np.arange(1, len(cells) + 1)
-    return rows
-
-
-def _read(source: Source, mod: Modality) -> dict[str, Any]:
-    found = {matrix.key: source.element(matrix.infos[0].key) for matrix in mod.matrices}
-    for key, read in mod.elements.items():
-        found[key] = read()
-        refuse_other_names(source, mod.elements, key, found[key])
-    return found
 
 
 def refuse_other_names(

@@ -481,9 +481,13 @@ TILE_CHUNKS = 4
 
 
 class OutputFile(Protocol):
-    """A tree that is being written out of sight."""
+    """A tree that is being written out of sight.
+
+    One that is `in_memory` takes any name, and elements as they are read.
+    """
 
     path: Path
+    in_memory: bool
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
         """Return a group, created if necessary, with these encoding attributes."""
@@ -527,6 +531,8 @@ class Hdf5Output:
     StoreError
         If the folder refuses.
     """
+
+    in_memory = False
 
     def __init__(self, path: Path, *, compression: str | None, overwrite: bool, userblock: int = 0) -> None:
         import h5py
@@ -624,6 +630,8 @@ class ZarrOutput:
     StoreError
         If the file system refuses.
     """
+
+    in_memory = False
 
     def __init__(self, path: Path, *, zarr_format: int, compression: str | None, overwrite: bool) -> None:
         import zarr

@@ -399,17 +399,18 @@ class Dataset:
         NotFoundError
             If the dataset has no such space.
         """
-        from raggedatlas.formats.modalities import as_anndata, split_modalities
+        from raggedatlas.formats.copying import read_source
+        from raggedatlas.formats.modalities import split_modalities
 
         source, record = self.source(), self._main(space)
         keys = [fact.key for fact in record.file_facts.layers.values()]
         units = split_modalities(source).modalities
         if keys == [NO_MATRIX] and len(units) == 1:
-            return as_anndata(source, units[0])
+            return read_source(source, units[0].name)
         deleted = {} if self._returning.rows is None else {"deleted_cells": self._returning.deleted()}
         for unit in units:
             if any(info.key in keys for matrix in unit.matrices for info in matrix.infos) and not _is_side(keys[0]):
-                found = as_anndata(source, unit)
+                found = read_source(source, unit.name)
                 # Of several modalities, what concerns all cells is beside them.
                 found.uns.update({key: value for key, value in deleted.items() if len(units) > 1})
                 return found
@@ -428,9 +429,9 @@ class Dataset:
         MissingExtraError
             If mudata is not installed.
         """
-        from raggedatlas.formats.modalities import as_mudata
+        from raggedatlas.formats.copying import read_source
 
-        return as_mudata(self.source())
+        return read_source(self.source(), multimodal=True)
 
     def write(self, path: Address, **options: Any) -> str:  # noqa: ANN401  (options of the format)
         """Write the dataset as it was added to ``.h5ad``, ``.zarr``, ``.h5mu`` or ``.cxg``, in bounded memory.

@@ -228,6 +228,8 @@ def _categorical(container: Container, path: str) -> Any:  # noqa: ANN401
     node = container.get(path)
     codes, categories = (read_element(container, f"{path}/{name}") for name in ("codes", "categories"))
     codes = np.asarray(codes)
+    if np.ndim(categories) != 1:
+        raise SourceError(f"{container.uri}: {path}/categories is no row of values; write it again.")
     if codes.dtype.kind not in "iu" or codes.ndim != 1:
         raise SourceError(f"{container.uri}: {path} has codes of type {codes.dtype}, where a row of integers belongs.")
     # Unsigned codes may exceed the signed type of their width.
@@ -246,6 +248,9 @@ def _frame(container: Container, path: str) -> Any:  # noqa: ANN401
     import pandas as pd
 
     node = container.get(path)
+    n_rows = frame_length(container, path)
+    assert n_rows is not None
+    _check_members(container, path, n_rows)
     index_name = attribute(node, "_index", "_index")
     columns = columns_listed(node)
     read = {name: read_element(container, f"{path}/{name}") for name in columns}
@@ -361,7 +366,8 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
     if is_array(node):
         frame = _read_structured(container, path, categories_in)
     else:
-        _check_members(container, path, n_rows)
+        if (attribute(node, "encoding-type"), attribute(node, "encoding-version")) != FRAME:
+            _check_members(container, path, n_rows)
         frame = read_element(container, path)
     if len(frame) != n_rows:
         raise SourceError(f"{container.uri}: {path} has columns of different lengths; write the file again.")
@@ -483,14 +489,23 @@ def _check_members(container: Container, path: str, n_rows: int) -> None:
             continue
         member = container.get(at)
         if is_array(member):
-            check_whole(container.uri, at, member, n_rows)
+            _check_column(container, at, member, n_rows)
             continue
         for inner in container.names(at):
             array = container.get(f"{at}/{inner}")
             if is_array(array):
                 # Members of `__categories` are named after columns, which may be called codes or values.
-                rows = n_rows if inner in ("codes", "values", "mask") and name != "__categories" else None
-                check_whole(container.uri, f"{at}/{inner}", array, rows)
+                by_row = inner in ("codes", "values", "mask") and name != "__categories"
+                if by_row:
+                    _check_column(container, f"{at}/{inner}", array, n_rows)
+                else:
+                    check_whole(container.uri, f"{at}/{inner}", array, None)
+
+
+def _check_column(container: Container, path: str, node: Any, n_rows: int) -> None:  # noqa: ANN401
+    check_whole(container.uri, path, node, n_rows)
+    if len(node.shape) != 1:
+        raise SourceError(f"{container.uri}: {path} has shape {node.shape}, where a column of {n_rows:,} rows belongs.")
 
 
 def _read_structured(container: Container, path: str, categories_in: str) -> "pd.DataFrame":

@@ -26,6 +26,9 @@ ROOT = {"X", "obs", "raw", "var", *GROUPS}
 ALIGNED = {"layers": "obs", "obsm": "obs", "obsp": "obs", "varm": "var", "varp": "var"}
 """Group -> the table with whose rows its members are aligned."""
 
+MEMORY_STEP_BYTES = 64 << 20
+"""Approximate size in bytes of the blocks of rows of a matrix that is read into memory."""
+
 MUDATA_VERSION = "0.1.0"
 MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".encode()
 """First bytes of an `.h5mu` file, by which readers recognise it."""
@@ -109,17 +112,19 @@ class TreeSink:
         Whether it is a MuData.
     """
 
-    by_column = True
-    """Tables may come as `ColumnTable`."""
-
     def __init__(self, target: OutputFile, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
+        self.by_column = not target.in_memory
+        """Whether tables may come as `ColumnTable`."""
+        if target.in_memory:
+            self.step_bytes = MEMORY_STEP_BYTES
+            """Approximate size of the blocks of rows to write, if not that of `copy`."""
         self._writers: dict[str, SparseWriter | DenseWriter] = {}
         self._lengths: dict[str, int] = {}
         self._var_names: dict[str, NDArray[Any]] = {}
         self._maps: dict[str, NDArray[Any]] = {}
         self._mods: list[str] = []
-        self._rows: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
@@ -169,12 +174,13 @@ class TreeSink:
         if self.multimodal and key == "axis":
             self._axis = int(value)
             return
-        parent, _, name = key.rpartition("/")
+        parent = key.rpartition("/")[0]
         if not self.multimodal or parent.startswith("mod/"):
-            self._record_rows(key, value)
-        if name in ("obs", "var"):
+            self._record_shape(key, value)
+        inner = key.split("/", 2)[2] if self.multimodal and key.startswith("mod/") else key
+        if inner in ("obs", "var", "raw/var"):
             self._lengths[key] = len(value)
-            if name == "var" and self.multimodal:
+            if inner == "var" and self.multimodal:
                 frame = value.frame() if isinstance(value, ColumnTable) else value
                 self._var_names[key] = frame.index.to_numpy(object)
         if parent in ("obsmap", "varmap"):
@@ -214,6 +220,10 @@ class TreeSink:
 
     def _check_key(self, key: str) -> None:
         parts = key.split("/")
+        if self.multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
+            self._mods.append(parts[1])
+        if self._target.in_memory:
+            return
         if not all(parts) or "." in parts or ".." in parts:
             raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
         inner = parts[2:] if self.multimodal and parts[0] == "mod" else parts
@@ -225,11 +235,9 @@ class TreeSink:
             raise SchemaError(
                 f"{key!r} has no place in an AnnData, whose readers stop at unknown members; put it into uns, e.g. as 'uns/{key}'."
             )
-        if self.multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
-            self._mods.append(parts[1])
 
-    def _record_rows(self, key: str, value: Any) -> None:  # noqa: ANN401
-        """Record the number of rows of a member that is aligned with the cells or features.
+    def _record_shape(self, key: str, value: Any) -> None:  # noqa: ANN401
+        """Record the shape of a member that is aligned with the cells or features.
 
         Raises
         ------
@@ -240,7 +248,7 @@ class TreeSink:
         group = above.rpartition("/")[2]
         if name in ALIGNED and group not in ALIGNED and isinstance(value, dict):
             for member, inner in value.items():
-                self._record_rows(f"{key}/{member}", inner)
+                self._record_shape(f"{key}/{member}", inner)
         elif group in ALIGNED:
             shape = getattr(value, "shape", None)
             # An awkward array has `ndim` and a length, but no shape.
@@ -249,27 +257,27 @@ class TreeSink:
                     f"{key} is of type {type(value).__name__}, where something with a row for each row of {ALIGNED[group]} "
                     "belongs; put it into uns."
                 )
-            self._rows[key] = int(shape[0]) if shape else len(value)
+            self._shapes[key] = tuple(shape) if shape else (len(value),)
 
     def _finish_anndata(self, prefix: str) -> None:
         n_obs, n_var = (self._length(f"{prefix}{name}") for name in ("obs", "var"))
-        lengths = {"obs": n_obs, "var": n_var}
-        for key, n_rows in self._rows.items():
-            group = key.removeprefix(prefix).rpartition("/")[0] if key.startswith(prefix) else ""
-            if group in ALIGNED:
-                self._check_shape(key, (n_rows,), (lengths[ALIGNED[group]],))
-        for key, writer in self._writers.items():
-            # True for X and `layers/<name>`, both of whose axes must fit.
-            if key.startswith(prefix) and "/" not in (inner := key.removeprefix(prefix)).removeprefix("layers/"):
-                self._check_shape(key, writer.matrix.shape, (n_obs, n_var))
-            elif key.startswith(prefix) and (inner.startswith("obsm/") or inner == "raw/X"):
-                self._check_shape(key, writer.matrix.shape[:1], (n_obs,))
+        raw = f"{prefix}raw/X" in self._writers
+        n_raw = self._length(f"{prefix}raw/var") if raw else 0
+        axes = {
+            "X": (n_obs, n_var), "layers": (n_obs, n_var), "obsm": (n_obs,), "varm": (n_var,), "obsp": (n_obs, n_obs),
+            "varp": (n_var, n_var), "raw/X": (n_obs, n_raw), "raw/varm": (n_raw,),
+        }  # fmt: skip
+        shapes = self._shapes | {key: writer.matrix.shape for key, writer in self._writers.items()}
+        for key, shape in shapes.items():
+            inner = key.removeprefix(prefix)
+            expected = axes.get(inner, axes.get(inner.rpartition("/")[0], ())) if key.startswith(prefix) else ()
+            # Obsm and the like may have more axes.
+            exact = inner.partition("/")[0] in ("X", "layers")
+            self._check_shape(key, shape if exact else shape[: len(expected)], expected)
         self._target.group(prefix.rstrip("/"), ("anndata", "0.1.0"))
         for name in GROUPS:
             self._target.group(f"{prefix}{name}", DICT)
-        if f"{prefix}raw/X" in self._writers:
-            n_raw = self._length(f"{prefix}raw/var")
-            self._check_shape(f"{prefix}raw/X", self._writers[f"{prefix}raw/X"].matrix.shape, (n_obs, n_raw))
+        if raw:
             self._target.group(f"{prefix}raw", ("raw", "0.1.0"))
             self._target.group(f"{prefix}raw/varm", DICT)
 
@@ -376,7 +384,8 @@ class SparseWriter:
         if len(matrix.shape) != 2:
             raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
         self.matrix, self._target = matrix, target
-        by_row, (n_rows, n_columns) = matrix.form == "csr", matrix.shape
+        # In memory the complete matrix is converted, which takes half the time of sorting its entries.
+        by_row, (n_rows, n_columns) = matrix.form == "csr" or target.in_memory, matrix.shape
         self._small = (n_columns if by_row else n_rows) < 2**31
         self._index = np.dtype(np.int32 if self._small and not matrix.wide[1] else np.int64)
         group = target.group(matrix.key, (f"{matrix.form}_matrix", "0.1.0"))

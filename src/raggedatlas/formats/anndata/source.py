@@ -258,6 +258,10 @@ class _Stored(_Contents):
             if n_features is not None:
                 self.features["raw/var"] = self._frame(var)
             self.add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
+        elif self._get(var) is not None:
+            raise SourceError(
+                f"{self.container.uri}: {self.prefix}{var} has no {x} beside it; write raw again, or remove it."
+            )
         self._group("raw/varm", varm, (None, None))
 
     def _embeddings(self) -> None:

@@ -152,7 +152,8 @@ def count_files(folder: Path) -> dict[str, Any]:
 
 def requests(folder: Path) -> dict[str, Any]:
     """Make all calls on a copy of an atlas in an S3 server, and count what they ask of it, opening included."""
-    from raggedatlas.testing.object_store import FaultyProxy, Remote, count_in_sequence
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from support.object_store import FaultyProxy, Remote, count_in_sequence
 
     found = count_files(folder)
     serve = [sys.executable, str(Path(__file__).with_name("maintenance.py")), "serve"]

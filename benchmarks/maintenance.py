@@ -32,8 +32,10 @@ import raggedatlas as ra
 from raggedatlas.catalog.assets import Commit, commit_records, read_records
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.model.ids import new_uid, new_uids
-from raggedatlas.testing.atlases import small_anndata, write_dataset
-from raggedatlas.testing.object_store import FaultyProxy, Remote, count_in_sequence
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.atlases import small_anndata, write_dataset
+from support.object_store import FaultyProxy, Remote, count_in_sequence
 
 
 def timed(action: Callable[[], object]) -> dict[str, float]:

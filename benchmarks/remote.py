@@ -23,7 +23,9 @@ import scipy.sparse as sp
 
 import raggedatlas as ra
 from raggedatlas.store.remote_path import RemotePath
-from raggedatlas.testing.object_store import WebServer
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.object_store import WebServer
 
 
 def make_cells(n_cells: int, n_genes: int = 20_000, per_cell: int = 1_500, seed: int = 0) -> anndata.AnnData:

@@ -24,7 +24,9 @@ from peer_stores import BATCH, step
 from remote import make_cells
 
 import raggedatlas as ra
-from raggedatlas.testing.object_store import FaultyProxy, Remote
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.object_store import FaultyProxy, Remote
 
 HERE = Path(__file__).parent
 PEERS = {"annbatch": HERE.parent / ".venv-peers", "tiledbsoma-ml": HERE.parent / ".venv-peers-3.11"}

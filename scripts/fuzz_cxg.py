@@ -32,7 +32,9 @@ from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.testing.cxg_files import FORMS, set_meta, write_cxg
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.cxg_files import FORMS, set_meta, write_cxg
 
 MEMORY = 6 << 30
 """Bytes of address space of a process that looks at a damaged CXG."""

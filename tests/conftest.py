@@ -31,6 +31,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+# Programs that tests start import `support`, too.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
+    os.pathsep
+)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real files; its README names their sources and licences."""

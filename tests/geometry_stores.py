@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.store.location import write_pieces
-from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.storage.layouts import File
 from raggedatlas.vectors.writer import write
+from support.spatial import ALL, EDGE
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
 LAYOUTS = ("0.7", "0.9")

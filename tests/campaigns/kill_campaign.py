@@ -23,10 +23,10 @@ from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.store.executors import spawned
-from raggedatlas.testing.atlases import GENES, small_anndata, write_results
-from raggedatlas.testing.spatial import make_slide, spots, walk
 from raggedatlas.vectors.shapes import Shapes, as_attributes
 from raggedatlas.verbs import infer
+from support.atlases import GENES, small_anndata, write_results
+from support.spatial import make_slide, spots, walk
 
 N_CELLS = 5
 KEPT = 6

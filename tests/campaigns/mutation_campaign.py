@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.testing.processes import started
+from support.processes import started
 
 CRASHED, HUNG, FOREIGN, SILENT, MISSED = "crashed", "hung", "foreign", "silent", "missed"
 """What must not happen: the process ended, or did not end; an error of no class of ours; other values without a word from deep
@@ -83,8 +83,8 @@ def make_atlas(folder: Path) -> Path:
 
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.results.dataset import ResultDataset
-    from raggedatlas.testing.atlases import GENES, small_anndata, write_results
-    from raggedatlas.testing.spatial import spots
+    from support.atlases import GENES, small_anndata, write_results
+    from support.spatial import spots
 
     path = folder / "atlas"
     atlas = RaggedAtlas.create(str(path))
@@ -369,7 +369,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.loader.loader import Loader
     from raggedatlas.store.filters import under
-    from raggedatlas.testing.atlases import GENES
+    from support.atlases import GENES
 
     def atlas() -> RaggedAtlas:
         return RaggedAtlas.open(str(path))
@@ -410,7 +410,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
 def changes(path: Path) -> dict[str, Callable[[], object]]:
     """Give what writers do with an atlas: they may refuse, and must not crash."""
     from raggedatlas.atlas import RaggedAtlas
-    from raggedatlas.testing.atlases import small_anndata
+    from support.atlases import small_anndata
 
     def atlas() -> RaggedAtlas:
         return RaggedAtlas.open(str(path))

@@ -21,7 +21,7 @@ from campaigns.kill_campaign import CALLS, content_of, items_of, source_of
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError
 from raggedatlas.loader.loader import Loader
-from raggedatlas.testing.atlases import GENES, write_results
+from support.atlases import GENES, write_results
 
 UNTOUCHED = "third"
 """The dataset that only `restore` and `optimize` write."""

@@ -22,7 +22,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.testing.anndata_strategies import assert_equal
+from support.anndata_strategies import assert_equal
 
 WAYS = ("h5ad", "zarr 2", "zarr 3", "atlas")
 """Where an object is written to and read from again."""

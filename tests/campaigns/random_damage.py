@@ -25,7 +25,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from raggedatlas.testing.anndata_faults import FORMS, Form, open_for_writing, write_good
+from support.anndata_faults import FORMS, Form, open_for_writing, write_good
 
 SECONDS, MEMORY = 20, 3 << 30
 """What one case may take; the address space counts."""

@@ -12,7 +12,7 @@ from raggedatlas.catalog.catalog import Catalog, create_catalog
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.upkeep import RowRemoval
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 WRITES = (
     "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if",

@@ -17,7 +17,7 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.upkeep import clean_up
-from raggedatlas.testing.atlases import SPACE, write_dataset
+from support.atlases import SPACE, write_dataset
 
 Two = tuple[Catalog, str, str]
 LEVELS: tuple[checks.Level, ...] = ("quick", "rows", "deep")

@@ -26,10 +26,10 @@ from raggedatlas.errors import ArgumentError, AtlasError, ConflictError, Corrupt
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.store.filters import col
 from raggedatlas.store.tables import PURGE_KEY, Tables
-from raggedatlas.testing.anndata_strategies import assert_equal
-from raggedatlas.testing.atlases import GENES, small_anndata, write_results
-from raggedatlas.testing.processes import started
-from raggedatlas.testing.spatial import make_slide
+from support.anndata_strategies import assert_equal
+from support.atlases import GENES, small_anndata, write_results
+from support.processes import started
+from support.spatial import make_slide
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
 

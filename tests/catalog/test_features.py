@@ -25,7 +25,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, find_column, metadata_columns
 from raggedatlas.model.ids import feature_uids, layout_uid
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import SPACE, small_anndata, write_dataset
+from support.atlases import SPACE, small_anndata, write_dataset
 
 Two = tuple[Catalog, str, str]
 VALUES = st.lists(st.sampled_from("abcdefg"), unique=True).map(tuple)

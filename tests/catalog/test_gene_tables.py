@@ -26,7 +26,7 @@ from raggedatlas.errors import AtlasError, DuplicateError, FeatureError, NotFoun
 from raggedatlas.formats.gene_tables import read_gene_tables
 from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo, parse_accession
 from raggedatlas.model.ids import feature_uids
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 REAL = Path("tests/data/gene_tables")

@@ -27,7 +27,7 @@ from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import CorruptError, FeatureError, LimitError, SchemaError
 from raggedatlas.model.ids import feature_uids, new_uids
 from raggedatlas.query.modalities import FeatureRows
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 CD79A, CD79A_MOUSE, MS4A1 = "ENSG00000105369", "ENSMUSG00000003379", "ENSG00000156738"

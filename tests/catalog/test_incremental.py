@@ -15,7 +15,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.location import Location
 from raggedatlas.store.upkeep import LARGE_ROWS, SMALL_ROWS, Size, choose_fragments, parts_to_merge
-from raggedatlas.testing.atlases import small_anndata, write_dataset
+from support.atlases import small_anndata, write_dataset
 
 Two = tuple[Catalog, str, str]
 

@@ -28,7 +28,7 @@ from raggedatlas.model.ids import check_given_name, fit_name
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.arrays import create_group, read_group, write_group_attributes
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.atlases import SPACE, write_dataset
+from support.atlases import SPACE, write_dataset
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]

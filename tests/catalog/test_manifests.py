@@ -15,7 +15,7 @@ from raggedatlas.catalog.verification import verify
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.validation import Problem
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
 

@@ -24,7 +24,7 @@ from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
 

@@ -17,7 +17,7 @@ from raggedatlas.catalog.optimization import optimize
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo, parse_accession
 from raggedatlas.model.ids import feature_uids
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 IDS = ["ENSG00000105369", "ENSG00000156738", "ENSG00000122545", "ENSMUSG00000003379", "HGNC:10751"]

@@ -9,8 +9,8 @@ import pytest
 from raggedatlas.catalog import checks, optimization, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
-from raggedatlas.testing.atlases import SPACE
-from raggedatlas.testing.processes import started
+from support.atlases import SPACE
+from support.processes import started
 
 ADD = """
 import sys
@@ -19,7 +19,7 @@ import numpy as np
 from raggedatlas.catalog.catalog import open_catalog
 from raggedatlas.catalog.snapshots import list_versions
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 catalog, me = open_catalog(Location(sys.argv[1])), int(sys.argv[2])
 for i in range(5):
     for _ in range(300):

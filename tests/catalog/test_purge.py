@@ -21,9 +21,9 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import PURGE_KEY
 from raggedatlas.store.upkeep import compact
-from raggedatlas.testing.atlases import small_anndata, write_dataset
-from raggedatlas.testing.processes import started
-from raggedatlas.testing.spatial import cloud
+from support.atlases import small_anndata, write_dataset
+from support.processes import started
+from support.spatial import cloud
 
 Dying = Callable[..., contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]

@@ -17,7 +17,7 @@ from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
 from raggedatlas.ingest import results
 from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
 from raggedatlas.store.upkeep import clean_up
-from raggedatlas.testing.atlases import Modelled, make_modelled
+from support.atlases import Modelled, make_modelled
 
 NOW = dt.timedelta(0)
 

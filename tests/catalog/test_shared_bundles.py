@@ -17,7 +17,7 @@ from raggedatlas.catalog.catalog import DATASETS, shares_bundles
 from raggedatlas.catalog.snapshots import diff_files
 from raggedatlas.errors import AtlasError
 from raggedatlas.store.bundle import SHARED
-from raggedatlas.testing.atlases import small_anndata
+from support.atlases import small_anndata
 
 N_CELLS, SPACE = 20, "gene_expression"
 N_DATASETS, WORTH = 6, 4

@@ -33,7 +33,7 @@ from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.model.spaces import SparseZarrPointer
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]

@@ -27,7 +27,7 @@ from raggedatlas.store.codecs import extend_checksum
 from raggedatlas.store.ledger import Ledger
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import read_all
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
 

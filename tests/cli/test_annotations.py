@@ -7,7 +7,7 @@ import pytest
 
 from command import ask, read
 from raggedatlas import RaggedAtlas
-from raggedatlas.testing.atlases import small_anndata
+from support.atlases import small_anndata
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from command import ask, done, refused
-from raggedatlas.testing.atlases import small_anndata
+from support.atlases import small_anndata
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

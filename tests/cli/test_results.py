@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from command import ask, read
-from raggedatlas.testing.atlases import Modelled, make_modelled
+from support.atlases import Modelled, make_modelled
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typer.models import OptionInfo
 
 from command import ask, done, read
 from raggedatlas.cli.commands import app
-from raggedatlas.testing.spatial import make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.writer import write
+from support.spatial import make_slide
 
 BOUNDARY = "segmentation_boundary"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from command import ask
-from raggedatlas.testing.anndata_faults import damage, write_good
+from support.anndata_faults import damage, write_good
 
 
 @pytest.fixture

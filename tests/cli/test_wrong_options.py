@@ -21,10 +21,10 @@ import raggedatlas.verbs
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.query.query import Query
-from raggedatlas.testing.atlases import small_anndata, write_results
-from raggedatlas.testing.spatial import spots
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.writer import write
+from support.atlases import small_anndata, write_results
+from support.spatial import spots
 
 PYTHON = re.compile(
     r"\b[a-z_]+=(?:True|False|None|['\"\[{(.]|\d)|(?<![\w/])(?:atlas)?\.[a-z_]+\((?:[^()]|\([^()]*\))*\)(?! in Python)"

@@ -11,7 +11,7 @@ import pytest
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.archive import TREE, pack, unpack
-from raggedatlas.testing.anndata_strategies import assert_equal
+from support.anndata_strategies import assert_equal
 
 pytestmark = pytest.mark.fast
 

@@ -12,7 +12,7 @@ import pytest
 from raggedatlas import RaggedAtlas
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
-from raggedatlas.testing.anndata_strategies import assert_equal
+from support.anndata_strategies import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -21,7 +21,7 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.element_writer import plain_text, write_element, write_table
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.frames import Column, ColumnTable, Texts, arrow_table, frame_to_arrow
-from raggedatlas.testing.anndata_strategies import make_obs
+from support.anndata_strategies import make_obs
 
 TARGETS = ["gzip", "plain", "zarr2", "zarr3"]
 STEPS = [4, 1 << 17]

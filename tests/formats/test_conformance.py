@@ -10,9 +10,9 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.protocols import Sink, Source
-from raggedatlas.testing.atlases import small_anndata
 from raggedatlas.testing.conformance import SinkTests, SourceTests
-from raggedatlas.testing.cxg_files import write_cxg
+from support.atlases import small_anndata
+from support.cxg_files import write_cxg
 
 DATA = Path(__file__).parent.parent / "data"
 

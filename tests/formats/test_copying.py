@@ -24,9 +24,9 @@ from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaEr
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy, read
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
-from raggedatlas.testing.hypothesis_profile import examples
 from reading import read_anndata
+from support.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
+from support.hypothesis_profile import examples
 
 DATA = Path(__file__).parent.parent / "data"
 TARGETS = [("x.h5ad", {}), ("x.zarr", {"zarr_format": 2}), ("x.zarr", {"zarr_format": 3})]

@@ -28,8 +28,8 @@ from raggedatlas.formats.anndata.fixes import FIXES, repair
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_source
 from raggedatlas.store.executors import spawned
-from raggedatlas.testing.anndata_faults import AWKWARD_FORM, FORMS, Form, _element, damage, put, texts, write_good
-from raggedatlas.testing.hypothesis_profile import examples
+from support.anndata_faults import AWKWARD_FORM, FORMS, Form, _element, damage, put, texts, write_good
+from support.hypothesis_profile import examples
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -15,7 +15,7 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats import hdf5_chunks
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, inflate, open_chunk_reader
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -28,7 +28,7 @@ from raggedatlas.formats.matrix_readers import (
     SparseArrays,
 )
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
 

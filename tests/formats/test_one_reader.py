@@ -19,9 +19,9 @@ from formats.test_loom import write_loom
 from formats.test_tenx import write_h5, write_mtx
 from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.formats.registry import READERS
-from raggedatlas.testing.anndata_strategies import anndatas, assert_same
-from raggedatlas.testing.cxg_files import write_cxg
-from raggedatlas.testing.hypothesis_profile import examples
+from support.anndata_strategies import anndatas, assert_same
+from support.cxg_files import write_cxg
+from support.hypothesis_profile import examples
 
 mudata = pytest.importorskip("mudata")
 pytestmark = pytest.mark.filterwarnings("ignore")

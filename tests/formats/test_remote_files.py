@@ -23,8 +23,8 @@ from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, Store
 from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.remote_path import BLOCK, RemotePath
-from raggedatlas.testing.cxg_files import write_cxg
-from raggedatlas.testing.object_store import FaultyProxy, Remote, WebServer
+from support.cxg_files import write_cxg
+from support.object_store import FaultyProxy, Remote, WebServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for Awkward Arrays")
 

@@ -26,9 +26,9 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.protocols import Sink, SinkMatrix
-from raggedatlas.testing.anndata_strategies import assert_equal
-from raggedatlas.testing.hypothesis_profile import examples
 from reading import read_anndata
+from support.anndata_strategies import assert_equal
+from support.hypothesis_profile import examples
 
 ENDINGS = [
     ("x.h5ad", {}),

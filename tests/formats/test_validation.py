@@ -38,7 +38,7 @@ from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.fixes import FIXES
 from raggedatlas.formats.anndata.rules import AnnDataChecker, rules_page
 from raggedatlas.formats.copying import copy
-from raggedatlas.testing.anndata_faults import (
+from support.anndata_faults import (
     DAMAGES,
     FORMS,
     Damage,
@@ -51,8 +51,8 @@ from raggedatlas.testing.anndata_faults import (
     texts,
     write_good,
 )
-from raggedatlas.testing.anndata_strategies import anndatas
-from raggedatlas.testing.hypothesis_profile import examples
+from support.anndata_strategies import anndatas
+from support.hypothesis_profile import examples
 
 
 def rules_of(problems: list[Problem]) -> set[str]:

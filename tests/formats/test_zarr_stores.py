@@ -21,8 +21,8 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.testing.anndata_strategies import assert_equal
 from reading import read_anndata
+from support.anndata_strategies import assert_equal
 
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "records_anndata_0.13.zarr.zip"

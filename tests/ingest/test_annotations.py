@@ -35,8 +35,8 @@ from raggedatlas.ingest.annotations import UidIndex
 from raggedatlas.model.assets import ANNOTATION_KEY, annotation_columns
 from raggedatlas.model.ids import new_uids
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.atlases import small_anndata
-from raggedatlas.testing.hypothesis_profile import examples
+from support.atlases import small_anndata
+from support.hypothesis_profile import examples
 
 
 @pytest.fixture

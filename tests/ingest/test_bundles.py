@@ -10,7 +10,7 @@ import zarr
 
 import raggedatlas as ra
 from raggedatlas.catalog.assets import read_records
-from raggedatlas.testing.atlases import small_anndata
+from support.atlases import small_anndata
 
 N_CELLS = 40
 SPACE = "gene_expression"

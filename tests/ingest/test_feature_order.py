@@ -27,7 +27,7 @@ from raggedatlas.model.protocols import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.read import ArrayReader, read_slice
-from raggedatlas.testing.anndata_strategies import assert_same
+from support.anndata_strategies import assert_same
 
 GENES = ["rare", "common", "absent", "half", "also_half"]
 PRESENT = {"rare": 1, "common": 8, "absent": 0, "half": 4, "also_half": 4}

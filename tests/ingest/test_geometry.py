@@ -43,12 +43,12 @@ from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind,
 from raggedatlas.results.schema import as_ids
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
-from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.content import table_content
 from raggedatlas.vectors.converters.geospatial import frame_content
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 from raggedatlas.vectors.writer import write
+from support.spatial import Slide, make_slide
 
 BOUNDARY = "segmentation_boundary"
 LINKED: dict[str, Any] = {"link": "segment_id", "progress": False}

@@ -17,7 +17,7 @@ from raggedatlas.errors import QueryError, SchemaError
 from raggedatlas.ingest.columns import identify
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.schemas import FeatureBaseSchema
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 
 class Gene(FeatureBaseSchema):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 N = 4
 TEXTS = ["a", "b", "a", "c"]

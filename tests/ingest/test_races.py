@@ -13,8 +13,8 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.errors import ConflictError, DuplicateError, SourceError
 from raggedatlas.ingest.geometry import make_transcripts
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.atlases import make_modelled, small_anndata, write_results
-from raggedatlas.testing.spatial import spots
+from support.atlases import make_modelled, small_anndata, write_results
+from support.spatial import spots
 
 
 def meanwhile(step: str, other: Callable[[], Any]) -> Callable[[str, int, int], None]:

@@ -11,8 +11,8 @@ import pytest
 
 from raggedatlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, DuplicateError, MissingExtraError, SourceError, ValuesError
-from raggedatlas.testing.anndata_faults import damage, put, write_good
-from raggedatlas.testing.atlases import small_anndata
+from support.anndata_faults import damage, put, write_good
+from support.atlases import small_anndata
 
 Change = Callable[[Any], None]
 

@@ -22,7 +22,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest import results as result_index
 from raggedatlas.query import search
-from raggedatlas.testing.atlases import Modelled, make_modelled, npy_run, small_anndata, write_results
+from support.atlases import Modelled, make_modelled, npy_run, small_anndata, write_results
 
 
 @pytest.fixture(scope="session")

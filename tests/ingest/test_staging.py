@@ -24,7 +24,7 @@ from raggedatlas.ingest import commit, group_writer, staging
 from raggedatlas.ingest.group_writer import WrittenGroup
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.protocols import Source
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open", "disk is full")
 """What a source is; the first of a call is none of those that look back."""

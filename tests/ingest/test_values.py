@@ -16,7 +16,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ValuesError
 from raggedatlas.ingest import values
 from raggedatlas.ingest.values import HASH_LANES, StreamingHash, scan_integers
-from raggedatlas.testing.anndata_strategies import (
+from support.anndata_strategies import (
     DTYPES,
     anndatas,
     assert_same,

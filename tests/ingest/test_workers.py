@@ -25,8 +25,8 @@ from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import commit
 from raggedatlas.store.executors import Workers
-from raggedatlas.testing.processes import POOLS, started
 from raggedatlas.verbs import infer
+from support.processes import POOLS, started
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreErr
 from raggedatlas.ingest import commit
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.anndata_strategies import assert_same
-from raggedatlas.testing.atlases import small_anndata
+from support.anndata_strategies import assert_same
+from support.atlases import small_anndata
 
 
 def plain(seed: int = 0, n: int = 12) -> ad.AnnData:

@@ -19,7 +19,7 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
 from raggedatlas.store import record_files
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import write_dataset
+from support.atlases import write_dataset
 
 OBS = ["kind", "donor", "percent.mt", "n", "flag", "plate", "dataset", "cell_name"]
 

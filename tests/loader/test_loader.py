@@ -22,7 +22,7 @@ from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, Stor
 from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.loader import Collator
 from raggedatlas.store.runtime import prefetch_map
-from raggedatlas.testing.atlases import GENES, small_anndata, write_dataset
+from support.atlases import GENES, small_anndata, write_dataset
 
 pytestmark = pytest.mark.fast
 

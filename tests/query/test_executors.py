@@ -22,7 +22,7 @@ from raggedatlas.model.batch import Batch, CsrBlock
 from raggedatlas.query import compute, outputs, read
 from raggedatlas.query.plan import plan_read
 from raggedatlas.store.location import Location
-from raggedatlas.testing.processes import POOLS, dask_workers, processes
+from support.processes import POOLS, dask_workers, processes
 
 SCHEMA = pa.schema([("sum", pa.float64()), ("kind", pa.string()), ("first", pa.list_(pa.float32(), 2))])
 

@@ -20,7 +20,7 @@ from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, SpaceReader, choose_column_copies
 from raggedatlas.store.codecs import PROFILES
 from raggedatlas.store.runtime import BufferPool
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 N_CELLS, N_GENES = 700, (120, 90)
 

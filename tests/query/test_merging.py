@@ -21,7 +21,7 @@ from raggedatlas.cli.commands import app
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.modalities import sum_dtype
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 GENES = {"one": ["D", "T", "A", "B", "C"], "two": ["C", "A", "D", "U"], "three": ["D", "T"]}
 SAME = {"A": "T", "B": "T", "C": "U"}

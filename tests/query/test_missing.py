@@ -21,7 +21,7 @@ from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
 from raggedatlas.store.location import Location
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 FLOATS = [0.0, 0.25, -1.5, 3.0, np.inf, -np.inf, np.nan]
 VALUES: dict[str, list[Any]] = {

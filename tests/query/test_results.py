@@ -10,7 +10,7 @@ import pytest
 
 from raggedatlas import AtlasView, Loader
 from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.testing.atlases import Modelled, make_modelled, small_anndata, write_results
+from support.atlases import Modelled, make_modelled, small_anndata, write_results
 
 FORMS = {"z": "space", "v": "vector"}
 

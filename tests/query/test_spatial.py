@@ -15,10 +15,10 @@ from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
 from raggedatlas.ingest.geometry_plan import object_centroids
 from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
-from raggedatlas.testing.hypothesis_profile import examples
-from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.vectors.shapes import Attribute, Shapes
+from support.hypothesis_profile import examples
+from support.spatial import Slide, make_slide
 
 BOUNDARY = "segmentation_boundary"
 HOLED = shapely.box(0, 0, 4, 4).difference(shapely.box(1, 1, 3, 3))

@@ -24,7 +24,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.results import batch_writer, npy_results
-from raggedatlas.testing.atlases import npy_run
+from support.atlases import npy_run
 
 
 def bits(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Any:

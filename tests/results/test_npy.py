@@ -21,7 +21,7 @@ from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.folder import find_results
 from raggedatlas.results.npy_results import NpyResults
 from raggedatlas.results.schema import import_torch
-from raggedatlas.testing.atlases import npy_run
+from support.atlases import npy_run
 
 pytestmark = pytest.mark.fast
 

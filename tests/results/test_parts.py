@@ -25,7 +25,7 @@ from raggedatlas.errors import (
     SourceError,
 )
 from raggedatlas.results.writer import ResultPart
-from raggedatlas.testing.processes import started
+from support.processes import started
 
 CHILD = (
     "import pickle, sys, numpy as np\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from raggedatlas import DataProvider, InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results
-from raggedatlas.testing.atlases import npy_run
+from support.atlases import npy_run
 
 ROOT = Path(__file__).parent.parent.parent
 VENV = ROOT / ".venv-peers-hyrax"

@@ -14,7 +14,7 @@ from raggedatlas import DataProvider, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, RowIndexError, SourceError
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.provider import NanMode, prepare
-from raggedatlas.testing.atlases import npy_run
+from support.atlases import npy_run
 
 pytestmark = pytest.mark.fast
 

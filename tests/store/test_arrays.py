@@ -26,7 +26,7 @@ from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_e
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice, verify
 from raggedatlas.store.runtime import BackgroundWriter
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
 

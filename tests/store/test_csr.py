@@ -12,7 +12,7 @@ from scipy import sparse
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, map_rows, move_runs, remap_csr, sorting_order
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
 

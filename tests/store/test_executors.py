@@ -19,7 +19,7 @@ import pytest
 from raggedatlas.errors import ArgumentError, StoreError, WorkersError
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
-from raggedatlas.testing.processes import started
+from support.processes import started
 
 pytestmark = pytest.mark.fast
 

@@ -21,7 +21,7 @@ from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import BufferPool
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 N_COLUMNS = 3000
 

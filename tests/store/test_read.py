@@ -16,7 +16,7 @@ from raggedatlas.store import read
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges, read_rows, read_slice, verify
-from raggedatlas.testing.hypothesis_profile import examples
+from support.hypothesis_profile import examples
 
 N = 1000
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.testing.spatial import by_kind, corners_of, rows_of, walk
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.storage.level_reader import read_partition_attribute
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
+from support.spatial import by_kind, corners_of, rows_of, walk
 
 
 def cloud() -> Shapes:

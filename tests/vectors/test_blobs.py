@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.vectors.geometry import Fragments, Objects
 from raggedatlas.vectors.shapes import concat_ranges, counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
@@ -37,6 +36,7 @@ from raggedatlas.vectors.storage.codecs import (
     take_manifests,
     to_bytes,
 )
+from support.hypothesis_profile import examples
 
 pytestmark = pytest.mark.fast
 

@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors import inspect
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.inspection import is_geometry_store
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write
+from support.spatial import ALL, EDGE
 
 
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])

@@ -14,7 +14,6 @@ import zarr
 
 from geometry_stores import CUT, attributes, edit, edit_block, put, stored, with_level
 from raggedatlas.errors import CorruptError, LimitError, SourceError
-from raggedatlas.testing.spatial import EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.vectors.reader import open_vectors
@@ -24,6 +23,7 @@ from raggedatlas.vectors.storage.layouts import group_json, plain_array
 from raggedatlas.vectors.storage.zarr_reader import decompress
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
+from support.spatial import EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 
 
 def written(path: Path, name: str, **options: Any) -> Path:

@@ -13,7 +13,6 @@ import zarr
 
 from geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.testing.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.geometry import CrossLinks, Fragments
@@ -37,6 +36,7 @@ from raggedatlas.vectors.storage.cross_links import (
 from raggedatlas.vectors.storage.layouts import plain_array, shard_shape, vlen_array
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
+from support.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 
 pytestmark = pytest.mark.fast
 

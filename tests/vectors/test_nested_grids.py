@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry, Level
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
+from support.hypothesis_profile import examples
 
 EXACT = (0.25, 0.75, 1.0, 2.5, 3.0, 10.0, 64.0, 1000.0)
 ROUGH = (0.1, 0.3, 1 / 3, 0.7, 1.1, np.pi)

@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import QueryError
-from raggedatlas.testing.spatial import (
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.geometry import Fragments, Geometry
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.validation import validate
+from raggedatlas.vectors.writer import write
+from support.spatial import (
     EDGE,
     by_kind,
     corners_of,
@@ -29,12 +35,6 @@ from raggedatlas.testing.spatial import (
     tree,
     walk,
 )
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.geometry import Fragments, Geometry
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.validation import validate
-from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).with_name("peer_zarr_vectors.py")

@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from geometry_stores import CUT, LAYOUTS, stored, with_level
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.store.location import Location
-from raggedatlas.testing.hypothesis_profile import examples
-from raggedatlas.testing.spatial import (
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.geometry import Fragments, Geometry
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes, take_objects
+from raggedatlas.vectors.storage.zarr_reader import StoreFiles
+from raggedatlas.vectors.writer import write
+from support.hypothesis_profile import examples
+from support.spatial import (
     ALL,
     cloud,
     corners_of,
@@ -30,12 +36,6 @@ from raggedatlas.testing.spatial import (
     tree,
     walk,
 )
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.geometry import Fragments, Geometry
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes, take_objects
-from raggedatlas.vectors.storage.zarr_reader import StoreFiles
-from raggedatlas.vectors.writer import write
 
 FEW = settings(examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 

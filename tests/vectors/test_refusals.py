@@ -22,7 +22,6 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 from raggedatlas.vectors import writer as placing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Level
@@ -33,6 +32,7 @@ from raggedatlas.vectors.storage import layouts as families
 from raggedatlas.vectors.storage.codecs import encode_fragments, encode_manifests
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import write
+from support.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 
 pytestmark = pytest.mark.fast
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.writer import write
+from support.spatial import ALL, EDGE
 
 LAYOUTS = ("0.7", "0.9")
 Ask = Callable[[VectorStore], Shapes]

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from geometry_stores import LAYOUTS, data_files, edit, edit_block, edit_root, with_level
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.hypothesis_profile import examples
-from raggedatlas.testing.spatial import ALL, EDGE, mesh, walk
 from raggedatlas.vectors import writer as writing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
@@ -23,6 +21,8 @@ from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.validation.rules import DEPTH_OF, LEVELS, RULES, PlacedProblem, rules_page
 from raggedatlas.vectors.writer import write
+from support.hypothesis_profile import examples
+from support.spatial import ALL, EDGE, mesh, walk
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = ("must", "should", "practice")

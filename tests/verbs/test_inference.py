@@ -20,9 +20,9 @@ from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.cli.models import result_folder
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.results import batch_writer
-from raggedatlas.testing.processes import dask_workers, started
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.viewer.scene import match_ids
+from support.processes import dask_workers, started
 
 HERE = Path(__file__).parent / "models_here.py"
 

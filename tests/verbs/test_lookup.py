@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.results.folder import open_table
-from raggedatlas.testing.atlases import npy_run
 from raggedatlas.verbs import lookup, neighbors, pca, save_to_database
 from raggedatlas.verbs.lookup import Neighbors, compute_recall, exact_neighbors
+from support.atlases import npy_run
 
 # The function `lookup` hides the module of this name.
 module = import_module("raggedatlas.verbs.lookup")

@@ -20,9 +20,9 @@ from raggedatlas.errors import (
     QueryError,
     SourceError,
 )
-from raggedatlas.testing.atlases import npy_run
 from raggedatlas.verbs import infer, pca, reduction, umap
 from raggedatlas.verbs.reduction import fit_pca, load_pca, load_umap
+from support.atlases import npy_run
 
 pytestmark = pytest.mark.fast
 

@@ -8,8 +8,8 @@ import pytest
 
 from raggedatlas import ResultDataset, verbs
 from raggedatlas.errors import NotFoundError
-from raggedatlas.testing.atlases import make_modelled, write_results
 from raggedatlas.verbs import lookup, make_view, save_to_database
+from support.atlases import make_modelled, write_results
 
 
 def test_verbs_are_found_together() -> None:

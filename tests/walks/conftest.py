@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raggedatlas.testing.object_store import FaultyProxy, Remote
+from support.object_store import FaultyProxy, Remote
 
 
 @pytest.fixture(scope="session")

@@ -21,14 +21,14 @@ from raggedatlas.results.data_request import absolute_location
 from raggedatlas.results.folder import find_results
 from raggedatlas.results.validation import validate_results
 from raggedatlas.store.ontologies import read_term_table
-from raggedatlas.testing.atlases import npy_run, small_anndata, write_results
-from raggedatlas.testing.spatial import spots
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.convert import convert, is_store, read_file, write_file
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write as write_vectors
 from raggedatlas.verbs.models import import_object
 from raggedatlas.verbs.visualize import visualize
+from support.atlases import npy_run, small_anndata, write_results
+from support.spatial import spots
 
 Given = str | os.PathLike[str]
 

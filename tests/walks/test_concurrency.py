@@ -12,8 +12,8 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ConflictError
-from raggedatlas.testing.anndata_strategies import assert_same
-from raggedatlas.testing.processes import started
+from support.anndata_strategies import assert_same
+from support.processes import started
 
 WRITERS, EACH = 3, 2
 FILES = [(writer, i) for writer in range(WRITERS) for i in range(EACH)] + [(9, 0)]

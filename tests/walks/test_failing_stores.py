@@ -8,8 +8,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.errors import StoreError
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.testing.atlases import small_anndata
-from raggedatlas.testing.object_store import Remote
+from support.atlases import small_anndata
+from support.object_store import Remote
 
 SPACE = FeatureSpace("scores", "dense")
 

@@ -9,8 +9,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog import deletion
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.atlases import GENES, small_anndata
-from raggedatlas.testing.object_store import Remote
+from support.atlases import GENES, small_anndata
+from support.object_store import Remote
 
 pytestmark = pytest.mark.s3
 

@@ -20,7 +20,7 @@ import raggedatlas as ra
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.query.query import Query
-from raggedatlas.testing.atlases import small_anndata
+from support.atlases import small_anndata
 
 NASTY = [
     "x' OR 1=1 --",

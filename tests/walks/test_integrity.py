@@ -29,7 +29,7 @@ from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
-from raggedatlas.testing.atlases import GENES, small_anndata
+from support.atlases import GENES, small_anndata
 
 N_CELLS = 40
 

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.options import STEPS
-from raggedatlas.testing.anndata_strategies import assert_same
+from support.anndata_strategies import assert_same
 
 FILE = "pbmc68k_reduced.h5ad"
 POINTS = (

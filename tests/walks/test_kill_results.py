@@ -18,8 +18,8 @@ from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.results import RESULT_STEPS
 from raggedatlas.model.assets import result_columns
-from raggedatlas.testing.atlases import Modelled, make_modelled
-from raggedatlas.testing.processes import started
+from support.atlases import Modelled, make_modelled
+from support.processes import started
 
 POINTS = [*((step, "space") for step in RESULT_STEPS), ("column", "vector"), ("record", "vector")]
 """Where the process dies: just after a step was told."""
@@ -134,7 +134,7 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     atlas = own.open()
     names = [["z0", "v0", "both"], ["z1", "v1", "both"]]
     place = [str(own.folder / "atlas"), str(own.folder / "z")]
-    from raggedatlas.testing.atlases import small_anndata
+    from support.atlases import small_anndata
 
     with ExitStack() as stack:
         processes = [

@@ -11,7 +11,7 @@ from raggedatlas.catalog.assets import read_specs
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.copying import read_source
 from raggedatlas.formats.registry import open_source
-from raggedatlas.testing.anndata_strategies import assert_equal
+from support.anndata_strategies import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

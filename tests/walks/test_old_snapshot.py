@@ -15,7 +15,7 @@ from raggedatlas.catalog.maintenance import gc
 from raggedatlas.catalog.optimization import KEEP, optimize
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
-from raggedatlas.testing.atlases import GENES, small_anndata
+from support.atlases import GENES, small_anndata
 
 EIGHT_DAYS = timedelta(days=8)
 LATER = KEEP - EIGHT_DAYS

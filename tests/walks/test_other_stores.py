@@ -32,9 +32,9 @@ from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
 from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.remote_path import BLOCK, RemotePath
-from raggedatlas.testing.atlases import small_anndata
-from raggedatlas.testing.cxg_files import write_cxg
-from raggedatlas.testing.object_store import FaultyProxy, GoogleStorage
+from support.atlases import small_anndata
+from support.cxg_files import write_cxg
+from support.object_store import FaultyProxy, GoogleStorage
 
 DATA = Path(__file__).parent.parent / "data"
 AZURITE = os.environ.get("RAGGEDATLAS_AZURITE") or shutil.which("azurite-blob")
@@ -82,7 +82,7 @@ def google_options(file: Path, address: str) -> dict[str, str]:
 
 SERVE = """
 import sys
-from raggedatlas.testing.object_store import GoogleStorage
+from support.object_store import GoogleStorage
 with GoogleStorage() as server:
     server.buckets["cells"] = {}
     print(server.address, flush=True)

@@ -13,8 +13,8 @@ import raggedatlas as ra
 from raggedatlas.errors import StoreError
 from raggedatlas.store.bundle import FILE as BUNDLE
 from raggedatlas.store.runtime import process_cache
-from raggedatlas.testing.atlases import GENES, small_anndata
-from raggedatlas.testing.object_store import FaultyProxy, Remote
+from support.atlases import GENES, small_anndata
+from support.object_store import FaultyProxy, Remote
 
 pytestmark = [
     pytest.mark.s3,

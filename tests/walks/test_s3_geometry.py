@@ -14,8 +14,6 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
 from raggedatlas.store.location import Location
-from raggedatlas.testing.object_store import Remote
-from raggedatlas.testing.spatial import ALL, make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect
@@ -24,6 +22,8 @@ from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.storage.layouts import File
 from raggedatlas.vectors.validation import validate
 from raggedatlas.vectors.writer import publish_files, write
+from support.object_store import Remote
+from support.spatial import ALL, make_slide
 
 pytestmark = [
     pytest.mark.s3,

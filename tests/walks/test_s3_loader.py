@@ -13,8 +13,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.query.query import Query
 from raggedatlas.store.runtime import process_cache
-from raggedatlas.testing.atlases import GENES, small_anndata
-from raggedatlas.testing.object_store import Remote
+from support.atlases import GENES, small_anndata
+from support.object_store import Remote
 
 pytestmark = pytest.mark.s3
 N_GROUPS, N_ARRAYS = 3, 2

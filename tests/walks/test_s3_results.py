@@ -8,7 +8,7 @@ import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, StoreError
-from raggedatlas.testing.object_store import Remote
+from support.object_store import Remote
 
 pytestmark = pytest.mark.s3
 VALUES = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)

@@ -11,11 +11,11 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.ingest.geometry import transcripts_to_counts
-from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.pyramid import make_pyramid
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.writer import write
+from support.spatial import Slide, make_slide
 
 BOUNDARY = "segmentation_boundary"
 

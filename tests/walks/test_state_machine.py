@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, NotFoundError, QueryError
-from raggedatlas.testing.atlases import GENES, small_anndata, write_results
-from raggedatlas.testing.hypothesis_profile import examples
+from support.atlases import GENES, small_anndata, write_results
+from support.hypothesis_profile import examples
 
 Model = dict[str, Any]
 

@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.formats.copying import copy
-from raggedatlas.testing.anndata_strategies import assert_equal, assert_identical, wholes
-from raggedatlas.testing.hypothesis_profile import examples
+from support.anndata_strategies import assert_equal, assert_identical, wholes
+from support.hypothesis_profile import examples
 
 pytestmark = [
     # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

@@ -25,13 +25,13 @@ from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.lightning import Split, split_loader
 from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
-from raggedatlas.testing.atlases import GENES, small_anndata, write_results
-from raggedatlas.testing.spatial import spots
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write as write_vectors
 from raggedatlas.verbs.visualize import ViewOptions
+from support.atlases import GENES, small_anndata, write_results
+from support.spatial import spots
 
 
 class Strange:

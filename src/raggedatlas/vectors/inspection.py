@@ -69,11 +69,12 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     Examples
     --------
     >>> import tempfile
-    >>> from raggedatlas.testing.spatial import cloud
+    >>> import numpy as np
     >>> from raggedatlas.vectors.builder import make_geometry
+    >>> from raggedatlas.vectors.shapes import Shapes
     >>> from raggedatlas.vectors.writer import write
     >>> folder = tempfile.mkdtemp() + "/points"
-    >>> write(make_geometry(cloud()), folder)
+    >>> write(make_geometry(Shapes("point_cloud", np.zeros((3, 2), "f4"))), folder)
     >>> found = inspect(folder)
     >>> found.layout, found.types, [child.name for child in found.root.children]
     ('0.9', ('point_cloud',), ['0'])

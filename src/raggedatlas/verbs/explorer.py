@@ -354,12 +354,10 @@ def is_servable(path: str | os.PathLike[str]) -> bool:
 
     Examples
     --------
-    >>> from raggedatlas.testing.cxg_files import write_cxg
-    >>> (
-    ...     is_servable(write_cxg(tempfile.mkdtemp() + "/x.cxg", "sparse")),
-    ...     is_servable(write_cxg(tempfile.mkdtemp() + "/x.cxg")),
-    ... )
-    (True, False)
+    >>> import raggedatlas as ra
+    >>> path = tempfile.mkdtemp() + "/x.cxg"
+    >>> is_servable(ra.copy("tests/data/pbmc68k_reduced.h5ad", path))
+    False
     """
     from raggedatlas.formats.cxg.inspection import detect
     from raggedatlas.formats.cxg.options import VERSIONS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raggedatlas.testing.cxg_files import write_cxg
+from support.cxg_files import write_cxg
 
 collect_ignore_glob = [] if find_spec("tiledb") else ["test_*.py"]
 

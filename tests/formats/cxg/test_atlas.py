@@ -16,10 +16,10 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg.inspection import detect
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing import cxg_files
-from raggedatlas.testing.atlases import small_anndata
-from raggedatlas.testing.cxg_files import VALUES, write_cxg
 from reading import dense, read_element
+from support import cxg_files
+from support.atlases import small_anndata
+from support.cxg_files import VALUES, write_cxg
 
 
 def ask(*words: object) -> Any:

@@ -18,9 +18,9 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.table_encoder import count_duplicates
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
-from raggedatlas.testing.cxg_files import EMBEDDINGS, N_OBS, VALUES, Form, create, set_hints, set_meta, write_cxg
-from raggedatlas.testing.processes import started
 from reading import array_metadata, copy_with_losses, dense, read_element
+from support.cxg_files import EMBEDDINGS, N_OBS, VALUES, Form, create, set_hints, set_meta, write_cxg
+from support.processes import started
 
 UPLOAD = json.dumps({"title": "upload_v3.h5ad", "about": "https://example.org/small"})
 

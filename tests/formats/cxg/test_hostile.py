@@ -29,10 +29,10 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.registry import open_source
 from raggedatlas.model.reports import Element
-from raggedatlas.testing import cxg_files
-from raggedatlas.testing.cxg_files import FORMS, N_OBS, Form, create, set_meta, write_cxg
-from raggedatlas.testing.hypothesis_profile import examples
 from reading import array_metadata, array_values, read_element
+from support import cxg_files
+from support.cxg_files import FORMS, N_OBS, Form, create, set_meta, write_cxg
+from support.hypothesis_profile import examples
 
 ROOT = Path(__file__).parents[3]
 

@@ -24,10 +24,10 @@ from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import detect as detect_format
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing import cxg_files
 from raggedatlas.testing.conformance import dense as dense_blocks
-from raggedatlas.testing.cxg_files import FORMS, VALUES, write_cxg
 from reading import array_metadata, array_values, dense, read_source
+from support import cxg_files
+from support.cxg_files import FORMS, VALUES, write_cxg
 
 
 @pytest.mark.parametrize("form", FORMS)

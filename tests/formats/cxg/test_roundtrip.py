@@ -22,11 +22,11 @@ from raggedatlas.formats.cxg.unstructured import as_hex
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.testing.anndata_strategies import FORMS, KINDS, in_form, make_obs, make_values
-from raggedatlas.testing.cxg_files import FORMS as CXG_FORMS
-from raggedatlas.testing.cxg_files import write_cxg
-from raggedatlas.testing.hypothesis_profile import examples
 from reading import copy_with_losses, dense, read_element, read_source
+from support.anndata_strategies import FORMS, KINDS, in_form, make_obs, make_values
+from support.cxg_files import FORMS as CXG_FORMS
+from support.cxg_files import write_cxg
+from support.hypothesis_profile import examples
 
 
 @st.composite

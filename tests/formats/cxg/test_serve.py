@@ -19,8 +19,6 @@ from raggedatlas import RaggedAtlas
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.cxg import inspect, validate
-from raggedatlas.testing.cxg_files import write_cxg
-from raggedatlas.testing.processes import started
 from raggedatlas.verbs import explorer
 from raggedatlas.verbs.explorer import (
     REQUIREMENTS,
@@ -34,6 +32,8 @@ from raggedatlas.verbs.explorer import (
     serve,
     terminate_process,
 )
+from support.cxg_files import write_cxg
+from support.processes import started
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 REAL = "tests/data/pbmc68k_reduced.h5ad"

@@ -11,8 +11,8 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.formats.cxg import validate
-from raggedatlas.testing.cxg_files import LIBRARIES
 from reading import array_metadata, array_values, copy_with_losses, read_element
+from support.cxg_files import LIBRARIES
 
 SCALES = {
     "tissue_hires_scalef": 0.17,

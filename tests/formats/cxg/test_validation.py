@@ -16,9 +16,9 @@ from raggedatlas.formats.cxg import validation as values_module
 from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.model.reports import Element
-from raggedatlas.testing import cxg_files
-from raggedatlas.testing.cxg_faults import DAMAGES, Damage
-from raggedatlas.testing.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
+from support import cxg_files
+from support.cxg_faults import DAMAGES, Damage
+from support.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 

@@ -21,9 +21,9 @@ from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_a
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.testing.processes import started
 from raggedatlas.verbs.reduction import embedder
 from reading import array_metadata, array_values, read_element
+from support.processes import started
 
 N, M = 700, 2100
 

@@ -172,11 +172,11 @@ class CxgSource(CompositeSource):
 
         Examples
         --------
-        >>> from raggedatlas.testing.cxg_files import write_cxg
+        >>> import raggedatlas as ra
         >>> import tempfile
-        >>> source = cxg_source(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
-        >>> [(first, values.shape) for first, values in source.column_blocks(3)]
-        [(0, (6, 3)), (3, (6, 2))]
+        >>> source = cxg_source(ra.copy("tests/data/pbmc68k_reduced.h5ad", tempfile.mkdtemp() + "/x.cxg"))
+        >>> [(first, values.shape) for first, values in source.column_blocks(400)]
+        [(0, (300, 400)), (400, (300, 365))]
         >>> source.close()
         """
         n_cells, n = self._stored.shape

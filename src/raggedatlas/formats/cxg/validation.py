@@ -445,9 +445,12 @@ def validate(path: Address, level: Depth = "metadata") -> Problems:
 
     Examples
     --------
-    >>> from raggedatlas.testing.cxg_files import write_cxg
+    >>> import raggedatlas as ra
     >>> import tempfile
-    >>> validate(write_cxg(tempfile.mkdtemp() + "/x.cxg"), "full")
+    >>> [
+    ...     problem.rule
+    ...     for problem in validate(ra.copy("tests/data/pbmc68k_reduced.h5ad", tempfile.mkdtemp() + "/x.cxg"))
+    ... ]
     []
     >>> print(validate("tests/data")[0])
     C01 must: it is not a TileDB group, ...

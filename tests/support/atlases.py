@@ -261,7 +261,7 @@ class Modelled:
         return pd.DataFrame(self.values if values is None else values, index=self.uids[self.known]).reindex(self.uids)
 
 
-def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:  # noqa: ANN401  (what a writer takes)
+def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:
     """Write and commit results.
 
     Parameters

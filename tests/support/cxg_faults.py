@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb
-from raggedatlas.testing.cxg_files import (
+from support.cxg_files import (
     EMBEDDINGS,
     N_OBS,
     N_VAR,
@@ -80,23 +80,23 @@ def _drop(*names: str) -> Change:
     return change
 
 
-def _meta(name: str, **values: Any) -> Change:  # noqa: ANN401
+def _meta(name: str, **values: Any) -> Change:
     return lambda path: set_meta(path / name, **values)
 
 
-def _json(key: str, value: Any) -> Change:  # noqa: ANN401
+def _json(key: str, value: Any) -> Change:
     return _meta(META, **{key: json.dumps(value)})
 
 
-def _hints(table: str, **hints: Any) -> Change:  # noqa: ANN401
+def _hints(table: str, **hints: Any) -> Change:
     return lambda path: set_hints(path, table, **hints)
 
 
-def _dense(name: str, values: Any, **options: Any) -> Change:  # noqa: ANN401
+def _dense(name: str, values: Any, **options: Any) -> Change:
     return lambda path: write_dense(path / name, np.asarray(values), **options)
 
 
-def _obs(column: str, values: Any, hint: Any = None) -> Change:  # noqa: ANN401
+def _obs(column: str, values: Any, hint: Any = None) -> Change:
     """Write obs again with another or one more column."""
     hints = {**OBS_HINTS, column: hint or OBS_HINTS.get(column, {"type": "int32"})}
     return lambda path: write_frame(path / "obs", {**OBS, column: np.asarray(values)}, hints)
@@ -119,7 +119,7 @@ def _half(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]], *, both: bool
     return write
 
 
-def _replaced(values: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
+def _replaced(values: Any, at: Any, value: Any) -> Any:
     changed = values.copy()
     changed[at] = value
     return changed
@@ -297,7 +297,7 @@ GENERAL = tuple(_damages(
 ))  # fmt: skip
 
 
-def _again(path: Path, values: Any) -> None:  # noqa: ANN401
+def _again(path: Path, values: Any) -> None:
     meta = _metadata(path / META)
     write_dense(path / META, values, dim_dtype=np.uint64)
     set_meta(path / META, **meta)

@@ -59,7 +59,7 @@ class Damage:
     awkward: bool = False
 
 
-def open_for_writing(path: Path) -> Any:  # noqa: ANN401  (a group of either library)
+def open_for_writing(path: Path) -> Any:
     """Open a file or folder to change it; HDF5 must be closed by the caller."""
     # Consolidated metadata would still describe the elements that a change removes.
     return zarr.open_group(path, mode="r+", use_consolidated=False) if path.is_dir() else h5py.File(path, "r+")
@@ -108,13 +108,13 @@ def _template(form: Form, *, awkward: bool) -> Path:
     return path
 
 
-def declare(node: Any, kind: str, version: str) -> Any:  # noqa: ANN401
+def declare(node: Any, kind: str, version: str) -> Any:
     """Set the encoding of a node, and return it."""
     node.attrs["encoding-type"], node.attrs["encoding-version"] = kind, version
     return node
 
 
-def put(root: Any, path: str, values: Any, *, keep: bool = True, **attributes: Any) -> Any:  # noqa: ANN401
+def put(root: Any, path: str, values: Any, *, keep: bool = True, **attributes: Any) -> Any:
     """Replace an array, or make one; attributes stay unless `keep` is false. Text is given as an array of dtype S or U."""
     parent, _, name = path.rpartition("/")
     group = root[parent] if parent else root
@@ -133,7 +133,7 @@ def put(root: Any, path: str, values: Any, *, keep: bool = True, **attributes: A
     return made
 
 
-def group_at(root: Any, path: str, kind: str = "", version: str = "") -> Any:  # noqa: ANN401
+def group_at(root: Any, path: str, kind: str = "", version: str = "") -> Any:
     """Replace an element by an empty group."""
     if path in root:
         del root[path]
@@ -141,18 +141,18 @@ def group_at(root: Any, path: str, kind: str = "", version: str = "") -> Any:  #
     return declare(made, kind, version) if kind else made
 
 
-def write_elem(root: Any, path: str, value: Any) -> None:  # noqa: ANN401
+def write_elem(root: Any, path: str, value: Any) -> None:
     """Write an element through anndata's own writer, which takes no slashes in names."""
     parent, _, name = path.rpartition("/")
     write_member(root[parent] if parent else root, name, value)
 
 
-def texts(*values: str) -> Any:  # noqa: ANN401
+def texts(*values: str) -> Any:
     """Create an array of text that is written with a length of its own for each."""
     return np.array(values, dtype=object)
 
 
-def _fill(root: Any, *, awkward: bool) -> None:  # noqa: ANN401
+def _fill(root: Any, *, awkward: bool) -> None:
     declare(root, "anndata", "0.1.0")
     matrix = sp.csr_matrix(np.array([[1, 0, 2, 0], [0, 0, 0, 3], [4, 5, 0, 0]], np.float32))
     write_elem(root, "X", matrix)
@@ -182,7 +182,7 @@ def _fill(root: Any, *, awkward: bool) -> None:  # noqa: ANN401
         _fill_awkward(root)
 
 
-def _fill_frames(root: Any) -> None:  # noqa: ANN401
+def _fill_frames(root: Any) -> None:
     columns: dict[str, Any] = {"score": np.arange(3.0), "word": texts("x", "ü", "")}
     frame(root, "obs", "_index", texts("c1", "c2", "c3"), columns)
     kind = declare(root["obs"].create_group("kind"), "categorical", "0.2.0")
@@ -203,14 +203,14 @@ def _fill_frames(root: Any) -> None:  # noqa: ANN401
     frame(root, "var", "gene", texts("g1", "g2", "g3", "g4"), {"length": np.arange(N_VAR)})
 
 
-def _fill_awkward(root: Any) -> None:  # noqa: ANN401
+def _fill_awkward(root: Any) -> None:
     group = declare(root["obsm"].create_group("ragged"), "awkward-array", "0.1.0")
     group.attrs["form"], group.attrs["length"] = json.dumps(AWKWARD_FORM), N_OBS
     write_elem(group, "node0-offsets", np.array([0, 2, 2, 5]))
     write_elem(group, "node1-data", np.arange(5))
 
 
-def frame(root: Any, path: str, index: str, names: Any, columns: Mapping[str, Any]) -> None:  # noqa: ANN401
+def frame(root: Any, path: str, index: str, names: Any, columns: Mapping[str, Any]) -> None:
     """Write a dataframe with a plain index."""
     group = declare(root.create_group(path), "dataframe", "0.2.0")
     group.attrs["_index"] = index
@@ -220,7 +220,7 @@ def frame(root: Any, path: str, index: str, names: Any, columns: Mapping[str, An
     listed(group, list(columns))
 
 
-def listed(group: Any, names: list[str]) -> None:  # noqa: ANN401
+def listed(group: Any, names: list[str]) -> None:
     """Set column-order."""
     if isinstance(group, h5py.Group):
         # An empty list has no type that h5py could infer, so type and shape are given.
@@ -237,10 +237,10 @@ HDF5: tuple[Form, ...] = ("hdf5",)
 ZARR: tuple[Form, ...] = ("zarr2", "zarr3")
 
 
-def _set(path: str, **attributes: Any) -> Change:  # noqa: ANN401
+def _set(path: str, **attributes: Any) -> Change:
     """Set attributes; names have underscores for dashes, None removes."""
 
-    def change(root: Any) -> None:  # noqa: ANN401
+    def change(root: Any) -> None:
         node = root[path] if path else root
         for key, value in attributes.items():
             name = key.replace("_", "-") if key != "_index" else key
@@ -252,7 +252,7 @@ def _set(path: str, **attributes: Any) -> Change:  # noqa: ANN401
     return change
 
 
-def _put(path: str, values: Any, **attributes: Any) -> Change:  # noqa: ANN401
+def _put(path: str, values: Any, **attributes: Any) -> Change:
     """Replace the values of an array; its attributes stay."""
     named = {key.replace("_", "-"): value for key, value in attributes.items()}
     # A change returns nothing; `and` discards the array that `put` returns.
@@ -260,16 +260,16 @@ def _put(path: str, values: Any, **attributes: Any) -> Change:  # noqa: ANN401
 
 
 def _drop(path: str) -> Change:
-    def change(root: Any) -> None:  # noqa: ANN401
+    def change(root: Any) -> None:
         del root[path]
 
     return change
 
 
-def _array(path: str, values: Any, kind: str = "array", version: str = "0.2.0") -> Change:  # noqa: ANN401
+def _array(path: str, values: Any, kind: str = "array", version: str = "0.2.0") -> Change:
     """Put an array of some encoding in the place of whatever is there."""
 
-    def change(root: Any) -> None:  # noqa: ANN401
+    def change(root: Any) -> None:
         if path in root:
             del root[path]
         declare(put(root, path, values, keep=False), kind, version)
@@ -281,10 +281,10 @@ def _group(path: str, kind: str, version: str) -> Change:
     return lambda root: group_at(root, path, kind, version) and None
 
 
-def _element(path: str, value: Any) -> Change:  # noqa: ANN401
+def _element(path: str, value: Any) -> Change:
     """Replace an element through anndata's own writer."""
 
-    def change(root: Any) -> None:  # noqa: ANN401
+    def change(root: Any) -> None:
         parent, _, name = path.rpartition("/")
         if path in root:
             del root[path]
@@ -306,7 +306,7 @@ _SHORT = np.ones((N_OBS - 1, 2))
 _VERSION = "9.9.9"
 
 
-def _two_chunk_sizes(root: Any) -> None:  # noqa: ANN401
+def _two_chunk_sizes(root: Any) -> None:
     for name, size in (("obs/score", 2), ("obs/word", 3)):
         parent, _, last = name.rpartition("/")
         values, attributes = root[name][...], dict(root[name].attrs)
@@ -321,25 +321,25 @@ def _two_chunk_sizes(root: Any) -> None:  # noqa: ANN401
             made.attrs[key] = value
 
 
-def _link_away(root: Any) -> None:  # noqa: ANN401
+def _link_away(root: Any) -> None:
     root["uns/list"].file["uns/away"] = h5py.ExternalLink("elsewhere.h5", "x")
 
 
-def _second_index(root: Any) -> None:  # noqa: ANN401
+def _second_index(root: Any) -> None:
     write_member(root["var"], "_index", np.arange(N_VAR))
     # Listed, so that it does not break A77 as well.
     listed(root["var"], ["length", "_index"])
 
 
-def _stray_group(root: Any) -> None:  # noqa: ANN401
+def _stray_group(root: Any) -> None:
     declare(root.create_group("extra"), "dict", "0.1.0")
 
 
-def _no_text_form(root: Any) -> None:  # noqa: ANN401
+def _no_text_form(root: Any) -> None:
     root["obsm/ragged"].attrs["form"] = "{"
 
 
-def _ragged_frame(root: Any) -> None:  # noqa: ANN401
+def _ragged_frame(root: Any) -> None:
     # The frame is written again, since one short column would break A75 instead.
     del root["obsm/frame"]
     frame(root, "obsm/frame", "_index", texts("c1", "c2"), {"u": np.arange(2)})

@@ -63,7 +63,7 @@ def make_values(kind: str, dtype: str, shape: tuple[int, int], rng: np.random.Ge
     return values.astype(target)
 
 
-def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:  # noqa: ANN401  (an array or a sparse matrix)
+def in_form(values: NDArray[Any], form: str, rng: np.random.Generator) -> Any:
     """Return a matrix the form that some file has it in: one of `FORMS`."""
     # SciPy has no sparse matrices of float16.
     if form == "dense" or values.dtype == np.float16:
@@ -176,7 +176,7 @@ def assert_same(given: ad.AnnData, back: ad.AnnData) -> None:
         assert_same_matrix("raw", given.raw.X, back.raw.X)
 
 
-def assert_same_matrix(what: str, given: Any, back: Any) -> None:  # noqa: ANN401  (arrays or sparse matrices)
+def assert_same_matrix(what: str, given: Any, back: Any) -> None:
     """Assert equal form, dtype and values; repeated entries count as their sum, in whatever dtype holds it.
 
     Raises
@@ -194,7 +194,7 @@ def assert_same_matrix(what: str, given: Any, back: Any) -> None:  # noqa: ANN40
     np.testing.assert_array_equal(_exact(back), exact, err_msg=what)
 
 
-def _exact(matrix: Any) -> NDArray[Any]:  # noqa: ANN401  (an array or a sparse matrix)
+def _exact(matrix: Any) -> NDArray[Any]:
     wide = {"b": np.uint64, "u": np.uint64, "i": np.int64}.get(matrix.dtype.kind, matrix.dtype)
     out = np.zeros(matrix.shape, wide)
     if isinstance(matrix, np.ndarray):
@@ -211,7 +211,7 @@ KEYS = ("a", "B b", "x.y", "ü", "0", "_index", "data", "mean (log)", "X_pca", "
 Maker = Callable[[np.random.Generator, int], Any]
 
 
-def _awkward(rng: np.random.Generator, n: int) -> Any:  # noqa: ANN401
+def _awkward(rng: np.random.Generator, n: int) -> Any:
     import awkward as ak
 
     lengths = rng.integers(0, 3, n)
@@ -230,7 +230,7 @@ def _frame(rng: np.random.Generator, n: int) -> pd.DataFrame:
     return pd.DataFrame(columns).set_axis([f"row {i}" for i in range(n)])
 
 
-def _records(rng: np.random.Generator, n: int) -> Any:  # noqa: ANN401
+def _records(rng: np.random.Generator, n: int) -> Any:
     made = np.zeros(n, dtype=[("name", "O"), ("score", "f4"), ("n", "i8")])
     made["name"], made["score"] = [f"g{i}" for i in range(n)], rng.normal(size=n)
     return made
@@ -320,7 +320,7 @@ def _chosen(draw: st.DrawFn, kinds: list[str]) -> dict[str, str]:
     return drawn
 
 
-def assert_equal(given: Any, back: Any, *, exact: bool = True) -> None:  # noqa: ANN401
+def assert_equal(given: Any, back: Any, *, exact: bool = True) -> None:
     """Compare by anndata's own function, exactly unless told otherwise.
 
     The module that has it asks for the version of dask since anndata 0.13, for what is not used here.
@@ -336,7 +336,7 @@ def assert_equal(given: Any, back: Any, *, exact: bool = True) -> None:  # noqa:
     helpers.assert_equal(given, back, exact=exact)
 
 
-def assert_identical(path: str, given: Any, back: Any) -> None:  # noqa: ANN401
+def assert_identical(path: str, given: Any, back: Any) -> None:
     """Assert that elements are the same to the last bit: classes, dtypes, order of keys, missing values.
 
     Raises

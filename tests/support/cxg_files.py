@@ -181,7 +181,7 @@ def make_group(path: Path) -> None:
     import_tiledb().group_create(str(path), ctx=context())
 
 
-def write_frame(path: Path, columns: Mapping[str, NDArray[Any]], hints: Any) -> None:  # noqa: ANN401  (any JSON)
+def write_frame(path: Path, columns: Mapping[str, NDArray[Any]], hints: Any) -> None:
     """Write a table in the place of whatever is there, with its ``cxg_schema`` unless that is None."""
     tiledb = import_tiledb()
     n = len(next(iter(columns.values())))
@@ -204,7 +204,7 @@ def write_dense(
     *,
     names: Sequence[str] = ("__dim_0", "__dim_1"),
     attribute: str = "",
-    dim_dtype: Any = np.uint32,  # noqa: ANN401
+    dim_dtype: Any = np.uint32,
     start: int = 0,
 ) -> None:
     """Write a dense array in the place of whatever is there."""
@@ -215,7 +215,7 @@ def write_dense(
         array[tuple(slice(start, start + n) for n in values.shape)] = {attribute: values} if attribute else values
 
 
-def write_half(path: Path, axis: str, n: int, entries: tuple[NDArray[Any], ...], **options: Any) -> None:  # noqa: ANN401
+def write_half(path: Path, axis: str, n: int, entries: tuple[NDArray[Any], ...], **options: Any) -> None:
     """Write `Xr` or `Xc`: places along the axis, along the other, and values."""
     tiledb = import_tiledb()
     places, others, values = entries
@@ -240,7 +240,7 @@ def write_sparse(path: Path, entries: tuple[NDArray[Any], ...]) -> None:
         array[rows, columns] = values
 
 
-def create(path: Path, axes: Sequence[Any], attributes: Sequence[Any], **options: Any) -> None:  # noqa: ANN401
+def create(path: Path, axes: Sequence[Any], attributes: Sequence[Any], **options: Any) -> None:
     """Create an array in the place of whatever is there."""
     tiledb = import_tiledb()
     shutil.rmtree(path, ignore_errors=True)
@@ -248,7 +248,7 @@ def create(path: Path, axes: Sequence[Any], attributes: Sequence[Any], **options
     tiledb.Array.create(str(path), schema, ctx=context())
 
 
-def set_meta(path: Path, **values: Any) -> None:  # noqa: ANN401
+def set_meta(path: Path, **values: Any) -> None:
     """Set metadata of an array; None removes."""
     with open_array(path, "w") as array:
         for key, value in values.items():
@@ -258,7 +258,7 @@ def set_meta(path: Path, **values: Any) -> None:  # noqa: ANN401
                 array.meta[key] = value
 
 
-def set_hints(path: Path, name: str, **hints: Any) -> None:  # noqa: ANN401
+def set_hints(path: Path, name: str, **hints: Any) -> None:
     """Change entries of the ``cxg_schema`` of a table; None removes."""
     with open_array(path / name) as array:
         found = json.loads(array.meta["cxg_schema"])
@@ -266,7 +266,7 @@ def set_hints(path: Path, name: str, **hints: Any) -> None:  # noqa: ANN401
     set_meta(path / name, cxg_schema=json.dumps({key: value for key, value in changed.items() if value is not None}))
 
 
-def _dim(name: str, n: int, dtype: Any = np.uint32, start: int = 0) -> Any:  # noqa: ANN401
+def _dim(name: str, n: int, dtype: Any = np.uint32, start: int = 0) -> Any:
     tiledb = import_tiledb()
     # Bounds are inclusive, and TileDB refuses a tile that is longer than its axis.
     return tiledb.Dim(name, domain=(start, start + n - 1), tile=min(n, 1000), dtype=dtype, ctx=context())

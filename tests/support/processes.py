@@ -12,7 +12,7 @@ from typing import Any
 
 
 @contextmanager
-def started(words: Sequence[str | Path], **options: Any) -> Iterator["subprocess.Popen[str]"]:  # noqa: ANN401
+def started(words: Sequence[str | Path], **options: Any) -> Iterator["subprocess.Popen[str]"]:
     """Start a process that writes text into pipes, and kill it at the end of the block where it still runs.
 
     Parameters

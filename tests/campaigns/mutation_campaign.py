@@ -118,8 +118,9 @@ def live_files(path: Path) -> dict[str, list[str]]:
     """List the files that the snapshots of an atlas reach, by kind."""
     from raggedatlas.catalog.catalog import open_catalog
     from raggedatlas.catalog.integrity import read_manifest
-    from raggedatlas.catalog.versions import FOLDER, list_versions
+    from raggedatlas.catalog.versions import list_versions
     from raggedatlas.store.location import Location
+    from raggedatlas.store.manifests import FOLDER
 
     catalog = open_catalog(Location(str(path)))
     named = {key for record in list_versions(catalog) for key in read_manifest(catalog, record.manifest)}

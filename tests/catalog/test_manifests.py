@@ -12,9 +12,10 @@ from raggedatlas.catalog import assets, integrity, maintenance, optimization, pu
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.verification import verify
-from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
+from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.validation import Problem
+from raggedatlas.store.manifests import FOLDER
 from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]

@@ -22,7 +22,7 @@ from raggedatlas.catalog.assets import read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.cells import check_bundle
 from raggedatlas.catalog.checks import validate
-from raggedatlas.catalog.integrity import check_bytes
+from raggedatlas.catalog.integrity import check_bytes, read_manifest
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
@@ -446,6 +446,36 @@ def test_flipped_bits_in_the_metadata_of_a_geometry_store_are_refused_or_change_
             n_refused += 1
         file.write_bytes(good)
     assert n_refused > len(files)
+
+
+@pytest.mark.long
+def test_flipped_bits_in_tables_that_are_read_whole_are_refused(mapped: Path, tmp_path: Path) -> None:
+    """Datasets, registries, feature lists, identities, ontologies and results: by the next view, naming the file."""
+    path = tmp_path / "my.atlas"
+    shutil.copytree(mapped, path)
+    atlas = ra.RaggedAtlas.open(str(path))
+    record = atlas.checkout(atlas.snapshot()).record
+
+    def read() -> None:
+        view = ra.RaggedAtlas.checkout_latest(str(path))
+        view.query().to_anndata()
+        for part in (view.features, view.results, view.geometries, view.identity.history, view.identity.tables):
+            part()
+        # What the queries for terms and gene names ask for.
+        view._catalog.tables.open_all([*record.table_versions])
+
+    read()
+    rng = np.random.default_rng(0)
+    for table in sorted(record.table_versions.keys() - {"cells"}):
+        for file in (path / "lance_db" / f"{table}.lance" / "data").iterdir():
+            if f"{table}.lance/data/{file.name}" not in read_manifest(atlas._catalog, record.manifest):
+                continue
+            data = file.read_bytes()
+            flip(file, data, int(rng.integers(8 * len(data))))
+            with pytest.raises(CorruptError, match=rf"{table}\.lance/data/{file.name} is damaged"):
+                read()
+            file.write_bytes(data)
+    read()
 
 
 def test_a_record_that_names_too_many_features_is_refused(copied: Path) -> None:

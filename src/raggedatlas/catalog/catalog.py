@@ -264,7 +264,7 @@ class Catalog:
 
     def at(self, record: AtlasVersionRecord) -> "Catalog":
         """Return the same atlas, pinned to a snapshot."""
-        return Catalog(self.location, self.tables.at(record.table_versions), self.arrays, record)
+        return Catalog(self.location, self.tables.at(record.table_versions, record.manifest), self.arrays, record)
 
     @cached_property
     def _pinned_spaces(self) -> dict[str, FeatureSpace]:

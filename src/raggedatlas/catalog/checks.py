@@ -306,7 +306,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
     for space, registry in registries.items():
         problems += _check_registry(registry)
         problems += check_identity(catalog, space, registry.table.column("uid"))
-    layouts = read_layouts(catalog, {record.layout_uid for record in records})
+    layouts = read_layouts(catalog, {record.layout_uid for record in records}, checked=False)
     for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
     results = RESULT_ASSETS.read(catalog)
@@ -427,7 +427,7 @@ def _check_features(
         if before is None or not _continues(registry, before, table):
             layouts |= {record.layout_uid for record in records if record.feature_space == space}
     wanted = {(r.layout_uid, r.feature_space, r.n_features): r for r in records if r.layout_uid in layouts}
-    found = read_layouts(catalog, {record.layout_uid for record in wanted.values()}) if wanted else {}
+    found = read_layouts(catalog, {record.layout_uid for record in wanted.values()}, checked=False) if wanted else {}
     for record in wanted.values():
         registry_of = read_registry(catalog, record.feature_space) if record.feature_space in tables else None
         problems += _check_layout(record, found.get(record.layout_uid), registry_of)

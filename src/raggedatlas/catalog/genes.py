@@ -291,7 +291,9 @@ def remove_table(catalog: Catalog, name: str) -> None:
         raise NotFoundError(
             f"The atlas {catalog.location.uri} has no table {name!r}; it has {[i.name for i in list_tables(catalog)]}."
         )
-    _change(catalog, *_STORED[info.kind], {name}, [])
+    if not _change(catalog, *_STORED[info.kind], {name}, []):
+        # Another process has removed it meanwhile.
+        remove_table(catalog, name)
 
 
 def restore_tables(catalog: Catalog, then: Catalog) -> None:
@@ -313,8 +315,8 @@ def restore_tables(catalog: Catalog, then: Catalog) -> None:
         _change(catalog, stored, schema, {info.name for info in list_tables(catalog) if info.kind == kind}, kept)
 
 
-def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fresh: Sequence[GeneTable]) -> None:
-    """Take some tables away and put others in, as one commit; nothing is written where nothing changes.
+def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fresh: Sequence[GeneTable]) -> bool:
+    """Take some tables away and put others in, as one commit; return whether that changed anything, else nothing is written.
 
     A table that is loaded again unchanged keeps the time at which the atlas got it.
     """
@@ -325,7 +327,7 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
             if not catalog.tables.has(stored):
                 raise
 
-    def once() -> None:
+    def once() -> bool:
         # Before the rest is read: if that is newer, the commit below fails and the attempt is repeated.
         at = catalog.tables.version(stored)
         old = _infos(catalog, stored)
@@ -336,14 +338,15 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
         ]
         infos = (*(info for info in old if info.name not in gone), *dated)
         if {*infos} == {*old}:
-            return
+            return False
         kept = read_rows(catalog, stored, schema, [info for info in old if info.name not in gone]).cast(schema)
         every = pa.concat_tables([kept, *(table.rows.cast(schema) for table in fresh)])
         stamped = every.replace_schema_metadata({_INFOS: infos_to_json(infos).encode()})
         if not catalog.tables.overwrite_if(stored, stamped, at):
             raise ConflictError(f"{stored} of {catalog.location.uri} changed")
+        return True
 
-    catalog.tables.retry(stored, once)
+    return catalog.tables.retry(stored, once)
 
 
 def text_owners(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:

@@ -259,6 +259,11 @@ def read_facts(catalog: Catalog, space: str) -> pa.Table | None:
     return rows if rows.num_rows else None
 
 
+def links_version(catalog: Catalog) -> int:
+    """Return the version of the links made by hand; that of an empty table where there is none yet."""
+    return catalog.tables.versions([LINKS]).get(LINKS, 1)
+
+
 def read_links(catalog: Catalog, *, revoked: bool = False) -> pa.Table:
     """Read the links made by hand, in the order of making, with those since revoked if asked."""
     rows = _read_columns(catalog, LINKS, LINKS_SCHEMA) if catalog.tables.has(LINKS) else LINKS_SCHEMA.empty_table()
@@ -492,7 +497,7 @@ def _create_filled(catalog: Catalog, rows: pa.Table) -> None:
 
 def change_links(
     catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
-    evidence: str = "by hand",
+    evidence: str = "by hand", read_version: int | None = None,
 ) -> None:  # fmt: skip
     """Make links by hand, and revoke others; a feature's newest link replaces the one before. Nothing changes if one is refused.
 
@@ -510,11 +515,15 @@ def change_links(
         Feature uids whose link is taken back.
     evidence : str
         Why, for people.
+    read_version : int or None
+        The version of the links (`links_version`) by which this was decided.
 
     Raises
     ------
     FeatureError
         If a link leads to itself or closes a circle.
+    ConflictError
+        If the links have changed since `read_version`.
     """
     catalog.require_tip("identity.link()")
     _create(catalog, LINKS, LINKS_SCHEMA)
@@ -522,7 +531,9 @@ def change_links(
     name_of = dict(zip(registry.column("uid").to_pylist(), registry.column("feature_id").to_pylist(), strict=True))
 
     def once() -> None:
-        at = catalog.tables.version(LINKS)
+        at = links_version(catalog)
+        if read_version not in (None, at):
+            raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
         old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
         active = {uid: into for uid, into in active_links(old, space).items() if uid not in gone} | dict(links)
         _refuse_circles(active, name_of)
@@ -541,7 +552,10 @@ def change_links(
         if not catalog.tables.overwrite_if(LINKS, rows, at):
             raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
 
-    catalog.tables.retry(LINKS, once)
+    if read_version is None:
+        catalog.tables.retry(LINKS, once)
+    else:
+        once()
 
 
 def restore_links(catalog: Catalog, then: Catalog) -> None:

@@ -7,71 +7,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from raggedatlas.catalog.assets import GRACE, RESULT_ASSETS, is_atlas_group, read_geometries, read_records, read_specs
 from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog
 from raggedatlas.catalog.cells import frame_file
-from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
+from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, SparseZarrPointer
 from raggedatlas.model.validation import Problem
+from raggedatlas.store import manifests
 from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
 from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.location import Location, digest_file
+from raggedatlas.store.manifests import COPY, FOLDER, FileEntry, Files, Manifest, parse_manifest
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
 
-_COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
 _ATTEMPTS = 5
 
 ARRAYS = "zarr_store"
 """Name of the Zarr store in paths below the atlas."""
-
-
-class FileEntry(NamedTuple):
-    """Length and hash of one file."""
-
-    n_bytes: int
-    sha256: str
-
-
-Files = Mapping[str, FileEntry]
-"""Path below ``lance_db`` -> entry."""
-
-
-class Manifest(BaseModel):
-    """A set of files, as stored.
-
-    Attributes
-    ----------
-    files : dict of str to FileEntry
-        Path below ``lance_db`` -> length and SHA-256.
-    version : int
-        Of the head: the version of the table `atlas_versions` that it covers; 0 for the manifest of a snapshot.
-
-    Examples
-    --------
-    >>> Manifest(files={"cells.lance/data/a.lance": FileEntry(3, "f" * 64)}).to_bytes()[:10]
-    b'{"files":{'
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    files: dict[str, FileEntry] = {}
-    version: int = 0
-
-    def to_bytes(self) -> bytes:
-        """Write it as JSON, paths sorted: equal content gives equal bytes."""
-        return Manifest(files=dict(sorted(self.files.items())), version=self.version).model_dump_json().encode()
 
 
 def write_manifest(
@@ -125,20 +87,8 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
 
 
 def read_manifest(catalog: Catalog, digest: str) -> Files:
-    """Read the manifest of a snapshot.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none of that name.
-    CorruptError
-        If its bytes do not have the hash in its name.
-    """
-    key = f"{FOLDER}/{digest}.json"
-    data = catalog.tables.location.read_bytes(key)
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise CorruptError(f"The manifest {catalog.tables.location.uri}/{key} is damaged: its SHA-256 is not its name.")
-    return _parse(data, key).files
+    """Read the manifest of a snapshot; see `store.manifests.read_manifest`."""
+    return manifests.read_manifest(catalog.tables.location, digest)
 
 
 def seal_versions(
@@ -215,11 +165,11 @@ def recorded_files(
         place = f"snapshot {record.version}"
         if record.root and record.root != record.root_hash:
             text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
-            problems.append(Problem("root", "must", place, text, _COPY))
+            problems.append(Problem("root", "must", place, text, COPY))
         try:
             files |= read_manifest(catalog, record.manifest)
         except AtlasError as error:
-            problems.append(Problem("manifest", "must", place, str(error), _COPY))
+            problems.append(Problem("manifest", "must", place, str(error), COPY))
     if head and records:
         try:
             sealed = _read_head(catalog)
@@ -229,7 +179,7 @@ def recorded_files(
                 text = "the newest list of snapshots has no recorded hashes"
                 problems.append(Problem("unverified-files", "practice", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
-            problems.append(Problem("manifest", "must", VERSIONS, str(error), _COPY))
+            problems.append(Problem("manifest", "must", VERSIONS, str(error), COPY))
     return files, problems
 
 
@@ -328,14 +278,7 @@ def _read_head(catalog: Catalog) -> Manifest:
         raise CorruptError(
             f"{catalog.tables.location.uri}/{key} is damaged: its content does not have the SHA-256 in its first line."
         )
-    return _parse(data, key)
-
-
-def _parse(data: bytes, key: str) -> Manifest:
-    try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptError(f"The manifest {key} does not parse: {error.errors()[0]['msg']}.") from error
+    return parse_manifest(data, key)
 
 
 def _hash_files(location: Location, paths: Sequence[str], *, missing_ok: bool = False) -> dict[str, FileEntry]:
@@ -365,7 +308,7 @@ def compare_files(location: Location, files: Files) -> list[Problem]:
 
     paths = sorted(files)
     each = map(differs, paths) if location.is_local else map_requests(differs, paths)
-    return [Problem("table-file", "must", path, text, _COPY) for path, text in zip(paths, each, strict=True) if text]
+    return [Problem("table-file", "must", path, text, COPY) for path, text in zip(paths, each, strict=True) if text]
 
 
 _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."

@@ -384,13 +384,27 @@ def _layout_rows(uid: str, feature_uids: Sequence[str], global_index: NDArray[np
     )
 
 
-def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
+def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:
     """Read some layouts, each in column order.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    uids : iterable of str
+        Their uids.
+    checked : bool
+        Whether one whose uid is not the hash of its features is refused.
 
     Returns
     -------
     dict
         uid -> `Layout`; uids without rows are absent.
+
+    Raises
+    ------
+    CorruptError
+        Naming one that is damaged.
     """
     wanted = sorted({uid for uid in uids if uid})
     memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]
@@ -399,7 +413,14 @@ def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
     if missing:
         rows = catalog.tables.read(LAYOUTS, where=in_list("layout_uid", missing))
         refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)
-        known.update(_split(rows))
+        found = _split(rows)
+        wrong = [uid for uid, layout in found.items() if checked and layout_uid(layout.features) != uid]
+        if wrong:
+            raise CorruptError(
+                f"{catalog.tables.uri(LAYOUTS)} is damaged: the uid of the feature list {wrong[0]} is not the hash of its features. "
+                "Run validate('deep'), and restore the atlas from a copy."
+            )
+        known.update(found)
     return {uid: known[uid] for uid in wanted if uid in known}
 
 

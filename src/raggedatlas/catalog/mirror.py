@@ -10,13 +10,14 @@ from uuid import uuid4
 from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import FileEntry, read_manifest, recorded_contents, seal_versions
-from raggedatlas.catalog.versions import FOLDER, NUMBERED, delete_manifest_log, list_versions
+from raggedatlas.catalog.integrity import read_manifest, recorded_contents, seal_versions
+from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.location import Location, digest_file, read_blocks, store_errors
+from raggedatlas.store.manifests import FOLDER, FileEntry
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import hash_shards, shard_entry
 from raggedatlas.store.tables import Tables

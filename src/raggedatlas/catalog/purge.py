@@ -31,7 +31,7 @@ from raggedatlas.catalog.catalog import (
     Catalog,
 )
 from raggedatlas.catalog.deletion import refuse_running_deletion
-from raggedatlas.catalog.integrity import FileEntry, remove_manifests, seal_versions, write_manifest
+from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
 from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table, vacuum_tables
 from raggedatlas.catalog.versions import (
     NUMBERED,
@@ -50,6 +50,7 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.manifests import FileEntry
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.runtime import map_groups
 from raggedatlas.store.sql import all_of, equals, is_not_null

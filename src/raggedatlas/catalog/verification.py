@@ -23,7 +23,6 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
 from raggedatlas.catalog.integrity import (
-    FileEntry,
     check_bytes,
     check_groups,
     check_specs,
@@ -40,6 +39,7 @@ from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_files
+from raggedatlas.store.manifests import FileEntry
 
 COPY = "Restore the atlas from a copy, or a snapshot with restore()."
 _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."

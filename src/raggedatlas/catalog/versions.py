@@ -15,6 +15,7 @@ from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, S
 from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
 from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.manifests import FOLDER
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.tables import Tables
 
@@ -31,8 +32,8 @@ PURGING = "purging-"
 PURGE_TAG = re.compile(rf"{PURGING}[0-9a-f]+")
 """Tags of a purge: they keep the current content of the tables while that is not their newest version."""
 
-FOLDER, HEAD = "_manifests", "head.json"
-"""Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.integrity``."""
+HEAD = "head.json"
+"""The file among the manifests that covers the list of snapshots; see ``catalog.integrity``."""
 
 LATEST = "latest"
 """Alias of the newest snapshot, in place of its number or label."""

@@ -2,8 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import group_by_dataset, read_records
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.catalog import LINKS, Catalog
 from raggedatlas.catalog.features import Registry, check_organism, map_to_orthologs, read_registry
 from raggedatlas.catalog.genes import list_tables, put_tables, read_genes, remove_table
 from raggedatlas.catalog.identity import (
@@ -22,6 +23,7 @@ from raggedatlas.catalog.identity import (
     active_links,
     change_links,
     derive_identity,
+    links_version,
     read_inputs,
     read_links,
     update_identity,
@@ -90,7 +92,22 @@ class FeatureIdentity:
             of two organisms without `across_organisms`. Nothing is changed.
         """
         self._catalog.require_tip("identity.link()")
-        self.update()  # a call that died may have changed the links and not the mapping
+        self._repeat(partial(self._link, feature, target, space, evidence, across_organisms=across_organisms))
+
+    def _repeat(self, change: Callable[[int], None]) -> None:
+        """Make a change of the links that was chosen by one version of them, again while others come between, and derive the mapping."""
+
+        def once() -> None:
+            version = links_version(self._catalog)
+            self.update()  # another call may have changed the links and not yet, or never, the mapping
+            change(version)
+
+        self._catalog.tables.retry(LINKS, once)
+        self.update()
+
+    def _link(
+        self, feature: str, target: str, space: str, evidence: str, version: int, *, across_organisms: bool
+    ) -> None:
         registry = read_registry(self._catalog, space)
         alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
         [source], [into] = alone or registry.require([feature]), registry.require([target])
@@ -101,8 +118,7 @@ class FeatureIdentity:
             raise FeatureError(
                 f"{feature!r} is of {organisms[0]}, {target!r} of {organisms[1]}; say across_organisms=True to link them all the same."
             )
-        change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence)
-        self.update()
+        change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence, read_version=version)
 
     def unlink(self, feature: str, *, space: str = _SPACE) -> None:
         """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
@@ -122,7 +138,9 @@ class FeatureIdentity:
             If the name is unknown or ambiguous, or the feature counts as no other.
         """
         self._catalog.require_tip("identity.unlink()")
-        self.update()  # as in `link`
+        self._repeat(partial(self._unlink, feature, space))
+
+    def _unlink(self, feature: str, space: str, version: int) -> None:
         registry = read_registry(self._catalog, space)
         registry.require([feature])
         found = registry.resolve([feature], follow=False)
@@ -140,10 +158,12 @@ class FeatureIdentity:
             )
         [source] = movable
         if source in links:
-            change_links(self._catalog, space, registry.table, {}, revoke=[source])
+            change_links(self._catalog, space, registry.table, {}, revoke=[source], read_version=version)
         else:
-            change_links(self._catalog, space, registry.table, {source: None}, evidence="kept apart by hand")
-        self.update()
+            apart: dict[str, str | None] = {source: None}
+            change_links(
+                self._catalog, space, registry.table, apart, evidence="kept apart by hand", read_version=version
+            )
 
     def update(self) -> bool:
         """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too."""

@@ -21,6 +21,7 @@ from raggedatlas.model.ids import check_name
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks, store_errors
+from raggedatlas.store.manifests import compare_table
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import parenthesized
 from raggedatlas.store.storage_errors import (
@@ -71,6 +72,8 @@ class TableRows:
     session : Session or None
         Given by `hold`: unpinned tables stay open, and what was read of manifests is shared. A session must not outlive one call: files that
         change below it are not seen.
+    compared_with : str
+        Of tables of a snapshot: the name of its manifest, with which tables that are read whole are compared when they are opened.
     purges : bool
         Whether these are the tables of a purge, which may commit while it is unfinished.
     """
@@ -79,12 +82,14 @@ class TableRows:
     pinned: Mapping[str, int] | None = None
     session: Any = field(default=None, repr=False, compare=False)
     _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    compared_with: str = ""
     purges: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
         return {
-            "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "purges": self.purges,
+            "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "compared_with": self.compared_with,
+            "purges": self.purges,
         }  # fmt: skip
 
     def hold(self) -> Self:
@@ -97,13 +102,13 @@ class TableRows:
         session: Any = lance.Session  # type: ignore[attr-defined]
         return type(self)(self.location, session=session(), purges=self.purges)
 
-    def at(self, versions: Mapping[str, int]) -> Self:
+    def at(self, versions: Mapping[str, int], compared_with: str = "") -> Self:
         """Return the same tables pinned to some versions; those that are held at the same version are not opened again."""
         held = {name: self._opened[name] for name in versions if self.session is not None and name in self._opened}
         held = {name: table for name, table in held.items() if table.version == versions[name]}
         # Each gets a handle of its own, because a write moves the handle that it goes through.
         opened = {name: copy.copy(table) for name, table in held.items()}
-        return type(self)(self.location, dict(versions), self.session, opened, self.purges)
+        return type(self)(self.location, dict(versions), self.session, opened, compared_with, self.purges)
 
     def forget(self, name: str) -> None:
         """Close a table that is held, so that its newest version is opened next."""
@@ -158,6 +163,8 @@ class TableRows:
                 f"There is no table {name!r}{suffix} in {self.location.uri}. If it was open during a purge() or gc(), open it again; "
                 "else check the address, or run validate() and repair()."
             ) from error
+        if self.compared_with:
+            compare_table(self.location, self.compared_with, name)
         if self.pinned is not None or self.session is not None:
             self._opened[name] = table
         return table

@@ -1,0 +1,142 @@
+"""Manifests of snapshots: lengths and hashes of the files of tables, and the comparison of tables that are read whole."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.location import Location, digest_file, store_errors
+
+FOLDER = "_manifests"
+"""Folder of the manifests below ``lance_db``."""
+
+COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
+
+_MOST_BYTES = {"cells": 0, "_feature_layouts": 1 << 24}
+"""Tables of which single columns or rows are read, and up to how many bytes they are compared as a whole."""
+
+_SOUND: set[tuple[Path, int, str]] = set()
+"""Files that this process has compared: path, time of the last change, hash."""
+
+
+class FileEntry(NamedTuple):
+    """Length and hash of one file."""
+
+    n_bytes: int
+    sha256: str
+
+
+Files = Mapping[str, FileEntry]
+"""Path below ``lance_db`` -> entry."""
+
+
+class Manifest(BaseModel):
+    """A set of files, as stored.
+
+    Attributes
+    ----------
+    files : dict of str to FileEntry
+        Path below ``lance_db`` -> length and SHA-256.
+    version : int
+        Of the head: the version of the table `atlas_versions` that it covers; 0 for the manifest of a snapshot.
+
+    Examples
+    --------
+    >>> Manifest(files={"cells.lance/data/a.lance": FileEntry(3, "f" * 64)}).to_bytes()[:10]
+    b'{"files":{'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    files: dict[str, FileEntry] = {}
+    version: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Write it as JSON, paths sorted: equal content gives equal bytes."""
+        return Manifest(files=dict(sorted(self.files.items())), version=self.version).model_dump_json().encode()
+
+
+def read_manifest(location: Location, digest: str) -> Files:
+    """Read the manifest of a snapshot.
+
+    Parameters
+    ----------
+    location : Location
+        The folder ``lance_db``.
+    digest : str
+        Its name, which is its SHA-256.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none of that name.
+    CorruptError
+        If its bytes do not have the hash in its name.
+    """
+    key = f"{FOLDER}/{digest}.json"
+    data = location.read_bytes(key)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CorruptError(f"The manifest {location.uri}/{key} is damaged: its SHA-256 is not its name.")
+    return parse_manifest(data, key).files
+
+
+def parse_manifest(data: bytes, key: str) -> Manifest:
+    """Parse a manifest.
+
+    Raises
+    ------
+    CorruptError
+        If it is something else.
+    """
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptError(f"The manifest {key} does not parse: {error.errors()[0]['msg']}.") from error
+
+
+def compare_table(location: Location, digest: str, name: str) -> None:
+    """Compare the files with the rows of a table with a manifest, each once a process.
+
+    Only on a disk: Lance fetches ranges from an object store, and the whole files would have to be fetched a second time. The cells, and
+    feature lists of more than 16 MB, are not compared.
+
+    Parameters
+    ----------
+    location : Location
+        The folder ``lance_db``.
+    digest : str
+        Name of the manifest.
+    name : str
+        The table.
+
+    Raises
+    ------
+    CorruptError
+        Naming the first file that differs.
+    """
+    if not location.is_local:
+        return
+    folders = (f"{name}.lance/data/", f"{name}.lance/_deletions/")
+    files = {path: entry for path, entry in _cached(location, digest).items() if path.startswith(folders)}
+    if name in _MOST_BYTES and sum(entry.n_bytes for entry in files.values()) > _MOST_BYTES[name]:
+        return
+    for path, entry in files.items():
+        file = Path(location.checked_path(), path)
+        with store_errors(f"read {file}"):
+            key = (file, file.stat().st_mtime_ns, entry.sha256)
+        if key in _SOUND:
+            continue
+        if FileEntry(*digest_file(location, path)) != entry:
+            raise CorruptError(
+                f"{location.uri}/{path} is damaged: its SHA-256 is not the one that was recorded. {COPY}"
+            )
+        _SOUND.add(key)
+
+
+@lru_cache(maxsize=4)
+def _cached(location: Location, digest: str) -> Files:
+    return read_manifest(location, digest)

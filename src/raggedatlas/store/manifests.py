@@ -19,9 +19,6 @@ COPY = "Restore the file from a copy of the atlas, or go back to a sound snapsho
 _MOST_BYTES = {"cells": 0, "_feature_layouts": 1 << 24}
 """Tables of which single columns or rows are read, and up to how many bytes they are compared as a whole."""
 
-_SOUND: set[tuple[Path, int, str]] = set()
-"""Files that this process has compared: path, time of the last change, hash."""
-
 
 class FileEntry(NamedTuple):
     """Length and hash of one file."""
@@ -127,14 +124,17 @@ def compare_table(location: Location, digest: str, name: str) -> None:
     for path, entry in files.items():
         file = Path(location.checked_path(), path)
         with store_errors(f"read {file}"):
-            key = (file, file.stat().st_mtime_ns, entry.sha256)
-        if key in _SOUND:
-            continue
-        if FileEntry(*digest_file(location, path)) != entry:
+            changed_at = file.stat().st_mtime_ns
+        if _digest(location, path, changed_at) != entry:
             raise CorruptError(
                 f"{location.uri}/{path} is damaged: its SHA-256 is not the one that was recorded. {COPY}"
             )
-        _SOUND.add(key)
+
+
+@lru_cache(maxsize=1 << 14)
+def _digest(location: Location, path: str, _changed_at: int) -> FileEntry:
+    """Read a file; the time of its last change is part of the key."""
+    return FileEntry(*digest_file(location, path))
 
 
 @lru_cache(maxsize=4)

@@ -36,7 +36,7 @@ from raggedatlas.formats.anndata import (
 from raggedatlas.formats.anndata.checks_arrays import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.fixes import FIXES
-from raggedatlas.formats.anndata.rules import AnnDataChecker, rules_page
+from raggedatlas.formats.anndata.rules import AnnDataChecker, is_fixable, rules_page
 from raggedatlas.formats.copying import copy
 from support.anndata_faults import (
     DAMAGES,
@@ -116,14 +116,7 @@ def test_each_damage_is_told(found: Damage, atlas: RaggedAtlas, tmp_path: Path) 
 ALONE = {"A11", "A12", "A13", "A70", "A74"}
 """Rules without which the others cannot be looked at."""
 
-UNMENDED = {
-    "text in obsm", "a mapping in varm", "raw without var", "raw/X is too wide", "indices are fractions",
-    "_index names nothing", "the version of anndata 0.7", "a group as string", "a number as text", "numbers as text",
-    "invalid UTF-8", "a short mask", "raw is an array", "categories of numbers as text",
-}  # fmt: skip
-"""Damages that nothing can fix though their rule can be mended elsewhere."""
-
-BY_VALUES = {"offsets go beyond the data", "invalid UTF-8", "a frame of other names"}
+BY_VALUES = {"offsets go beyond the data", "invalid UTF-8", "a frame of other names", "a frame of earlier names"}
 """Damages that only values tell, of rules that can also be broken by metadata."""
 
 
@@ -161,9 +154,9 @@ def told(found: Damage, problems: list[Problem]) -> bool:
     ("form", "batch"), BATCHES, ids=[f"{form}: {' '.join(d.rule for d in batch)}" for form, batch in BATCHES]
 )
 def test_damages_are_told_and_mended_in_every_kind_of_file(form: Form, batch: list[Damage], tmp_path: Path) -> None:
-    """Many faults of one file are all told, by metadata where that is enough; the copy has the mendable ones mended.
+    """Many faults of one file are all told, by metadata where that is enough; a copy has those mended that have the rule's own advice.
 
-    What is mended is said, what is not is told again, the file stays as it was, and anndata opens a copy without fault.
+    The file stays as it was. A copy that would break a must is refused, and anndata reads any other.
     """
     path = write_good(tmp_path / "bad", form, awkward=any(found.awkward for found in batch))
     for found in batch:
@@ -174,17 +167,30 @@ def test_damages_are_told_and_mended_in_every_kind_of_file(form: Form, batch: li
         assert told(found, lists["full"]), found
         by_metadata = RULES[found.rule].depth == "metadata" and found.label not in BY_VALUES
         assert told(found, lists["metadata"]) == by_metadata or RULES[found.rule].depth == "full", found
-    done = repair(path, tmp_path / "fixed")
+    if any(problem.level == "must" and not is_fixable(problem) for problem in lists["full"]):
+        with pytest.raises(SourceError, match="No copy was written"):
+            repair(path, tmp_path / "fixed")
+        assert sorted(at.name for at in tmp_path.iterdir()) == ["bad"]
     assert content(path) == before
+    mendable = [found for found in batch if not any(musts_left(found, problem) for problem in lists["full"])]
+    path = write_good(tmp_path / "mendable", form, awkward=any(found.awkward for found in mendable))
+    for found in mendable:
+        damage(path, found.change)
+    fixable = {problem.rule for problem in validate(path, "full") if is_fixable(problem)}
+    done = repair(path, tmp_path / "fixed")
     assert list(done.left) == validate(tmp_path / "fixed", "full")
-    for found in batch:
-        mended = RULES[found.rule].fixed and found.label not in UNMENDED
-        assert told(found, list(done.left)) != mended, (found, done)
-        assert any(line.startswith(f"{found.rule} ") for line in done.fixed) or not mended, (found, done)
-    if not any(problem.level == "must" for problem in done.left):
-        read = ad.read_h5ad if form == "hdf5" else ad.read_zarr
-        with warnings.catch_warnings(action="ignore"):
-            read(tmp_path / "fixed")
+    for found in mendable:
+        assert told(found, list(done.left)) != (found.rule in fixable), (found, done)
+        assert any(line.startswith(f"{found.rule} ") for line in done.fixed) == (found.rule in fixable), (found, done)
+    read = ad.read_h5ad if form == "hdf5" else ad.read_zarr
+    with warnings.catch_warnings(action="ignore"):
+        read(tmp_path / "fixed")
+
+
+def musts_left(found: Damage, problem: Problem) -> bool:
+    """Tell whether a problem of a damaged place is a must that no fix is offered for."""
+    inside = not problem.path or not apart(problem.path, found.place)
+    return inside and problem.level == "must" and not is_fixable(problem)
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -335,6 +335,11 @@ def _stray_group(root: Any) -> None:
     declare(root.create_group("extra"), "dict", "0.1.0")
 
 
+def _nested_layer(root: Any) -> None:
+    group = declare(root["layers"].create_group("x"), "dict", "0.1.0")
+    write_member(group, "y", np.ones((N_OBS, N_VAR)))
+
+
 def _no_text_form(root: Any) -> None:
     root["obsm/ragged"].attrs["form"] = "{"
 
@@ -364,12 +369,14 @@ GENERAL = tuple(_damages(
     ("A14", "X", "X is a mapping", _group("X", "dict", "0.1.0")),
     ("A15", "X", "X is too short", _array("X", np.ones((N_OBS - 1, N_VAR)))),
     ("A16", "layers/dense", "a layer is a mapping", _group("layers/dense", "dict", "0.1.0")),
+    ("A16", "layers/x", "a layer within a group", _nested_layer),
     ("A17", "layers/dense", "a layer is too wide", _put("layers/dense", np.ones((N_OBS, N_VAR + 1)))),
     ("A18", "obsm/pca", "text in obsm", _element("obsm/pca", texts("a", "b", "c"))),
     ("A18", "obsm/pca", "one axis in obsm", _put("obsm/pca", np.ones(N_OBS))),
     ("A19", "obsm/pca", "obsm is too short", _put("obsm/pca", _SHORT)),
     ("A19", "obsm/frame", "a short frame in obsm", _ragged_frame),
     ("A19", "obsm/frame", "a frame of other names", _element("obsm/frame/_index", texts("c1", "c3", "c2"))),
+    ("A19", "obsm/frame", "a frame of earlier names", _element("obsm/frame/_index", texts("x1", "x2", "x3"))),
     ("A20", "varm/loadings", "a mapping in varm", _group("varm/loadings", "dict", "0.1.0")),
     ("A21", "varm/loadings", "varm is too short", _put("varm/loadings", _SHORT)),
     ("A22", "obsp/graph", "text in obsp", _element("obsp/graph", texts("a", "b", "c"))),

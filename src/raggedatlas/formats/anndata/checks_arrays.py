@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
-from raggedatlas.formats.anndata.rules import AnnDataChecker, as_text, decode, encoding_of, hash_names, sparse_shape
+from raggedatlas.formats.anndata.rules import (
+    REWRITE,
+    AnnDataChecker,
+    as_text,
+    decode,
+    encoding_of,
+    hash_names,
+    sparse_shape,
+)
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.store.native import csr_of, library
 
@@ -48,7 +56,7 @@ def check_text(checker: AnnDataChecker, node: Node) -> None:
     """Check that an array is text of the right kind and, if values are read, valid."""
     rule = "A113" if node.in_hdf5 else "A112"
     if node.text is None:
-        checker.report(rule, node, f"its values are of type {node.dtype}; expected text.")
+        checker.report(rule, node, f"its values are of type {node.dtype}; expected text.", fix=REWRITE)
     elif not checker.layout and not (node.text.variable and node.text.utf8):
         text = "is not declared as UTF-8" if node.text.variable else f"is of fixed length ({node.dtype})"
         checker.report(rule, node, f"its text {text}.", "practice" if node.in_hdf5 else None)
@@ -59,7 +67,7 @@ def check_text(checker: AnnDataChecker, node: Node) -> None:
     for start, values in node.blocks():
         invalid = invalid_utf8(values) if node.in_hdf5 else None
         if invalid is not None:
-            checker.report("A113", node, f"the text in row {start + invalid:,} is not valid UTF-8.")
+            checker.report("A113", node, f"the text in row {start + invalid:,} is not valid UTF-8.", fix=REWRITE)
             return
         if names is not None:
             names.append(hash_names(values))
@@ -97,7 +105,7 @@ def check_string(checker: AnnDataChecker, node: Node) -> None:
     """Check an array of encoding string."""
     rule = "A95" if node.in_hdf5 else "A94"
     if node.text is None:
-        checker.report(rule, node, f"its value is of type {node.dtype}; expected text.")
+        checker.report(rule, node, f"its value is of type {node.dtype}; expected text.", fix=REWRITE)
     elif not checker.layout and (node.in_hdf5 and not node.text.variable):
         checker.report(rule, node, f"its text is of fixed length ({node.dtype}).")
     elif not checker.layout and not node.text.utf8:
@@ -105,7 +113,7 @@ def check_string(checker: AnnDataChecker, node: Node) -> None:
     if node.text is not None and node.in_hdf5 and checker.full and not node.fault:
         for _, values in node.blocks():
             if invalid_utf8(values) is not None:
-                checker.report(rule, node, "its text is not valid UTF-8.")
+                checker.report(rule, node, "its text is not valid UTF-8.", fix=REWRITE)
     _check_scalar(checker, node)
 
 
@@ -160,7 +168,7 @@ def _check_types(checker: AnnDataChecker, indptr: Node, indices: Node) -> bool:
     """Check pointers and indices, and return whether both are integers."""
     for part, verb in ((indptr, "is"), (indices, "are")):
         if part.kind != "integer":
-            checker.report("A60", part, f"{part.name} {verb} of type {part.dtype}; expected integers.")
+            checker.report("A60", part, f"{part.name} {verb} of type {part.dtype}; expected integers.", fix=REWRITE)
         elif part.dtype.kind == "u":  # scipy refuses unsigned pointers
             checker.report("A60", part, f"{part.name} {verb} of type {part.dtype}; expected a signed one.", "practice")
     return indptr.kind == indices.kind == "integer"

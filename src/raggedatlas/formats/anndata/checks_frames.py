@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS, check_text
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rules import (
+    AGAIN,
+    REWRITE,
+    SHAPE,
     SPARSE,
+    TYPED,
     AnnDataChecker,
     Hashes,
     as_text,
@@ -22,11 +26,15 @@ from raggedatlas.formats.anndata.rules import (
     encoding_of,
     extent,
     index_node,
+    is_binary,
     listed,
     n_rows,
     name_hashes,
     names_node,
+    nested_members,
 )
+
+_RAW = "Write raw again, or remove it."
 
 MATRICES = ("array", *SPARSE)
 ROWS = (*MATRICES, "dataframe", "awkward-array")
@@ -161,7 +169,7 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: Axes, group: _Gr
             checker.element(mapping)
             checker.report("A80", mapping, "it is an array; expected a group.")
         elif mapping.shape and mapping.shape[:1] != sizes[:1]:
-            checker.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
+            checker.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.", fix=SHAPE)
         return
     checker.element(mapping)
     for child in mapping.children.values():
@@ -169,16 +177,17 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: Axes, group: _Gr
         if child.stored is None:
             continue
         if kind not in group.kinds:
+            expected = f"{', '.join(group.kinds[:-1])} or {group.kinds[-1]}"
+            inner = list(nested_members(child)) if kind == "dict" else []
+            nested = bool(inner) and all(encoding_of(one) in group.kinds for one in inner)
             checker.report(
-                group.types,
-                child,
-                f"it is of encoding {kind}; expected {', '.join(group.kinds[:-1])} or {group.kinds[-1]}.",
+                group.types, child, f"it is of encoding {kind}; expected {expected}.", fix="" if nested else TYPED
             )
             continue
         rule = "A151" if kind == "awkward-array" else group.shape
         _check_shape(checker, child, rule, sizes, exact=group.exact)
         if child.is_array and len(child.shape or ()) == 1 and "dataframe" in group.kinds:
-            checker.report(group.types, child, "it has one axis; expected two or more.", "practice")
+            checker.report(group.types, child, "it has one axis; expected two or more.", "practice", TYPED)
         names = axes[group.axes[0]].names if kind == "dataframe" and not child.is_array else None
         if names is not None:
             with checker.guarded(child):
@@ -190,7 +199,13 @@ def _check_names(checker: AnnDataChecker, frame: Node, names: Hashes, rule: str)
     own = name_hashes(frame)
     if own is not None and len(own) == len(names) and not np.array_equal(own, names):
         row = int(np.argmax(own != names))
-        checker.report(rule, frame, f"its row {row:,} has another name than row {row:,} of the axis.")
+        reordered = np.array_equal(np.sort(own), np.sort(names))
+        fix = (
+            "It has these names in another order: write the file again with its rows in the order of the axis."
+            if reordered
+            else ""
+        )
+        checker.report(rule, frame, f"its row {row:,} has another name than row {row:,} of the axis.", fix=fix)
 
 
 def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
@@ -202,7 +217,8 @@ def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[in
     if not n_axes or any(size not in (None, n) for n, size in zip(shape, sizes, strict=False)):
         wanted = ", ".join("any" if size is None else f"{size:,}" for size in sizes)
         more = "" if exact else ", ..."
-        checker.report(rule, node, f"its shape is {shape}; expected ({wanted}{more}) according to obs and var.")
+        text = f"its shape is {shape}; expected ({wanted}{more}) according to obs and var."
+        checker.report(rule, node, text, fix=_RAW if rule == "A27" else SHAPE)
 
 
 def _check_raw(checker: AnnDataChecker, node: Node, axes: Axes) -> None:
@@ -216,12 +232,13 @@ def _check_raw(checker: AnnDataChecker, node: Node, axes: Axes) -> None:
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
         return
     if raw.is_array:
-        checker.report("A27", raw, "it is an array; expected a group.")
+        checker.report("A27", raw, "it is an array; expected a group.", fix=_RAW)
         return
     declared = declared_encoding(raw)
     if declared != ("raw", "0.1.0") and not checker.layout:
         encoding = " ".join(declared).strip() or "undeclared"
-        checker.report("A27", raw, f"its encoding is {encoding}; expected raw 0.1.0.")
+        whole = {"X", "var"} <= set(raw.children)
+        checker.report("A27", raw, f"its encoding is {encoding}; expected raw 0.1.0.", fix="" if whole else _RAW)
     _check_raw_parts(checker, raw, n_obs)
 
 
@@ -229,7 +246,7 @@ def _check_raw_parts(checker: AnnDataChecker, raw: Node, n_obs: int | None) -> N
     x, var, varm = (raw.child(name) for name in ("X", "var", "varm"))
     for name, part in (("X", x), ("var", var)):
         if part is None:
-            checker.report("A27", raw, f"it has no {name}.")
+            checker.report("A27", raw, f"it has no {name}.", fix=_RAW)
     features = _Axis()
     if var is not None:
         checker.element(var)
@@ -254,7 +271,7 @@ def check_frame(checker: AnnDataChecker, node: Node) -> None:
         return
     old = declared_encoding(node)[1] == "0.1.0"
     if old and not checker.layout:
-        checker.report("A72", node, "it is of encoding dataframe 0.1.0, as anndata 0.7 wrote it.", "practice")
+        checker.report("A72", node, "it is of encoding dataframe 0.1.0, as anndata 0.7 wrote it.", "practice", AGAIN)
     members = _members(node)
     index = _check_index(checker, node)
     for child in members.values():
@@ -278,12 +295,13 @@ def _members(node: Node) -> dict[str, Node]:
 
 def _check_index(checker: AnnDataChecker, node: Node) -> Node | None:
     name = as_text(node.attrs.get("_index"))
+    unnamed = "" if {"_index", "index"} & set(node.children) else REWRITE
     if not name:
-        checker.report("A71", node, "it has no text attribute _index.")
+        checker.report("A71", node, "it has no text attribute _index.", fix=unnamed)
         return index_node(node)
     index = node.child(name)
     if index is None:
-        checker.report("A71", node, f"its index {name!r} is not a member.")
+        checker.report("A71", node, f"its index {name!r} is not a member.", fix=unnamed)
     elif not index.fault and not index.is_array and encoding_of(index) != "nullable-string-array":
         checker.report("A74", node, f"its index {name!r} is of encoding {encoding_of(index)}.")
     return index
@@ -341,7 +359,8 @@ def _check_order(checker: AnnDataChecker, node: Node, members: dict[str, Node]) 
         ("A77", nested, "has a slash in"),
     ):
         if wrong:
-            checker.report(rule, node, f"column-order {text} {wrong[0]!r} ({len(wrong):,} such).")
+            fix = "Rename the column." if wrong is nested else ""
+            checker.report(rule, node, f"column-order {text} {wrong[0]!r} ({len(wrong):,} such).", fix=fix)
     if "_index" in names:
         checker.report("A78", node, "a column is called _index.")
 
@@ -363,7 +382,8 @@ def check_categorical(checker: AnnDataChecker, node: Node) -> None:
     if not isinstance(ordered, bool):
         is_flag = isinstance(ordered, int) and ordered in (0, 1)
         text = "there is no attribute ordered" if ordered is None else f"its attribute ordered is {ordered!r}"
-        checker.report("A102", node, f"{text}; expected a boolean.", "practice" if is_flag else None)
+        fix = "" if ordered is None or isinstance(ordered, int) else REWRITE
+        checker.report("A102", node, f"{text}; expected a boolean.", "practice" if is_flag else None, fix)
     codes, categories = node.child("codes"), node.child("categories")
     checker.inner(codes)
     checker.inner(categories)
@@ -457,7 +477,7 @@ def check_nullable(checker: AnnDataChecker, node: Node) -> None:
         # A143 itself reports values that are not text, and must not be joined by A112 or A113.
         checker.inner(member, text=rule != "A143")
         if member is None or not member.is_array:
-            checker.report(rule, node, f"{name} is {'missing' if member is None else 'a group'}.")
+            checker.report(rule, node, f"{name} is {'missing' if member is None else 'a group'}.", fix=REWRITE)
             continue
         arrays[name] = member
         if member.fault:
@@ -467,7 +487,8 @@ def check_nullable(checker: AnnDataChecker, node: Node) -> None:
                 (check_text if kind == "text" and member.text is not None else decode)(checker, member)
         if member.text is None if kind == "text" else member.kind != kind:
             verb = "is" if name == "mask" else "are"
-            checker.report(rule, node, f"{name} {verb} {_described(member)}; expected {noun}.")
+            fix = "" if kind == "bool" and is_binary(member) else REWRITE
+            checker.report(rule, node, f"{name} {verb} {_described(member)}; expected {noun}.", fix=fix)
     if len(arrays) == 2 and arrays["values"].shape != arrays["mask"].shape:
         shapes = f"values have shape {arrays['values'].shape}, but mask has {arrays['mask'].shape}"
-        checker.report(form.shape, node, f"{shapes}.")
+        checker.report(form.shape, node, f"{shapes}.", fix=REWRITE)

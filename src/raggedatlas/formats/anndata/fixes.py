@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,19 +23,18 @@ from raggedatlas.formats.anndata.rules import (
     as_text,
     declared_encoding,
     encoding_of,
-    extent,
     index_node,
     infer,
+    is_binary,
     layout_of,
     listed,
     n_rows,
-    names_node,
+    nested_members,
     sparse_shape,
 )
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
-from raggedatlas.formats.output_files import partial_path, writable
-from raggedatlas.model.batch import sparse_dtype
+from raggedatlas.formats.output_files import consolidate, partial_path, writable
 from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.remote_path import is_remote, local_path
 from raggedatlas.store.runtime import warnings_as
@@ -56,24 +54,18 @@ class Repair:
     fixed : tuple of str
         Applied fixes, one line each, starting with the rule and the element.
     left : tuple of Problem
-        Problems that remain in the copy.
+        Milder problems that remain in the copy.
     """
 
     path: str
     fixed: tuple[str, ...]
     left: tuple[Problem, ...]
 
-    @property
-    def mended(self) -> tuple[str, ...]:
-        """Deprecated name of `fixed`."""
-        warnings.warn("mended is now called fixed.", DeprecationWarning, stacklevel=2)
-        return self.fixed
-
 
 def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: Depth = "full") -> Repair:
     """Write a copy of an AnnData file in which all fixable problems are fixed.
 
-    Values are never guessed: invalid pointers or indices are kept and reported. The copy appears under its name when it is
+    Values are never guessed: a file that would break a must nevertheless is refused. The copy appears under its name when it is
     complete; the original file is only read.
 
     Parameters
@@ -88,12 +80,12 @@ def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: 
     Returns
     -------
     Repair
-        Applied fixes and remaining problems.
+        Applied fixes and remaining problems, which are milder than a must.
 
     Raises
     ------
     NotFoundError, SourceError
-        If the file cannot be opened, or is a zip file.
+        If the file cannot be opened, is a zip file, or breaks a must that cannot be fixed.
     DuplicateError
         If the target exists.
     StoreError
@@ -120,6 +112,10 @@ def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: 
             if any(problem.rule in FIXES for problem in left):
                 with _open_for_writing(hidden) as root:
                     fixed, left = _fix(root, left, full=level == "full")
+            broken = [problem for problem in left if problem.level == "must"]
+            if broken:
+                more = f" ({len(broken) - 1:,} more such)" if len(broken) > 1 else ""
+                raise SourceError(f"{path}: {broken[0]}{more} No copy was written, since this cannot be fixed in it.")
             if hidden.is_file():
                 with hidden.open("r+b") as file:
                     os.fsync(file.fileno())
@@ -200,8 +196,7 @@ def _open_for_writing(hidden: Path) -> Iterator[Node]:
     store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
     yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
     if consolidated:
-        with warnings_as("ignore"):
-            zarr.consolidate_metadata(zarr.storage.LocalStore(hidden))
+        consolidate(hidden)
 
 
 def _remove_consolidated(folder: Path) -> bool:
@@ -260,64 +255,48 @@ def write_as_text(node: Node) -> str:
     return "attributes written as text"
 
 
-def add_table(node: Node) -> str:
-    """Add a missing obs or var, with names from a table along the axis if there is one, else numbers."""
-    name = next((name for name in ("obs", "var") if name not in node.children), "")
-    if not name:
+def move_up(node: Node) -> str:
+    """Move what a group in a mapping holds into the mapping, under the names of both: ``x/y`` becomes ``x_y``."""
+    assert node.parent is not None
+    mapping, leaves = node.parent, list(nested_members(node))
+    names: list[str] = []
+    for leaf in leaves:
+        name = leaf.path.removeprefix(f"{mapping.path}/").replace("/", "_")
+        while name in mapping.children or name in names:
+            name += "_"
+        names.append(name)
+    for leaf, name in zip(leaves, names, strict=True):
+        if node.in_hdf5:
+            mapping.stored.move(leaf.path.removeprefix(f"{mapping.path}/"), name)
+        else:
+            (Path(node.uri) / leaf.path).rename(Path(node.uri) / mapping.path / name)
+    if not leaves:
         return ""
-    size = _axis_size(node, 0 if name == "obs" else 1)
-    if size is None:
+    if node.in_hdf5:
+        del mapping.stored[node.name]
+    else:
+        shutil.rmtree(Path(node.uri) / node.path)
+    return f"its members are {', '.join(f'{mapping.path}/{name}' for name in names)}"
+
+
+def copy_names(node: Node) -> str:
+    """Give the rows of a frame the names of its axis, unless it has these in another order."""
+    assert node.parent is not None
+    assert node.parent.parent is not None
+    own = index_node(node)
+    axis = node.parent.parent.child("obs" if node.parent.name == "obsm" else "var")
+    index = None if axis is None else index_node(axis)
+    if encoding_of(node) != "dataframe" or own is None or index is None or not (own.is_array and index.is_array):
         return ""
-    from anndata.io import write_elem
-
-    names = _names_along_axis(node, "obsm" if name == "obs" else "varm", size)
-    group = node.stored.create_group(name)
-    write_elem(group, "_index", names if names is not None else np.array([str(i) for i in range(size)], dtype=object))
-    group.attrs["_index"] = "_index"
-    _set_names(group, "column-order", [], in_hdf5=node.in_hdf5)
-    _declare(group, "dataframe")
-    return f"{name} written with {'numbers for names' if names is None else 'the names of a table along it'}"
-
-
-def _names_along_axis(node: Node, mapping: str, size: int) -> Any:  # noqa: ANN401  (an array of text)
-    """Return the row names of a frame in `mapping`, which must equal those of the axis."""
-    for child in getattr(node.child(mapping), "children", {}).values():
-        index = names_node(child) if encoding_of(child) == "dataframe" else None
-        if index is not None and index.text is not None and index.shape == (size,):
-            return np.array(
-                [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in index.whole()], dtype=object
-            )
-    return None
-
-
-def _axis_size(node: Node, axis: int) -> int | None:
-    names = ("obsm", "obsp") if axis == 0 else ("varm", "varp")
-    whole = [node.child("X"), *(child for child in getattr(node.child("layers"), "children", {}).values())]
-    sizes = [extent(at) for at in whole if at is not None]
-    lengths = {size[axis] for size in sizes if size and len(size) == 2}
-    for name in names:
-        along = [extent(at) for at in getattr(node.child(name), "children", {}).values()]
-        lengths |= {size[0] for size in along if size}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def add_axis(node: Node) -> str:
-    """Add a second axis of length 1 to a one-dimensional array."""
-    if encoding_of(node) != "array" or len(node.shape or ()) != 1:
+    names = _texts(index)
+    if own.shape != index.shape or sorted(_texts(own)) == sorted(names):
         return ""
-    write_small(node, node.whole()[:, None])
-    return "written with a second axis of length 1"
+    write_small(own, np.array(names, dtype=object))
+    return f"rows named as those of {axis.name if axis is not None else ''}"
 
 
-def move_to_uns(node: Node) -> str:
-    """Move an unknown member of an HDF5 root into uns."""
-    group = parent_of(node)
-    if "uns" not in group:
-        _declare(group.create_group("uns"), "dict")
-    if node.name in group["uns"]:
-        return ""
-    group.move(node.name, f"uns/{node.name}")
-    return "moved into uns"
+def _texts(node: Node) -> list[str]:
+    return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in np.asarray(node.whole()).tolist()]
 
 
 def sort_sparse(node: Node) -> str:
@@ -337,12 +316,6 @@ def make_signed(node: Node) -> str:
         return ""
     recast(node, np.dtype(np.int64))
     return "written as int64"
-
-
-def make_computable(node: Node) -> str:
-    """Convert the values of a sparse matrix to a dtype that SciPy supports."""
-    recast(node, sparse_dtype(node.dtype))
-    return f"written as {sparse_dtype(node.dtype)}"
 
 
 def name_index(node: Node) -> str:
@@ -380,28 +353,6 @@ def _set_names(stored: Any, attribute: str, names: list[str], *, in_hdf5: bool) 
     stored.attrs.create(attribute, np.array(names, dtype=object), dtype=h5py.string_dtype(), shape=(len(names),))
 
 
-def share_chunks(node: Node) -> str:
-    """Rewrite the columns of a frame with the chunk length of the column with the longest chunks."""
-    inner = [at if at.is_array else at.child("codes") or at.child("values") for at in node.children.values()]
-    chunked = [at for at in inner if at is not None and at.is_array and getattr(at.stored, "chunks", None)]
-    rows = max(at.stored.chunks[0] for at in chunked)
-    for at in chunked:
-        if at.stored.chunks[0] != rows or (at.chunks or (rows,))[0] != rows:
-            rechunk(at, rows)
-    return f"columns written in chunks of {rows:,} rows"
-
-
-def fit_scalar(node: Node) -> str:
-    """Rewrite a one-element array declared as scalar without axes; declare a longer one as an array."""
-    value = node.whole()
-    if value.size != 1:
-        kind = "string-array" if node.text is not None else "array"
-        return _declare(node.stored, kind)
-    single = value.reshape(-1)[0]
-    write_small(node, single.decode("utf-8") if isinstance(single, bytes) else single)
-    return "written without axes"
-
-
 def write_text(node: Node) -> str:
     """Rewrite text as variable-length UTF-8; fails if it cannot be decoded."""
     if node.text is None:
@@ -426,39 +377,12 @@ def set_ordered(node: Node) -> str:
     return f"ordered set to {str(bool(stated)).lower()}"
 
 
-def merge_categories(node: Node) -> str:
-    """Merge equal categories and encode missing ones as -1."""
-    codes, categories = node.children["codes"], node.children["categories"]
-    if not categories.is_array or codes.kind != "integer":
-        return ""
-    values = categories.whole()
-    known: dict[Any, int] = {}
-    # The last position answers code -1, so that missing values stay missing.
-    to = np.full(len(values) + 1, -1, np.int64)
-    for i, value in enumerate(values.tolist()):
-        if not (isinstance(value, float) and np.isnan(value)):
-            to[i] = known.setdefault(value, len(known))
-    before = codes.whole()
-    # Codes outside (A104, A105) are not guessed: -2 would take the last category from `to`.
-    if before.size and (before.min() < -1 or before.max() >= len(values)):
-        return ""
-    signed = before.dtype if before.dtype.kind == "i" else np.dtype(np.int64)
-    kept = [v.decode("utf-8") if isinstance(v, bytes) else v for v in known]
-    # The categories come first: if they cannot be written, the codes must stay as well.
-    write_small(categories, np.array(kept, dtype=object if categories.text is not None else values.dtype))
-    write_small(codes, to[before.astype(np.int64)].astype(signed))
-    return f"{len(values) - len(kept):,} categories merged"
-
-
 def make_boolean(node: Node, name: str) -> str:
     """Convert values or a mask that contain only 0 and 1 to booleans."""
     member = node.child(name)
-    if member is None or not member.is_array or member.kind not in ("integer", "real"):
+    if member is None or not member.is_array or not is_binary(member):
         return ""
-    values = member.whole()
-    if not np.isin(values, (0, 1)).all():
-        return ""
-    write_small(member, values.astype(bool))
+    write_small(member, member.whole().astype(bool))
     return f"{member.name} written as booleans"
 
 
@@ -476,22 +400,17 @@ _DECLARED = (
 FIXES: dict[str, Fix] = {
     **{rule: partial(declare, rule=rule) for rule in _DECLARED},
     "A04": write_as_text,
-    "A12": add_table,
-    "A18": add_axis,
-    "A20": add_axis,
-    "A28": move_to_uns,
+    **dict.fromkeys(("A16", "A18", "A20", "A22", "A24"), move_up),
+    "A19": copy_names,
+    "A21": copy_names,
     "A59": sort_sparse,
     "A60": make_signed,
-    "A61": make_computable,
     "A71": name_index,
     "A73": list_columns,
-    "A76": share_chunks,
     "A77": list_columns,
-    "A90": fit_scalar,
     "A94": write_text,
     "A95": write_text,
     "A102": set_ordered,
-    "A107": merge_categories,
     "A112": write_text,
     "A113": write_text,
     "A123": partial(make_boolean, name="mask"),
@@ -534,12 +453,6 @@ def write_small(node: Node, value: Any) -> None:  # noqa: ANN401  (any element t
 def recast(node: Node, dtype: np.dtype[Any]) -> None:
     """Convert an array to another dtype, block by block."""
     _swap(node, dtype, node.shape or (), _chunks(node), node.blocks())
-
-
-def rechunk(node: Node, rows: int) -> None:
-    """Rewrite an array with another chunk length, block by block."""
-    shape = node.shape or ()
-    _swap(node, node.dtype, shape, (min(rows, max(1, shape[0])), *(_chunks(node) or shape)[1:]), node.blocks())
 
 
 def sort_entries(node: Node, n_major: int) -> int:

@@ -259,9 +259,7 @@ def test_texts_become_the_table_of_their_frame(tmp_path: Path) -> None:
         file["matrix/barcodes"] = np.array([b"a", b"\xff", "\u00e9".encode(), b"", b"b"])
     source = tenx_h5_source(tmp_path / "a.h5")
     for table in (source.cells(), source.features("var")):
-        frame = arrow_to_frame(table)
-        frame = frame.astype(object).set_axis(frame.index.astype(object))  # pandas 3 has text of its own
-        assert frame_to_arrow(frame).equals(table, check_metadata=True)
+        assert frame_to_arrow(arrow_to_frame(table)).equals(table, check_metadata=True)
     assert source.cells().column("_index").to_pylist() == ["a", "\ufffd", "\u00e9", "", "b"]
 
 

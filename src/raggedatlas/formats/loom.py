@@ -158,7 +158,7 @@ def _frame(container: Container, group: str, columns: list[str], index: str, n: 
 
     values = {name: _values(container, f"{group}/{name}") for name in columns}
     names = [str(name) for name in (values.pop(index) if index else range(n))]
-    return pd.DataFrame(values, index=pd.Index(names, dtype=object))
+    return pd.DataFrame(values, index=pd.Index(names, dtype=str))
 
 
 def _values(container: Container, path: str) -> Any:  # noqa: ANN401  (an array, or a single value)

@@ -258,7 +258,7 @@ def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401 
 def _numbered(n: int) -> Any:  # noqa: ANN401  (a pandas frame)
     import pandas as pd
 
-    return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=object))
+    return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=str))
 
 
 def _nothing() -> pa.Table:

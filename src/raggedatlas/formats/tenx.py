@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -467,9 +466,7 @@ def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.
     """
     checked_names(columns)
     arrays = [pa.array(texts, pa.string()) for texts in (index, *columns.values())]
-    # What objects are to the machine's pandas, which need not be imported to be asked.
-    kind = "object" if int(version("pandas").split(".")[0]) >= 3 else "string"
-    facts = [ColumnFacts("", kind), *(ColumnFacts(name, kind) for name in columns)]
+    facts = [ColumnFacts("", "string"), *(ColumnFacts(name, "string") for name in columns)]
     fields = [
         pa.field(name, pa.string(), metadata=one.to_metadata())
         for name, one in zip([INDEX, *columns], facts, strict=True)

@@ -156,7 +156,7 @@ def columns_of(names: "list[str]") -> "pd.DataFrame":
     """Make a frame of features that have names and nothing else."""
     import pandas as pd
 
-    return pd.DataFrame(index=pd.Index(names, dtype=object))
+    return pd.DataFrame(index=pd.Index(names, dtype=str))
 
 
 class _Contents:

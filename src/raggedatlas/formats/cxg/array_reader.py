@@ -492,7 +492,7 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
     # A range matches the index of the columns and gives a table without any its rows; names would match nothing.
     frame = pd.DataFrame({name: pd.Series(column) for name, column in columns.items()}, index=range(stored.n_rows))
     names = np.array([str(i) for i in range(stored.n_rows)], object) if at is None else _texts(values[at])
-    frame.index = pd.Index(names, dtype=object, name=_label(stored))
+    frame.index = pd.Index(names, dtype=str, name=_label(stored))
     return frame
 
 
@@ -511,10 +511,10 @@ def _index(stored: TableInfo) -> "pd.Index[Any] | Texts":
     import pandas as pd
 
     if stored.index is None:
-        return pd.Index([str(i) for i in range(stored.n_rows)], dtype=object)
+        return pd.Index([str(i) for i in range(stored.n_rows)], dtype=str)
     if _is_long_text(stored, stored.index):
         return Texts(stored.n_rows, partial(_text_blocks, stored, stored.index))
-    return pd.Index(_texts(_read(stored, [stored.index])[stored.index]), dtype=object)
+    return pd.Index(_texts(_read(stored, [stored.index])[stored.index]), dtype=str)
 
 
 def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
@@ -630,9 +630,9 @@ def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  #
 
     distinct, listed = dict.fromkeys(values.tolist()), set(categories)
     unlisted = [value for value in distinct if value not in listed and value != MISSING_TEXT]
-    names = pd.Index([*categories, *unlisted], dtype=object)
+    names = pd.Index([*categories, *unlisted], dtype=str)
     # `get_indexer` returns -1 for the only text that is not among the names, `nan`: a missing value.
-    return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)
+    return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=str)), categories=names)
 
 
 def _codes_to_categorical(what: str, values: NDArray[Any], categories: list[str]) -> Any:  # noqa: ANN401
@@ -651,7 +651,7 @@ def _codes_to_categorical(what: str, values: NDArray[Any], categories: list[str]
             f"C31: {what} has code {int(codes[wrong[0]])} in row {int(wrong[0]):,}, but there are {len(categories):,} categories; "
             "write the CXG again from its source."
         )
-    return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype=object))
+    return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype=str))
 
 
 def _texts(values: NDArray[Any]) -> NDArray[np.object_]:

@@ -401,3 +401,21 @@ def test_duplicates_are_found_among_many_small_datasets(tmp_path: Path, monkeypa
         atlas.add(small_anndata(7), "again", organism="human", progress=False)
     atlas.add(small_anndata(13), "new", organism="human", progress=False)
     assert len(looks) < 8
+
+
+@pytest.mark.long
+def test_many_adds_leave_few_fragments_in_the_tables_that_each_reads(atlas: RaggedAtlas) -> None:
+    """What `add` merges changes neither an older snapshot, nor what another writer adds between, nor the order of anything."""
+    atlas.add(small_anndata(0, 4), "0", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    other = RaggedAtlas.open(atlas.uri)
+    names = [str(i) for i in range(2 * commit.MERGE_EVERY)]
+    for i in range(1, len(names)):
+        genes = [f"g{i + k}" for k in range(5)]
+        (atlas, other)[i % 2].add(small_anndata(i, 4, genes), names[i], progress=False)
+    tables = atlas._catalog.tables
+    assert max(len(tables.open(t).get_fragments()) for t in tables.names() if t != CELLS) < commit.MERGE_EVERY
+    assert list(atlas.list_datasets()["name"]) == names
+    assert_same(small_anndata(0, 4), view.dataset("0").to_anndata())
+    assert list(view.list_datasets()["name"]) == ["0"]
+    assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []

@@ -26,7 +26,7 @@ from raggedatlas.catalog.assets import (
     take_lease,
     this_process,
 )
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
 from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
@@ -52,6 +52,7 @@ from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.runtime import BackgroundWriter, warnings_as
 from raggedatlas.store.sql import equals
+from raggedatlas.store.upkeep import compact
 
 COMMIT_CELLS = 500_000
 """Small datasets share a commit until they have this many cells in total."""
@@ -59,6 +60,9 @@ COMMIT_CELLS = 500_000
 
 COMMIT_DATASETS = 100
 """Maximum number of datasets in one commit, whose feature names are all kept in memory."""
+
+MERGE_EVERY = 16
+"""After so many more records, `add` merges the fragments of small tables."""
 
 
 @contextlib.contextmanager
@@ -423,6 +427,7 @@ def _commit(
     if attached is not None:
         attached.before_record(staged[0].plan.uid)
     outcomes: list[Outcome] = []
+    n_records: list[int] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
         # Called again after a lost race, but not when an earlier attempt turns out to be committed: `outcomes` then
@@ -430,7 +435,9 @@ def _commit(
         outcomes[:] = _recheck_all(old, staged, options)
         kept = [one for one in outcomes if isinstance(one, StagedDataset)]
         replaces = frozenset(uid for one in kept for uid in one.replaces)
-        return Commit(tuple(record for one in kept for record in _records(one)), replaces)
+        records = tuple(record for one in kept for record in _records(one))
+        n_records[:] = [len(old), len(old) + len(records)]
+        return Commit(records, replaces)
 
     commit_records(catalog, choose)
     progress("records", 1, 1)
@@ -444,8 +451,32 @@ def _commit(
                 delete_cells_of_datasets(catalog, one.replaces)
             with contextlib.suppress(StoreError):
                 release_lease(catalog, one.plan.uid)
+    _merge_fragments(catalog, by_space, n_records)
     progress("done", 1, 1)
     return outcomes
+
+
+def _merge_fragments(catalog: Catalog, spaces: Iterable[str], n_records: Sequence[int]) -> None:
+    """Merge what commits have left in small tables that every `add` reads, which would take each longer than the last.
+
+    Versions that a snapshot names, or a reader has open, stay as they are.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    spaces : iterable of str
+        Feature spaces of what was added.
+    n_records : sequence of int
+        Records before and after the commit; one in `MERGE_EVERY` is followed by a merge.
+    """
+    if len({n // MERGE_EVERY for n in n_records}) < 2:
+        return
+    for name in (DATASETS, LAYOUTS, *(catalog.space(space).registry for space in spaces)):
+        # It only saves time: others may be writing, or a purge may have begun.
+        with contextlib.suppress(AtlasError):
+            if catalog.tables.has(name) and len(catalog.tables.open(name).get_fragments()) >= MERGE_EVERY:
+                compact(catalog.tables, name)
 
 
 def _recheck_all(

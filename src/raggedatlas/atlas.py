@@ -191,8 +191,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         ----------
         source : path, AnnData, MuData, ResultDataset, Shapes, Geometry, or sequence of these
             ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, CXG, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
-            results, or their folder, are joined by uid with the cells that are there already. A zarr-vectors store, shapes in memory, or
-            points in ``.parquet``, give these cells their shapes (``link=``), or become new cells. Files may be on ``s3://``, ``gs://``, ``az://`` or
+            results, or their folder, are joined by uid with the cells that are there already. Shapes give these cells their geometry
+            (``link=``), or become new cells: in memory, a zarr-vectors store, GeoJSON, GeoParquet, an element of SpatialData, PLY, OBJ,
+            STL, or points in ``.parquet``. Files may be on ``s3://``, ``gs://``, ``az://`` or
             ``https://``, and are read by ranges without being copied first.
         name : str or None
             What to call the dataset, the result or the geometry; None takes the file's name, for geometry its feature space's.

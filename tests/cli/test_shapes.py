@@ -1,7 +1,9 @@
 """The command with geometry: a store is linked, a box is asked for, what is refused is one line."""
 
 import inspect
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,19 @@ def test_shapes_from_the_shell(place: Path) -> None:
     assert ask("query", place / "atlas", "--within", "a,b", "--space", "segmentation_boundary").exit_code == 2
     twice = ask("add", place / "atlas", place / "cells.zv", "--space", "a=b")
     assert twice.exit_code == 2
+
+
+@pytest.mark.long
+def test_a_file_of_shapes_from_the_shell(place: Path, tmp_path: Path) -> None:
+    """`add x.geojson --link` links by a property, as the library does."""
+    shutil.copytree(place / "atlas", tmp_path / "atlas")
+    rows = ad.read_h5ad(place / "slide.h5ad").obs["segment_id"].tolist()
+    triangle = {"type": "Polygon", "coordinates": [[[0, 0], [1, 0], [1, 1], [0, 0]]]}
+    features = [{"type": "Feature", "properties": {"EntityID": row}, "geometry": triangle} for row in rows]
+    file = tmp_path / "x.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    added = read("add", tmp_path / "atlas", file, "--link", "segment_id=EntityID")
+    assert (added["n_cells"], added["n_new_cells"], added["space"]) == (16, 0, BOUNDARY)
 
 
 @pytest.mark.nightly

@@ -33,7 +33,7 @@ from raggedatlas.errors import (
     ValuesError,
 )
 from raggedatlas.ingest import commit, geometry, geometry_plan
-from raggedatlas.ingest.add import is_geometry
+from raggedatlas.ingest.add import SHAPE_ENDINGS, is_geometry
 from raggedatlas.ingest.annotations import text_of_column
 from raggedatlas.ingest.geometry import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
 from raggedatlas.ingest.geometry_plan import comparable_keys, object_bounds, owner_codes
@@ -45,6 +45,7 @@ from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.content import table_content
+from raggedatlas.vectors.converters.convert import ENDINGS, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import frame_content
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 from raggedatlas.vectors.writer import write
@@ -411,8 +412,62 @@ def test_what_counts_as_geometry(template: Path, slide: Slide, tmp_path: Path) -
     assert is_geometry(slide.outlines)
     assert is_geometry(make_geometry(slide.outlines))
     (tmp_path / "a.h5ad").write_bytes(b"")
+    assert {*SHAPE_ENDINGS} == {*ENDINGS} - {".csv", ".tsv"}
     for other in (tmp_path, tmp_path / "a.h5ad", slide.data, "https://a/b.zv", 3):
         assert not is_geometry(other)
+
+
+@pytest.mark.parametrize("file", ["a.geojson", "a.geoparquet", "a.parquet", "a.zarr", "a.zarr/shapes/elements"])
+@pytest.mark.parametrize("index", ["segment_id", "cell_name", "EntityID"])
+def test_a_file_of_shapes_is_added_by_what_is_in_it(
+    atlas: RaggedAtlas, slide: Slide, tmp_path: Path, file: str, index: str
+) -> None:
+    """GeoJSON, GeoParquet under either ending and SpatialData give cells their outlines, linked by a property or the index by its name."""
+    ids = slide.data.obs_names if index == "cell_name" else slide.data.obs["segment_id"]
+    outlines = [shapely.Polygon(ring) for ring in np.split(slide.outlines.positions, slide.outlines.offsets[1:-1])]
+    frame = geopandas.GeoDataFrame({"area": 1.5}, geometry=outlines[::-1], index=pd.Index(ids[::-1], name=index))
+    place = tmp_path / file.split("/", maxsplit=1)[0]
+    if file.endswith(".geojson"):
+        place.write_text(frame.reset_index().to_json())
+    elif "zarr" not in file:
+        frame.to_parquet(place)
+    else:
+        write_file(frame_content(frame, "the frame"), place, format="spatialdata")
+    link = {"segment_id": index} if index == "EntityID" else index
+    report = atlas.add(tmp_path / file, link=link, progress=False)
+    assert (report.n_cells, report.n_new_cells, report.space) == (20, 0, BOUNDARY)
+    found = view_of(atlas).query().geometry()
+    assert np.array_equal(found.positions, np.concatenate([shapely.get_coordinates(outline) for outline in outlines]))
+    assert found.object_attributes["uid"].values.tolist() == view_of(atlas).query().to_pandas().index.tolist()
+    assert atlas.validate("deep") == []
+
+
+def test_a_store_of_several_elements_is_refused_with_their_paths(atlas: RaggedAtlas, tmp_path: Path) -> None:
+    """Of a SpatialData store each element is added by its path; what of a store is not read is told."""
+    square = Shapes("polyline", np.array([[0.0, 0], [1, 0], [1, 1], [0, 0]]), np.array([0, 4]))
+    write_file(square, tmp_path / "a.zarr", format="spatialdata")
+    (tmp_path / "a.zarr" / "images" / "he").mkdir(parents=True)
+    with pytest.raises(SourceError, match=r"of 2 elements: shapes/elements, images/he. Add each by its path"):
+        atlas.add(tmp_path / "a.zarr", progress=False)
+    assert read_file(tmp_path / "a.zarr").left == ("element 'images/he' is left out",)
+    assert read_file(tmp_path / "a.zarr", element="shapes/elements").left == ()
+
+
+def test_what_a_file_of_shapes_lacks_stays_missing(atlas: RaggedAtlas, tmp_path: Path) -> None:
+    """A property that a feature lacks is missing in the cell column, and no id of a link; what was not read is in the report."""
+    square = shapely.geometry.mapping(shapely.Point(0, 0).buffer(1, quad_segs=1))
+    told = [{"n": 3, "ok": True, "label": "a"}, {"label": "b"}, {"n": 2**60 + 1, "ok": False}]
+    features = [{"type": "Feature", "properties": of, "geometry": square, "extra": 1} for of in told]
+    file = tmp_path / "new.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    report = atlas.add(file, progress=False)
+    assert "'extra' of 3 features is left out" in report.notes
+    obs = view_of(atlas).query().where("dataset == 'new'").to_pandas()
+    assert obs[["n", "ok", "label"]].astype(object).where(obs[["n", "ok", "label"]].notna(), None).to_numpy().tolist() == [
+        [3, True, "a"], [None, None, "b"], [2**60 + 1, False, None],
+    ]  # fmt: skip
+    with pytest.raises(SourceError, match=r"1 of 3 objects .* have no cell by 'label', first None"):
+        atlas.add(file, link="label", name="again", progress=False)
 
 
 def test_coarser_levels_and_empty_objects(atlas: RaggedAtlas, slide: Slide) -> None:

@@ -35,7 +35,7 @@ class AddOptions:
     files: Annotated[
         list[str],
         argument(
-            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, points in Parquet, or a folder of a model's results"
+            "h5ad, h5mu, AnnData zarr, CXG, 10x h5, also on s3://, gs://, az:// or https://; Market-matrix folder, a folder of these, a geometry store, GeoJSON, GeoParquet, an element of SpatialData, PLY, OBJ, STL, points in Parquet, or a folder of a model's results"
         ),
     ]
     name: str | None = like(library.IngestOptions, "name")
@@ -99,7 +99,7 @@ class AddOptions:
 
 @dataclass(frozen=True)
 class GeometryLinkOptions:
-    """Options that link a geometry store with cells."""
+    """Options that link shapes with cells."""
 
     link: str | None = option(
         "COLUMN or COLUMN=ATTRIBUTE",
@@ -161,7 +161,7 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> tuple[Any, str]:
 def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
-    """Add files, geometry stores, or model results for existing cells; a refused source leaves the atlas unchanged."""
+    """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
     from raggedatlas.ingest.add import is_geometry, is_results
     from raggedatlas.model.reports import AddReport, IngestReport
 

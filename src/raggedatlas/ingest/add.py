@@ -38,8 +38,8 @@ def add(
     catalog : Catalog
         At the tip.
     source : path, AnnData, MuData, Source, ResultDataset, Shapes, Geometry, or sequence of these
-        A folder that is no source itself means the files in it; a folder of results is a model's result; a zarr-vectors store, and
-        points in Parquet, are geometry.
+        A folder that is no source itself means the files in it; a folder of results is a model's result; zarr-vectors stores, files of
+        shapes or points, and elements of SpatialData are geometry.
     choices : mapping
         Keyword arguments of `IngestOptions`.
     progress : callable, bool or None
@@ -67,7 +67,7 @@ def add(
     if geometry or is_results(source):
         if executor is not None:
             raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
-        if is_points(source):
+        if is_shapes(source):
             source = as_path(source, storage_options)
         return _attach(catalog, source, choices, progress, geometry=geometry)
     options = read_options(IngestOptions, choices, "add()")
@@ -136,7 +136,7 @@ RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.
 
 
 def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether something is geometry: shapes in memory, or points in Parquet or a zarr-vectors store by path or URI.
+    """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
     """
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, SHAPES)
-    if is_points(source):
+    if is_shapes(source):
         return True
     place = as_path(source, storage_options)
     # The ending of a file tells without a request that it is no store.
@@ -164,9 +164,27 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
         return False
 
 
-def is_points(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether a source is the path of points in Parquet, a file or a folder."""
-    return isinstance(source, str | os.PathLike) and os.fspath(source).rstrip("/").endswith(".parquet")
+SHAPE_ENDINGS = (".geojson", ".geoparquet", ".obj", ".parquet", ".ply", ".stl")
+"""Endings of files of shapes and points, as converters have them, but for tables of text."""
+
+
+def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether a source is the path of a file of shapes or points, or a SpatialData store or element of them."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    path = as_path(source)
+    if path.suffix.lower() in SHAPE_ENDINGS:
+        return True
+    # Named by the format, so that other folders need no import of converters.
+    if isinstance(path, RemotePath) or not ({path.parent.name} & {*KINDS} or any((path / kind).is_dir() for kind in KINDS)):
+        return False
+    from raggedatlas.vectors.converters.geospatial import is_spatialdata
+
+    return is_spatialdata(path)
+
+
+KINDS = ("points", "shapes")
+"""Folders of SpatialData whose elements are geometry."""
 
 
 def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)

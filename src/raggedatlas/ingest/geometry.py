@@ -35,6 +35,7 @@ from raggedatlas.ingest.commit import Attachment, add_sources
 from raggedatlas.ingest.geometry_plan import (
     GeometryPlan,
     GeometrySource,
+    attribute_array,
     find_replaced,
     object_centroids,
     open_geometry,
@@ -256,8 +257,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         others = {name: values for name, values in sorted(shapes.object_attributes.items()) if name != label}
         for name, attributes in others.items():
             if attributes.n_channels == 1:
-                values = attributes.values[fresh]
-                frame[name] = pa.array(values.tolist() if values.dtype.kind in "US" else values)
+                frame[name] = attribute_array(attributes.take(fresh))
         table = pa.table(frame)
         plans, _ = plan_columns(table, self.catalog.tables.schema(CELLS), IngestOptions(), [self.record.column])
         left = tuple(name for name in others if name not in frame)

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,13 @@ from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import Location, digest_files
-from raggedatlas.store.remote_path import as_path
+from raggedatlas.store.remote_path import AnyPath, as_path
 from raggedatlas.store.runtime import scratch_array
-from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
+from raggedatlas.vectors.converters.content import OBJECT_ID, Content
+from raggedatlas.vectors.converters.convert import ENDINGS, has_geometry, read_file
+from raggedatlas.vectors.converters.geospatial import INDEX, is_spatialdata, spatialdata_elements
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.points import collect_points, read_points
@@ -67,6 +71,10 @@ class GeometrySource:
         Shapes in memory.
     n_unassigned : int
         Vertices that belong to no cell.
+    left : tuple of str
+        What was not read of the file, one line each.
+    index : str
+        Name of the ids in the file: of the index of a frame.
     """
 
     shapes: Shapes
@@ -80,6 +88,8 @@ class GeometrySource:
     location: Location | None = None
     geometry: Geometry | None = None
     n_unassigned: int = 0
+    left: tuple[str, ...] = ()
+    index: str = OBJECT_ID
 
     @property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -93,7 +103,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     Parameters
     ----------
     source : Shapes, Geometry, str or path
-        Shapes in memory, points in Parquet, or a store.
+        Shapes in memory, a file of shapes or points, an element of SpatialData, or a store.
     owner : str
         Vertex attribute that tells the cell of a point; empty where objects are cells.
     unassigned : value, or None
@@ -112,23 +122,32 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         If a position is not finite.
     """
     uri, name = "shapes in memory", "shapes"
-    if isinstance(source, str | os.PathLike) and os.fspath(source).rstrip("/").endswith(".parquet"):
+    content = None
+    if isinstance(source, str | os.PathLike):
         path = as_path(source)
-        source, uri, name = read_points(path), str(path), path.stem
-    if isinstance(source, Shapes):
+        if path.suffix.lower() in ENDINGS or (isinstance(path, Path) and is_spatialdata(path)):
+            content, uri, name = _read_shapes(path), str(path), path.stem
+    elif isinstance(source, Shapes):
+        content = Content(source)
+    if content is not None:
+        shapes = content.shapes
         # `make_geometry` refuses these positions too, but its message does not name the object.
-        _refuse_infinite(source)
-        geometry = make_geometry(source)
-        found = _source(source, geometry, uri, name, layout)
-        found = replace(found, digest=_hash_shapes(source))
+        _refuse_infinite(shapes)
+        cutting = ChunkingOptions(axes=content.axes if len(content.axes or ()) == shapes.n_dims else None)
+        geometry = make_geometry(shapes, cutting, metadata=dict(content.metadata))
+        found = _source(shapes, geometry, uri, name, layout)
+        found = replace(found, digest=_hash_shapes(shapes), left=content.left)
+        metadata = content.metadata
     elif isinstance(source, Geometry):
         # Written and read back, so that levels and digest are found as for a store on disk.
         with tempfile.TemporaryDirectory() as folder:
             write(source, f"{folder}/store", layout=layout)
             kept = open_geometry(f"{folder}/store")
         found = replace(kept, location=None, geometry=source, uri="a geometry in memory", name="geometry")
+        metadata = source.metadata
     else:
-        found = _open_store(Location.of(source))
+        found, metadata = _open_store(Location.of(source))
+    found = replace(found, index=str(metadata.get(INDEX, OBJECT_ID)))
     _refuse_infinite(found.shapes)
     if owner:
         shapes, lost = group_by_owner(found.shapes, owner, unassigned)
@@ -141,6 +160,24 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     if not found.shapes.n_objects:
         raise SourceError(f"{found.uri} holds no objects; there is nothing to add.")
     return found
+
+
+def _read_shapes(path: AnyPath) -> Content:
+    """Read a file of shapes or points, or an element of SpatialData."""
+    if path.suffix.lower() == ".parquet" and not (path.is_file() and has_geometry(path)):
+        return Content(read_points(path))
+    if isinstance(path, Path):
+        parts = () if path.suffix.lower() in ENDINGS else spatialdata_elements(path)
+        if len(parts) > 1:
+            raise SourceError(
+                f"{path} is a SpatialData store of {len(parts)} elements: {', '.join(parts)}. Add each by its path, e.g. {path / parts[0]}."
+            )
+        return read_file(path)
+    # Read as a whole anyway, and by libraries that know local files only.
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, path.name)
+        local.write_bytes(path.read_bytes())
+        return read_file(local)
 
 
 def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes, int]:  # noqa: ANN401
@@ -323,7 +360,7 @@ def _per_object(shapes: Shapes, function: np.ufunc) -> NDArray[np.float64]:
     return made
 
 
-def _open_store(place: Location) -> GeometrySource:
+def _open_store(place: Location) -> tuple[GeometrySource, Mapping[str, Any]]:
     store = open_vectors(place)
     # Points without objects may be more than fit into memory.
     is_cloud = store.kind == "point_cloud" and not store.has_objects
@@ -337,7 +374,8 @@ def _open_store(place: Location) -> GeometrySource:
             levels[np.isin(shapes.ids, coarse.ids[coarse.vertex_counts > 0])] = level
     digest = digest_files(place)[2]
     name = place.name.removesuffix(".zarr").removesuffix(".zv") or "shapes"
-    return GeometrySource(shapes, levels, axes, store.layout, store.n_levels, place.uri, name, digest, place)
+    found = GeometrySource(shapes, levels, axes, store.layout, store.n_levels, place.uri, name, digest, place)
+    return found, store.geometry.metadata
 
 
 def _source(shapes: Shapes, geometry: Geometry, uri: str, name: str, layout: str) -> GeometrySource:
@@ -471,7 +509,7 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         matched = Matched(pa.array([], pa.string()), np.zeros(0, np.int64), fresh=fresh)
     else:
         matched = _match(catalog, source, options)
-    notes = list(matched.notes)
+    notes = [*source.left, *matched.notes]
     empty = int(np.count_nonzero(shapes.vertex_counts == 0))
     if empty:
         notes.append(f"{empty:,} objects have no vertices: their cells point to them, and no box finds them")
@@ -560,7 +598,7 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
         ]
         raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
     cells = _cells(catalog, stored, options.dataset)
-    keys = pa.array(source.shapes.ids if not attribute else source.shapes.object_attributes[attribute].values)
+    keys = pa.array(source.shapes.ids) if not attribute else attribute_array(source.shapes.object_attributes[attribute])
     what = f"object attribute {attribute!r}" if attribute else "object ids"
     keys, values = comparable_keys(keys, cells.column(stored), column)
     _refuse_repeated(keys, f"The {what} of {source.uri}")
@@ -590,6 +628,15 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
     return Matched(uids, objects, counts, fresh.astype(np.int64), {column: attribute}, tuple(notes))
 
 
+def attribute_array(attribute: Attribute) -> pa.Array:
+    """Return an attribute of objects as Arrow; what is missing is null."""
+    values = attribute.values
+    missing = None if attribute.present is None else ~attribute.present
+    if attribute.metadata.get("boolean"):
+        values = values.astype(bool)
+    return pa.array(values.tolist() if values.dtype.kind in "UST" else values, mask=missing)
+
+
 def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401  (whatever a caller passed)
     """Return the cell column and the object attribute (empty: the ids) of a link."""
     attributes = source.shapes.object_attributes
@@ -598,6 +645,8 @@ def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401
     if not isinstance(link, Mapping) or len(link) != 1:
         raise SourceError(f"link={link!r} is not understood; pass a cell column, or {{column: object attribute}}.")
     ((column, attribute),) = link.items()
+    if attribute == source.index and attribute not in attributes:
+        return str(column), ""
     if attribute not in attributes or attributes[attribute].n_channels != 1:
         raise NotFoundError(
             f"link={link!r}: the objects of {source.uri} have no attribute {attribute!r} of one value each; they have {sorted(attributes)}."

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.ids import integer_ids
+from raggedatlas.store.remote_path import AnyPath
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.shapes import (
     KINDS,
@@ -240,7 +241,7 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
 
 
 @contextmanager
-def read_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+def read_errors(path: AnyPath, what: str, *errors: type[Exception]) -> Iterator[None]:
     """Raise what a library raises for a damaged file (by default any exception) as `SourceError`."""
     caught = errors or (Exception,)
     try:

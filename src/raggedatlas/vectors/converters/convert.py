@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.remote_path import as_path, local_path
+from raggedatlas.store.remote_path import AnyPath, as_path, local_path
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
@@ -92,7 +92,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     if not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     name = ("spatialdata" if geo.is_spatialdata(file) else None) if file.is_dir() else ENDINGS.get(file.suffix.lower())
-    if name == "parquet" and _has_geometry(file):
+    if name == "parquet" and has_geometry(file):
         return "geoparquet"
     if name is None:
         folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
@@ -101,12 +101,19 @@ def detect(path: str | os.PathLike[str]) -> str:
     return name
 
 
-def _has_geometry(file: Path) -> bool:
+def has_geometry(file: AnyPath) -> bool:
+    """Return whether a Parquet file has a column of geometries, which makes it GeoParquet.
+
+    Raises
+    ------
+    SourceError
+        If it is no Parquet file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as papq
 
-    with read_errors(file, "Parquet file", pa.ArrowInvalid, OSError):
-        return b"geo" in (papq.read_schema(file).metadata or {})
+    with read_errors(file, "Parquet file", pa.ArrowInvalid, OSError), file.open("rb") as opened:
+        return b"geo" in (papq.read_schema(opened).metadata or {})
 
 
 @checked

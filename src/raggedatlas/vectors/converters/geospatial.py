@@ -498,7 +498,10 @@ def read_spatialdata(
     attributes = _attributes(folder)
     kind = str(attributes.get("encoding-type", f"ngff:{folder.parent.name}")).removeprefix("ngff:")
     content = _points(folder, attributes, objects) if kind == "points" else _shapes(folder, attributes)
-    return _moved(content, attributes, system, folder)
+    # An element that was asked for, by name or path, leaves nothing out.
+    others = spatialdata_elements(path) if element is None else []
+    left = (f"element {name!r} is left out" for name in others if path / name != folder)
+    return _moved(replace(content, left=(*content.left, *left)), attributes, system, folder)
 
 
 def is_spatialdata(path: Path) -> bool:
@@ -517,6 +520,14 @@ def _elements(path: Path) -> list[str]:
         for folder in sorted((path / kind).iterdir())
         if (folder / "zarr.json").exists() or (folder / ".zattrs").exists()
     ]
+
+
+def spatialdata_elements(path: Path) -> list[str]:
+    """Return all elements of a SpatialData store, tables and images too; none for an element itself."""
+    if not _elements(path):
+        return []
+    others = (p for kind in ("table", "tables", "images", "labels") for p in sorted((path / kind).glob("*/")))
+    return [*_elements(path), *(f"{p.parent.name}/{p.name}" for p in others)]
 
 
 def _element(path: Path, requested: str | None) -> Path:

@@ -176,7 +176,9 @@ def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added
     if path.suffix.lower() in SHAPE_ENDINGS:
         return True
     # Named by the format, so that other folders need no import of converters.
-    if isinstance(path, RemotePath) or not ({path.parent.name} & {*KINDS} or any((path / kind).is_dir() for kind in KINDS)):
+    if isinstance(path, RemotePath) or not (
+        {path.parent.name} & {*KINDS} or any((path / kind).is_dir() for kind in KINDS)
+    ):
         return False
     from raggedatlas.vectors.converters.geospatial import is_spatialdata
 

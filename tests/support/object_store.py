@@ -115,7 +115,11 @@ class FaultyProxy(_Loopback):
     upstream : str
         Address of the server behind, e.g. ``http://127.0.0.1:5000``.
     fail_every : int
-        Answer every n-th request with 503 without passing it on; 0 never.
+        Answer every n-th request with an error without passing it on; 0 never.
+    failure : (int, str)
+        Status and code of that error.
+    shorten_every : int
+        Close the connection in the middle of the body of every n-th GET; 0 never.
     ignore_conditions : bool
         Pass requests on without the conditions of S3 and Google: a store without conditional puts.
     latency : float
@@ -136,6 +140,8 @@ class FaultyProxy(_Loopback):
 
     upstream: str
     fail_every: int = 0
+    failure: tuple[int, str] = (503, "SlowDown")
+    shorten_every: int = 0
     ignore_conditions: bool = False
     latency: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -190,7 +196,8 @@ class FaultyProxy(_Loopback):
             self.lost.clear()
             self._cuts.clear()
             self._refused.clear()
-            self.fail_every, self.ignore_conditions, self.latency = 0, False, 0.0
+            self.fail_every, self.failure, self.shorten_every = 0, (503, "SlowDown"), 0
+            self.ignore_conditions, self.latency = False, 0.0
 
     def begin(self, method: str) -> tuple[int, str] | None:
         """Count a request, and return the status and the code that it is refused with, if it is."""
@@ -199,7 +206,11 @@ class FaultyProxy(_Loopback):
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
             busy = self.fail_every > 0 and self._seen % self.fail_every == 0
-            return (503, "SlowDown") if busy else self._refused.get(method)
+            return self.failure if busy else self._refused.get(method)
+
+    def shortens(self, method: str) -> bool:
+        """Tell whether the body of an answer is to be cut off in its middle."""
+        return self.shorten_every > 0 and method == "GET" and self._seen % self.shorten_every == 0
 
     def end(self) -> None:
         """Count a request as answered."""
@@ -283,6 +294,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = (*lengths, "0")[0] if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length)
         self.end_headers()
+        if self.owner.shortens(self.command):
+            self.close_connection = True
+            data = data[: len(data) // 2]
         if self.command != "HEAD":
             self.wfile.write(data)
 

@@ -217,7 +217,8 @@ def _opened(file: Path, flags: int) -> Iterator[int | None]:
         yield None
         return
     try:
-        yield handle
+        # A folder can be opened as well.
+        yield handle if stat.S_ISREG(os.fstat(handle).st_mode) else None
     finally:
         os.close(handle)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.assets import read_specs
 from raggedatlas.catalog.catalog import DATASETS
-from raggedatlas.catalog.layouts import feature_set, read_layouts
+from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
@@ -111,24 +111,6 @@ def test_the_files_order_can_be_kept(atlas: RaggedAtlas) -> None:
     assert {s.column_order for s in other.spaces} == {"shared"}
     assert stored_names(atlas, "other") == GENES
     assert_same(made(GENES[::-1]), atlas.dataset("other").to_anndata())
-
-
-def test_a_record_without_the_hash_of_its_features_is_still_found(atlas: RaggedAtlas) -> None:
-    """An atlas written before records kept it: duplicates are refused and the layout is shared all the same."""
-    atlas.add(made(GENES), "d", column_order="file", progress=False)
-    rows = atlas._catalog.tables.read(DATASETS).to_pylist()
-    for row in rows:
-        facts = json.loads(row["facts"])
-        layout = read_layouts(atlas._catalog, [row["layout_uid"]])[row["layout_uid"]]
-        assert facts.pop("feature_set") == feature_set(layout.features.tolist())
-        facts.pop("column_order")
-        row["facts"] = json.dumps(facts)
-    pa_rows = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
-    atlas._catalog.tables.merge(DATASETS, ["zarr_group"], pa_rows, update=True)
-    with pytest.raises(DuplicateError, match="same cells"):
-        atlas.add(made(GENES), "e", progress=False)
-    atlas.add(made(GENES[::-1]), "other", progress=False)
-    assert stored_names(atlas, "other") == GENES
 
 
 @pytest.mark.long

@@ -163,5 +163,5 @@ def test_a_copied_record_says_what_its_own_facts_say(tmp_path: Path) -> None:
     assert record.n_cells_added == 7
     assert record.feature_set
     other = record.model_copy(update={"facts": "{}", "n_cells": 3})
-    assert (other.n_cells_added, other.feature_set) == (3, None)
+    assert (other.n_cells_added, other.feature_set) == (3, "")
     assert record.model_copy() == record

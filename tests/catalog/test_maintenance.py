@@ -135,11 +135,11 @@ def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
 
 
 def test_a_killed_drop_is_finished_by_repair(two: Two, dying: Dying) -> None:
-    """Between the two deletes the dataset is invisible but uncleared; repair removes its cells and arrays."""
+    """Between the record's removal and that of the cells, the dataset is invisible but uncleared; repair removes its cells and arrays."""
     catalog, first, _ = two
     with dying(1) as done:
         assets.drop_dataset(catalog, first)
-    assert done == [f"delete {DATASETS}"]
+    assert done == [f"overwrite_if {DATASETS}"]
     assert {p.rule for p in checks.validate(catalog, "rows") if p.level == "must"} == set()
     report = maintenance.repair(catalog)
     assert (report.n_cells, report.groups) == (30, (first,))

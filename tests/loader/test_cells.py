@@ -56,7 +56,9 @@ WAYS: dict[str, Any] = {
     "some have it": lambda query, **more: Loader(query.spaces("protein_abundance"), 16, **more),
     "no values": lambda query, **more: Loader(query.spaces([]), 16, obs=OBS, **more),
     "layers": lambda query, **more: Loader(query.layers("log", "counts"), 16, **more),
-    "categories": lambda query, **more: Loader(query, 16, obs=["donor"], categories={"donor": ["D2", "D9"]}, **more),
+    "categories": lambda query, **more: Loader(
+        query, 16, obs=["donor"], categories={"donor": ["D2", "D9", "D1"]}, **more
+    ),
     "balance": lambda query, **more: Loader(query, 16, balance="kind", **more),
     "group": lambda query, **more: Loader(query, 16, obs=["plate"], group="plate", **more),
     "weights": lambda query, **more: Loader(query, 16, weights="percent.mt", **more),
@@ -135,7 +137,7 @@ def test_another_question_has_another_file(small: Any, mapped: Path) -> None:
     for seed in (0, 1):
         Loader(small.query, obs=["donor"], seed=seed)
     assert len(list(mapped.glob("*.plan"))) == 1
-    Loader(small.query, obs=["donor"], categories={"donor": ["D1"]})
+    Loader(small.query, obs=["donor"], categories={"donor": ["D2", "D1"]})
     Loader(small.query, obs=["donor", "kind"])
     Loader(small.query.where({"donor": "D1"}), obs=["donor"])
     Loader(small.query.layers("log"), obs=["donor"])

@@ -186,7 +186,7 @@ class Watch(lightning.LightningModule):
         super().__init__()
         self.layer, self.seen = torch.nn.Linear(6, 1), []
     def training_step(self, batch, _):
-        self.seen += [uid.decode() for uid in batch.uids]
+        self.seen += batch.uids.tolist()
         return self.layer(batch.X).mean()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)

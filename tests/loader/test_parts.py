@@ -70,7 +70,7 @@ def test_columns_become_numbers_or_codes(small: Any) -> None:
     batch = next(iter(Loader(small.query, 100, shuffle=None, obs=names)))
     known = {name: known.tolist() for name, known in batch.categories.items()}
     assert known == {
-        "kind": ["T", "B", "unused"],
+        "kind": ["T", "B"],
         "donor": ["D1", "D2"],
         "flag": [False, True],
         "dataset": ["first", "second"],
@@ -86,9 +86,14 @@ def test_columns_become_numbers_or_codes(small: Any) -> None:
 
 
 def test_given_categories_number_the_codes(small: Any) -> None:
-    """Codes follow the categories that are given, so that two queries agree; others are missing."""
+    """Codes follow the categories that are given, so that two queries agree; others are missing, and a warning names them."""
     choices: dict[str, Any] = {"obs": ["donor", "plate"], "categories": {"donor": ["D9", "D2"], "plate": [2, 0]}}
-    batch = next(iter(Loader(small.query, 100, shuffle=None, **choices)))
+    with (
+        pytest.warns(UserWarning, match="of 'donor' lack 1 values that cells have: 'D1'"),
+        pytest.warns(UserWarning, match="of 'plate' lack"),
+    ):
+        batch = next(iter(Loader(small.query, 100, shuffle=None, **choices)))
+    assert batch.uids.tolist() == small.obs.index.tolist()
     assert set(zip(small.obs["donor"], batch.obs["donor"].tolist(), strict=True)) == {("D1", -1), ("D2", 1)}
     assert batch.obs["plate"].tolist() == small.obs["plate"].map({2: 0, 0: 1}).fillna(-1).tolist()
 
@@ -124,7 +129,7 @@ def test_any_cells_can_be_asked_for(small: Any) -> None:
         assert len(batch.obs["kind"]) == len(rows)
     assert dataset.__getitems__([9, 1]).rows.tolist() == [9, 1]
     assert [batch.rows[0] for batch in dataset][-2:] == [68, 69]
-    assert dataset.categories["kind"].tolist() == ["T", "B", "unused"]
+    assert dataset.categories["kind"].tolist() == ["T", "B"]
     for wrong in (70, -71, [0, 70]):
         with pytest.raises(NotFoundError, match="70 cells"):
             dataset[wrong]

@@ -53,12 +53,12 @@ def test_the_surface_agrees_with_itself(small: Any) -> None:
     fields = data.registry["field_registries"]
     stats = {name: value for field in fields.values() for name, value in field["summary_stats"].items()}
     assert stats == {
-        "n_vars": 6, "n_cells": 70, "n_batch": 2, "n_labels": 4, "n_sample": 2,
+        "n_vars": 6, "n_cells": 70, "n_batch": 2, "n_labels": 3, "n_sample": 2,
         "n_extra_categorical_covs": 1, "n_extra_continuous_covs": 2,
     }  # fmt: skip
-    assert (data.n_obs, data.n_vars, data.n_batch, data.n_labels, data.n_samples) == (70, 6, 2, 4, 2)
+    assert (data.n_obs, data.n_vars, data.n_batch, data.n_labels, data.n_samples) == (70, 6, 2, 3, 2)
     assert data.n_train + data.n_val == 70
-    assert data.labels.tolist() == ["T", "B", "unused", "Unknown"]
+    assert data.labels.tolist() == ["T", "B", "Unknown"]
     assert data.labels_.tolist() == small.obs["kind"].astype(object).fillna("Unknown").tolist()
     made = list(data.inference_dataloader(batch_size=32))
     whole = {name: torch.cat([one[name] for one in made]) for name in made[0]}

@@ -20,7 +20,7 @@ hashes = hnp.arrays(np.uint64, st.integers(0, 200))
 shares = st.floats(0, 0.49)
 
 
-def cells(part: Any) -> list[bytes]:
+def cells(part: Any) -> list[str]:
     return [uid for batch in part for uid in batch.uids]
 
 
@@ -47,7 +47,7 @@ def test_parts_read_what_the_whole_reads(small: Any) -> None:
     loader = Loader(small.query, 8, obs=["kind"], seed=4)
     parts = split_loader(loader, Split(val=0.3, test=0.2))
     assert sorted(uid for part in parts.values() for uid in cells(part)) == sorted(cells(loader))
-    place = {uid.encode(): i for i, uid in enumerate(small.obs.index)}
+    place = {uid: i for i, uid in enumerate(small.obs.index)}
     for part in parts.values():
         np.testing.assert_array_equal(part.features["gene_expression"], loader.features["gene_expression"])
         for batch in part:
@@ -97,7 +97,7 @@ def test_a_part_draws_as_its_loader_does(small: Any) -> None:
     """Training parts keep weights, balance and groups of their own cells; held-out parts give each cell once."""
     weights = np.arange(70) % 2
     parts = split_loader(Loader(small.query, 10, obs=["donor"], weights=weights, seed=3), Split(0.3))
-    place = {uid.encode(): i for i, uid in enumerate(small.obs.index)}
+    place = {uid: i for i, uid in enumerate(small.obs.index)}
     assert {place[uid] % 2 for uid in cells(parts["train"])} == {1}
     assert len(cells(parts["train"])) == parts["train"].n_cells
     assert len(set(cells(parts["val"]))) == parts["val"].n_cells == len(cells(parts["val"]))

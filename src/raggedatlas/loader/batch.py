@@ -133,8 +133,8 @@ class TrainingBatch:
     ----------
     rows : (n,) int64
         Position of each cell among the loader's cells.
-    uids : (n,) bytes
-        Cell uids.
+    stored_uids : (n,) bytes
+        Cell uids as the loader holds them.
     obs : mapping of str to (n,) array or tensor
         Metadata columns: numbers, or codes into ``categories``, -1 where the value is missing (int32, int64 in tensors).
     spaces : mapping of str to ModalityBatch
@@ -144,7 +144,7 @@ class TrainingBatch:
     """
 
     rows: NDArray[np.int64]
-    uids: NDArray[np.bytes_]
+    stored_uids: NDArray[np.bytes_]
     obs: Mapping[str, Any]
     spaces: Mapping[str, ModalityBatch]
     facts: BatchMetadata
@@ -152,6 +152,11 @@ class TrainingBatch:
     def __len__(self) -> int:
         """Count the cells."""
         return len(self.rows)
+
+    @property
+    def uids(self) -> NDArray[np.str_]:
+        """Cell uids, (n,) text, as the index of other outputs of a query; made anew each time."""
+        return np.char.decode(self.stored_uids, "utf-8")
 
     @property
     def X(self) -> Any:  # noqa: ANN401  (see ModalityBatch.X)
@@ -232,7 +237,7 @@ class WireBatch:
         """Pickle without the shared metadata."""
         batch = self.batch
         spaces = {name: (r.block, r.present, r.layout, r.sorted) for name, r in batch.spaces.items()}
-        return _receive, (batch.facts.key, batch.rows, batch.uids, batch.obs, spaces)
+        return _receive, (batch.facts.key, batch.rows, batch.stored_uids, batch.obs, spaces)
 
 
 def _receive(

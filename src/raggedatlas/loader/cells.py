@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -376,14 +377,17 @@ class ColumnCoder:
             raise QueryError(
                 f"The metadata column {column.name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
             )
-        if categories is None and column.facts is not None and column.facts.categories is not None:
-            categories = column.facts.categories
         self.stored, self.name, self._kind = stored, column.name, kind
         self._known = None if categories is None else _given(column.name, kind, categories)
+        # The order of those that occur, as in every output of a query.
+        ordered = None if column.facts is None else column.facts.categories
+        self._ordered = None if ordered is None else _given(column.name, kind, ordered)
         if self._known is None and pa.types.is_boolean(kind):
             # Both, so that codes do not depend on which of them occur.
             self._known = pa.array([False, True])
-        self._is_number = self._known is None and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        self._is_number = (
+            categories is None and ordered is None and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        )
         self._any_missing = self._is_wide = False
         self._found: list[pa.Array] = []
         self._most = BLOCK_CELLS
@@ -399,22 +403,40 @@ class ColumnCoder:
             if pa.types.is_integer(self._kind):
                 least, most = pc.min_max(column).values()
                 self._is_wide |= max(-(least.as_py() or 0), most.as_py() or 0) >= 2**53
-        elif self._known is None:
+        else:
             self._found.append(pc.unique(column.cast(self._kind)).drop_null())
             if sum(map(len, self._found)) > self._most:
                 self._found = [pc.unique(pa.chunked_array(self._found))]
                 self._most = max(BLOCK_CELLS, 2 * len(self._found[0]))
 
     def settle(self) -> None:
-        """Number the values, if they have codes; refuse integers that floats beside missing values would round."""
+        """Number the values, if they have codes; refuse integers that floats beside missing values would round.
+
+        Warns of values that are none of the given categories.
+        """
         if self._any_missing and self._is_wide:
             raise QueryError(
                 f"The column {self.name!r} holds integers of 2**53 or more and missing values, which batches carry as floats and would round. "
                 f"Leave it out, choose cells that have it, or give its values as categories={{{self.name!r}: [...]}}, which are coded exactly."
             )
-        if self._known is None and not self._is_number:
-            distinct = pc.unique(pa.chunked_array(self._found, self._kind))
-            self._known, self._found = distinct.take(pc.sort_indices(distinct)), []
+        if self._is_number:
+            return
+        distinct = pc.unique(pa.chunked_array(self._found, self._kind))
+        distinct, self._found = distinct.take(pc.sort_indices(distinct)), []
+        if self._known is None:
+            ordered = distinct.slice(0, 0) if self._ordered is None else self._ordered
+            first = ordered.filter(pc.is_in(ordered, value_set=distinct))
+            self._known = pa.concat_arrays([first, distinct.filter(pc.invert(pc.is_in(distinct, value_set=first)))])
+            return
+        others = distinct.filter(pc.invert(pc.is_in(distinct, value_set=self._known))).to_pylist()
+        if others:
+            warnings.warn(
+                f"The categories of {self.name!r} lack {len(others):,} values that cells have: "
+                f"{', '.join(map(repr, others[:5]))}{', ...' if len(others) > 5 else ''}. These cells have the code -1, like cells without a "
+                "value; name these categories too, or choose other cells with where(...).",
+                UserWarning,
+                stacklevel=2,
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -462,8 +484,8 @@ def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = No
     name : str
         A column of it.
     categories : sequence or None
-        The categories, in the order of their codes. None takes those that the atlas knows for a categorical column, all of them
-        and in their order, else the values that occur, sorted.
+        The categories, in the order of their codes; other values are coded -1, with a warning. None takes the values that occur, in the
+        order of the atlas for a categorical column, else sorted.
 
     Raises
     ------

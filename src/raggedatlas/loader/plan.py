@@ -45,7 +45,7 @@ class ReadChoices(TypedDict, total=False):
         As `Query.layers` and `Query.features`, which they replace.
     categories : mapping of str to sequence
         Column -> its categories, in the order of their codes; so that a training and a test query number them alike. Values that are
-        not among them become -1.
+        not among them become -1, with a warning that names them. By default the values that occur, in the atlas' order of categories.
     dtype : str or numpy dtype, or None
         Of the values; None is ``float32`` for dense arrays and tensors, and the layers' own for ``"csr"``.
     sort : bool

@@ -396,7 +396,7 @@ def _measure(
         with annotate_errors(number, first, len(batch)):
             predicted, wanted = _prediction(outputs, output), np.asarray(batch.obs[target])
             known = sums.add(predicted, wanted)
-            writer.write_batch(batch.uids, outputs)
+            writer.write_batch(batch.stored_uids, outputs)
         # A mean over no cells would be NaN; others are weighted by their cells, as batches differ in size.
         if loss is not None and known.any():
             lost += float(loss(predicted[known], wanted[known])) * int(known.sum())

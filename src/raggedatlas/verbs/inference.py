@@ -156,7 +156,9 @@ class InferenceRun:
             return
         rest = self.part(np.arange(first, total), self.first + first) if first else self
         batches = (
-            ((batch.uids, outputs) for batch, outputs in rest.results()) if rest.known is None else rest._updated()
+            ((batch.stored_uids, outputs) for batch, outputs in rest.results())
+            if rest.known is None
+            else rest._updated()
         )
         for number, (uids, outputs) in enumerate(batches):
             with annotate_errors(number, self.first + first, len(uids)):

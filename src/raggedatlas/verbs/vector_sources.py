@@ -119,7 +119,7 @@ class QueryVectors:
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
         """Iterate over ids and rows, in row order."""
         for batch in Loader(self._query, size, shuffle=None, obs=[]):
-            yield batch.uids, batch.X if hasattr(batch.X, "indptr") else batch.X.reshape(len(batch), -1)
+            yield batch.stored_uids, batch.X if hasattr(batch.X, "indptr") else batch.X.reshape(len(batch), -1)
 
 
 def open_vectors(source: VectorSource, column: str | None = None, features: Sequence[str] = ()) -> Vectors:

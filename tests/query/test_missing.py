@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import QueryError, UnknownValueWarning
@@ -317,3 +318,48 @@ def test_times_are_compared(tmp_path: Path) -> None:
     assert names(query.where("utc > timestamp '2024-01-02 00:00:00'")) == "c"
     assert names(query.where(col("span") <= dt.timedelta(minutes=1))) == "a"
     assert names(query.where({"span": [pd.Timedelta("90min"), np.timedelta64(5, "s")]})) == "c"
+
+
+WIDE = {
+    "small": (np.int64, 7),
+    "unsigned": (np.uint64, 9),
+    "wide": (np.uint64, 2**40 + 1),
+    "widest": (np.uint64, 2**53 + 2),
+}
+
+
+def test_values_decide_whether_integers_join_with_nan(tmp_path: Path) -> None:
+    """Integers of 64 bits join with NaN where every value that is stored fits a float64; a dataset that has others is named."""
+    atlas = RaggedAtlas.create(tmp_path / "a.atlas")
+    for i, (name, (dtype, value)) in enumerate(WIDE.items()):
+        for key in ("X", "layers"):
+            # Negative whole numbers keep the dtype of the file in a layer with a name.
+            x = np.array([[value, 1], [0, -3 if name == "small" and key == "layers" else 3]], dtype)
+            file = ad.AnnData(x if key == "X" else np.ones_like(x), var=pd.DataFrame(index=["g", f"h{i}"]))
+            file.obs_names = ["a", "b"]
+            if key == "layers":
+                file.layers["d"] = x
+            atlas.add(
+                file,
+                f"{name} {key}",
+                layers={"X": "counts"} if key == "X" else {"X": "counts", "layers/d": "d"},
+                progress=False,
+            )
+    view = atlas.checkout(atlas.snapshot())
+    for key, layer in (("X", "counts"), ("layers", "d")):
+        query = view.query().layers(layer)
+        fit = [f"{name} {key}" for name in ("small", "unsigned", "wide")]
+        for names in (fit[:2], fit):
+            for missing in ("nan", "zero"):
+                made = query.where(dataset=names).missing(missing).to_anndata()
+                found = made.to_df().loc[:, "g"].tolist()
+                assert [int(v) for v in found] == [v for name in names for v in (WIDE[name.split()[0]][1], 0)]
+                assert made.X.dtype.kind in ("f" if missing == "nan" else "iu")
+        everything = query.where(dataset=[*fit, f"widest {key}"])
+        with pytest.raises(
+            QueryError, match=rf"dataset 'widest {key}', whose values go up to 9,007,199,254,740,994.*missing\('zero'\)"
+        ):
+            everything.missing("nan").to_anndata()
+        exact = everything.missing("zero").to_anndata()
+        assert exact.X.dtype.kind in "iu"
+        assert int(exact.to_df()["g"].max()) == 2**53 + 2

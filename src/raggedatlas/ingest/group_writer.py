@@ -571,6 +571,11 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
     # Never into the bundle: other Zarr readers find the matrices in the group.
     _close_arrays(written, writers, None)
+    for layer in layers:
+        # Narrower integers fit a float64 whatever their values are; for these the values decide what a query may make of them.
+        if layer.writer is not None and layer.writer.dtype in (np.int64, np.uint64):
+            own = layer.writer.path.removeprefix(f"{written.path}/")
+            written.specs[own] = replace(written.specs[own], largest=layer.fit.largest)
 
 
 PRESENT = "present/"

@@ -416,14 +416,16 @@ def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> Resu
     path = f"{record.zarr_group}/layers/{VALUES}"
     create_group(catalog.arrays, f"{record.zarr_group}/layers")
     writer = ArrayWriter(catalog.arrays, path, np.dtype(record.dtype), plan.shape, profile=catalog.codec())
-    done = 0
+    done, wide, largest = 0, writer.dtype in (np.int64, np.uint64), 0
     for block in plan.blocks():
         writer.append(block)
         done += len(block)
+        if wide and block.size:
+            largest = max(largest, -int(block.min()), int(block.max()))
         progress("block", done, len(plan.rows))
     own = f"layers/{VALUES}"
-    specs, checksums = specs_json({own: writer.close()}), json.dumps(writer.checksums(own))
-    return record.model_copy(update={"arrays": specs, "checksums": checksums})
+    spec, checksums = replace(writer.close(), largest=largest if wide else None), json.dumps(writer.checksums(own))
+    return record.model_copy(update={"arrays": specs_json({own: spec}), "checksums": checksums})
 
 
 def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:

@@ -78,6 +78,11 @@ class LayerFit:
         return self.whole and self.finite and self.low >= 0 and self.high < _TWO_64
 
     @property
+    def largest(self) -> int:
+        """The largest absolute value of integers so far."""
+        return int(max(-self.low, self.high))
+
+    @property
     def stored(self) -> np.dtype[Any]:
         """The smallest dtype that holds every value so far exactly."""
         if not self.counts:

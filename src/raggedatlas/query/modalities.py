@@ -294,8 +294,17 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
     return GroupPlan(record.zarr_group, record.layout_uid, None, found)
 
 
-def sum_dtype(stored: np.dtype[Any], n: int) -> np.dtype[Any] | None:
-    """Return the smallest dtype that holds every sum of n values of a dtype; of floats, their own.
+def sum_dtype(stored: np.dtype[Any], n: int, largest: int | None = None) -> np.dtype[Any] | None:
+    """Return the smallest dtype, no narrower than that of the values, that holds every sum of n values; of floats, their own.
+
+    Parameters
+    ----------
+    stored : numpy dtype
+        Of the values.
+    n : int
+        How many are added up.
+    largest : int, optional
+        Their largest absolute value, where it is known; else that of the dtype.
 
     Returns
     -------
@@ -312,10 +321,15 @@ def sum_dtype(stored: np.dtype[Any], n: int) -> np.dtype[Any] | None:
     stored = np.dtype(np.uint8) if stored.kind == "b" else stored
     widths = [np.dtype(f"{stored.kind}{size}") for size in (1, 2, 4, 8)]
     lowest, highest = n * int(np.iinfo(stored).min), n * int(np.iinfo(stored).max)
-    return next((w for w in widths if np.iinfo(w).min <= lowest and highest <= np.iinfo(w).max), None)
+    if largest is not None:
+        lowest, highest = min(0, max(lowest, -n * largest)), n * largest
+    wide = (w for w in widths if w.itemsize >= stored.itemsize)
+    return next((w for w in wide if np.iinfo(w).min <= lowest and highest <= np.iinfo(w).max), None)
 
 
-def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.dtype[np.generic] | None:
+def join_dtypes(
+    stored: set[np.dtype[np.generic]], *, nan: bool = False, largest: int | None = None
+) -> np.dtype[np.generic] | None:
     """Find the smallest dtype that holds every value of several exactly; None when there is none.
 
     Parameters
@@ -324,22 +338,27 @@ def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.d
         What the groups hold.
     nan : bool
         Whether it must also hold NaN.
+    largest : int, optional
+        The largest absolute value of the integers, where it is known; else that of their dtypes.
 
     Examples
     --------
     >>> join_dtypes({np.dtype("uint8"), np.dtype("uint32")}), join_dtypes({np.dtype("uint16"), np.dtype("float32")})
     (dtype('uint32'), dtype('float32'))
-    >>> join_dtypes({np.dtype("uint64"), np.dtype("float64")}) is None
-    True
+    >>> join_dtypes({np.dtype("uint64")}, nan=True) is None, join_dtypes({np.dtype("uint64")}, nan=True, largest=2**40)
+    (True, dtype('float64'))
     """
     if not stored:
         return np.dtype(np.float32 if nan else np.uint8)
     joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
     joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
-    if joined.kind == "f":
-        # A float type holds every integer up to here; NumPy joins int64 with uint64 to float64, which is refused too.
-        largest = 2 ** (np.finfo(str(joined)).nmant + 1)
-        if any(d.kind in "iu" and np.iinfo(str(d)).max > largest for d in stored):
+    integers = {d for d in stored if d.kind in "iu"}
+    if integers and joined.kind == "f":
+        # NumPy joins int64 with uint64 to float64.
+        joined = joined if nan or any(d.kind == "f" for d in stored) else np.dtype(np.int64)
+        # A float type holds every integer up to a power of two.
+        limit = 2 ** (np.finfo(str(joined)).nmant + 1) if joined.kind == "f" else np.iinfo(joined).max
+        if (max(int(np.iinfo(str(d)).max) for d in integers) if largest is None else largest) > limit:
             return None
     return joined
 

@@ -55,6 +55,7 @@ from raggedatlas.query.read import choose_column_copies, is_one_block
 from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.selection import arrange, choose_rows, needed_columns
+from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
@@ -161,7 +162,9 @@ def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[
         refuse_arrays(space, "obsm")
         # A result keeps its dtype, which `_plan_space` may have widened: `join_dtypes` makes float32 of float16.
         stored = np.dtype(record.dtype)
-        found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), join_dtypes({stored}, nan=True))
+        largest = space.parts[0].groups[0].layers[VALUES].spec.largest
+        held = join_dtypes({stored}, nan=True, largest=largest)
+        found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), held)
     return found
 
 
@@ -386,7 +389,7 @@ def _plan_space(
     # Before the dtypes are joined: for sums that are refused here, `sum_dtype` gives None.
     if axis.added:
         _refuse_sums(spec, catalog, modality, parts, axis)
-    dtypes = {layer: _joined_dtype(modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
+    dtypes = {layer: _joined_dtype(catalog, modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
     main = parts[0]
     return SpacePlan(
         modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
@@ -494,7 +497,7 @@ def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: S
     """Refuse columns of one dataset that are one feature, where the query or the type of a layer does not let them be added."""
     groups = ((part, group) for part in parts for group in part.groups if group.layout_uid in axis.added)
     whys = (
-        (group, _why_not(spec, layer, np.dtype(group.layers[layer].spec.dtype), axis.added[group.layout_uid]))
+        (group, _why_not(spec, layer, group.layers[layer].spec, axis.added[group.layout_uid]))
         for part, group in groups
         for layer in part.layers
     )
@@ -516,13 +519,14 @@ def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: S
     )
 
 
-def _why_not(spec: QuerySpec, layer: str, stored: np.dtype[np.generic], n: int) -> str:
+def _why_not(spec: QuerySpec, layer: str, array: ArraySpec, n: int) -> str:
     """Return why n columns of a layer cannot be summed; empty if they can."""
+    stored = np.dtype(array.dtype)
     if spec.on_merge == "refuse":
         return "on_merge='refuse' does not add them up"
     if spec.on_merge == "counts" and stored.kind == "f":
         return f"the values of layer {layer!r} are {stored}, which are not counts to add up"
-    return "" if sum_dtype(stored, n) else f"no type holds every sum of the {stored} of layer {layer!r}"
+    return "" if sum_dtype(stored, n, array.largest) else f"no type holds every sum of the {stored} of layer {layer!r}"
 
 
 def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
@@ -548,20 +552,28 @@ def _width(modality: Modality, parts: Sequence[PartPlan]) -> int:
 
 
 def _joined_dtype(
-    space: str, layer: str, parts: Sequence[PartPlan], added: Mapping[str, int], *, nan: bool
+    catalog: Catalog, space: str, layer: str, parts: Sequence[PartPlan], added: Mapping[str, int], *, nan: bool
 ) -> np.dtype[np.generic]:
-    found = {
-        sum_dtype(np.dtype(g.layers[layer].spec.dtype), added.get(g.layout_uid, 1))
+    arrays = [
+        (g, g.layers[layer].spec, added.get(g.layout_uid, 1))
         for part in parts if layer in part.layers for g in part.groups
-    }  # fmt: skip
+    ]  # fmt: skip
+    found = {sum_dtype(np.dtype(array.dtype), n, array.largest) for _, array, n in arrays}
     stored = {dtype for dtype in found if dtype is not None}
-    joined = join_dtypes(stored, nan=nan)
+    # The values decide where they were looked at; a cast of the declared type would refuse small counts in wide integers.
+    largest = {
+        g.path: n * (int(np.iinfo(array.dtype).max) if array.largest is None else array.largest)
+        for g, array, n in arrays if np.dtype(array.dtype).kind in "iu"
+    }  # fmt: skip
+    joined = join_dtypes(stored, nan=nan, largest=max(largest.values(), default=None))
     if joined is None:
-        listed = sorted(map(str, stored))
+        at = max(largest, key=largest.__getitem__)
+        names = {r.zarr_group: r.name or r.uid for r in read_records(catalog)}
         why = "with NaN for what was not measured" if nan else "together"
         raise QueryError(
-            f"The layer {layer!r} of {space!r} is stored as {listed}; no type holds these exactly {why}. "
-            "Query these datasets one by one, or use .missing('zero')."
+            f"The layer {layer!r} of {space!r} is stored as {sorted(map(str, stored))}; no type holds these exactly {why}, because of "
+            f"dataset {names.get(at, at)!r}, whose values go up to {largest[at]:,}. Leave it out with .where(), or query it by itself"
+            + (", or use .missing('zero') or .missing('drop')." if nan else ".")
         )
     return joined
 

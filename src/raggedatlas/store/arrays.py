@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -122,6 +122,8 @@ class ArraySpec:
         JSON of the value of elements that are not stored.
     within : Span or None
         Where the array's only shard is, if it is part of a larger file.
+    largest : int or None
+        The largest absolute value of an array of 64-bit integers; None where it is not known. It is no part of the array's metadata.
 
     Raises
     ------
@@ -139,6 +141,7 @@ class ArraySpec:
     codecs: str
     fill_value: str = "0"
     within: Span | None = None
+    largest: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check the declared sizes before any memory is taken."""
@@ -148,6 +151,10 @@ class ArraySpec:
                 f"{self.path} has the dtype {self.dtype!r}; arrays read in ranges have {', '.join(DTYPES)}."
             )
         check_chunk_bytes(self.path, product(self.chunk_shape) * np.dtype(self.dtype).itemsize)
+        if self.largest is not None and (type(self.largest) is not int or self.largest < 0):
+            raise CorruptError(
+                f"{self.path} is described with the largest value {self.largest!r}, which is no whole number."
+            )
         if self.within is not None and (self.shard_shape is None or self.shape[0] > self.shard_shape[0]):
             raise CorruptError(f"{self.path} is described as part of {self.within.file}, but has more than one shard.")
 
@@ -185,9 +192,7 @@ class ArraySpec:
 
     def to_json(self) -> str:
         """Return the spec as compact JSON."""
-        fields = asdict(self)
-        if self.within is None:
-            del fields["within"]
+        fields = {name: value for name, value in asdict(self).items() if value is not None or name == "shard_shape"}
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod

@@ -30,6 +30,7 @@ from raggedatlas.errors import (
     QueryError,
     SchemaError,
     SourceError,
+    StoreError,
     ValuesError,
 )
 from raggedatlas.ingest import commit, geometry, geometry_plan
@@ -47,9 +48,10 @@ from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.content import table_content
 from raggedatlas.vectors.converters.convert import ENDINGS, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import frame_content
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 from raggedatlas.vectors.writer import write
-from support.spatial import Slide, make_slide
+from support.spatial import Slide, make_slide, spots
 
 BOUNDARY = "segmentation_boundary"
 LINKED: dict[str, Any] = {"link": "segment_id", "progress": False}
@@ -610,3 +612,35 @@ def test_a_cell_number_beyond_int64_is_refused() -> None:
     assert owner_codes(Attribute(np.array([most, 4], np.uint64)), "cell").tolist() == [-1, 4]
     with pytest.raises(SourceError, match="2\\*\\*63 or more"):
         owner_codes(Attribute(np.array([2**63, 4], np.uint64)), "cell")
+
+
+@pytest.mark.parametrize(
+    "inside", ["shapes", "shapes/elements", "shapes/elements/shapes.parquet", "shapes/elements/zarr.json"]
+)
+def test_a_symlink_in_a_spatialdata_store_is_refused(atlas: RaggedAtlas, tmp_path: Path, inside: str) -> None:
+    """A folder, an element or a file of it, even if it leads to the same bytes; the path that is given may lead through symlinks."""
+    square = Shapes("polyline", np.array([[0.0, 0], [1, 0], [1, 1], [0, 0]]), np.array([0, 4]))
+    store = tmp_path / "a.zarr"
+    write_file(square, store, format="spatialdata")
+    (store / inside).rename(tmp_path / "moved")
+    (store / inside).symlink_to(tmp_path / "moved")
+    for act in (read_file, lambda path: atlas.add(path, progress=False)):
+        for path in [store, *([store / "shapes" / "elements"] if inside.startswith("shapes/elements/") else [])]:
+            with pytest.raises(StoreError, match="is a symlink"):
+                act(path)
+    assert len(atlas.geometries()) == 0
+
+
+def test_a_symlink_in_a_geometry_store_is_refused(atlas: RaggedAtlas, tmp_path: Path) -> None:
+    """Each file of a store that is read, whichever it is, by a reader and by `add`."""
+    store = tmp_path / "a.zv"
+    write(make_geometry(spots()), store)
+    for file in sorted(path for path in store.rglob("*") if path.is_file()):
+        file.rename(tmp_path / "moved")
+        file.symlink_to(tmp_path / "moved")
+        for act in (open_vectors, lambda path: atlas.add(path, progress=False)):
+            with pytest.raises(StoreError, match="is a symlink"):
+                act(store)
+        file.unlink()
+        (tmp_path / "moved").rename(file)
+    assert atlas.add(store, progress=False).n_objects == len(spots().ids)

@@ -1,5 +1,7 @@
 """Snapshots do not rot: clean-up of the strictest kind leaves what they name, and removes what nothing names."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from raggedatlas.catalog.maintenance import gc
 from raggedatlas.catalog.optimization import KEEP, optimize
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
+from support.anndata_strategies import assert_same
 from support.atlases import GENES, small_anndata
 
 EIGHT_DAYS = timedelta(days=8)
@@ -83,3 +86,46 @@ def test_an_untagged_version_would_rot(tmp_path: Path) -> None:
     clean_by_lance(atlas.uri)
     with pytest.raises(ra.AtlasError, match=r"table '\w+' at version"):
         ra.RaggedAtlas.open(atlas.uri).checkout("then").query().to_anndata()
+
+
+CLEANED = """
+import sys
+from raggedatlas import RaggedAtlas
+atlas = RaggedAtlas.open(sys.argv[1])
+atlas.delete_cells("number < 5 OR number >= 170")
+atlas.drop_dataset("d2")
+for _ in range(2):
+    atlas.snapshot()
+    atlas.optimize()
+    atlas.gc()
+"""
+
+
+@pytest.mark.long
+def test_readers_go_on_while_another_process_cleans(tmp_path: Path) -> None:
+    """A loader, a query and a lazy table that are open keep their cells while another process deletes, optimizes and frees."""
+    folder = str(tmp_path / "atlas")
+    atlas = ra.RaggedAtlas.create(folder)
+    for part in range(4):
+        data = small_anndata(part, 50)
+        data.obs["number"] = np.arange(50) + 50 * part
+        data.obs_names = [f"cell-{i}" for i in data.obs["number"]]
+        atlas.add(data, f"d{part}", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    # Another reader of the same snapshot, so that nothing below is answered from what this one has read.
+    expected = ra.RaggedAtlas.open(folder).checkout("1").query().order_by("number").to_anndata()
+    values = dict(zip(expected.obs["number"], expected.X.toarray().sum(1), strict=True))
+    batches = iter(ra.Loader(view.query(), 16, obs=["number"], seed=1))
+    read = [next(batches)]
+    subprocess.run([sys.executable, "-c", CLEANED, folder], check=True)
+    read += batches
+    seen = {
+        number: total
+        for batch in read
+        for number, total in zip(batch.obs["number"], batch.X.toarray().sum(1), strict=True)
+    }
+    assert seen == values
+    assert_same(view.query().order_by("number").to_anndata(), expected)
+    left = atlas.checkout(atlas.snapshot()).query().to_anndata()
+    assert sorted(left.obs["number"]) == [n for n in range(5, 170) if not 100 <= n < 150]
+    assert dict(zip(left.obs["number"], left.X.toarray().sum(1), strict=True)).items() <= values.items()

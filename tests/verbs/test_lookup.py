@@ -91,12 +91,13 @@ def test_lookup_reads_older_results(tmp_path: Path) -> None:
     block=st.sampled_from([15, 2**22]),
 )
 def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, metric: str, block: int) -> None:
-    """Distances, order and number are those of comparing each row plainly; rows with NaN are never found."""
+    """Distances, order and number are those of comparing each row plainly; rows with NaN are never found, nor zeros under cosine."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-3, 4, (n, 3)).astype(np.float32) + np.float32(0.5)
     values[rng.random(n) < 0.2, 1] = rng.choice([np.nan, np.inf])
     offset = rng.choice([0, 1000])
     values += np.float32(offset)
+    values[rng.random(n) < 0.1] = 0
 
     class Held:
         def __len__(self) -> int:
@@ -115,6 +116,7 @@ def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, me
         with np.errstate(invalid="ignore"):
             true = brute_force(values, query, metric)
         kept = [row for row in among if row != own and np.isfinite(values[row]).all()]
+        kept = [row for row in kept if metric != "cosine" or values[row].any()]
         kept.sort(key=lambda row: (true[row], row))
         got = rows[rows >= 0]
         assert np.allclose(distances[: len(got)], true[kept[:k]])
@@ -241,6 +243,24 @@ def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "search_index", only_own)
     assert save_to_database(found, least_rows=10).recall == 0
+
+
+@pytest.mark.long
+def test_zeros_are_near_to_nothing_under_cosine(write: Write) -> None:
+    """A vector of zeros is refused as a question, and never an answer, with an index and without; under another metric it is a place."""
+    values = np.random.default_rng(2).normal(size=(300, 5)).astype("f4")
+    values[[3, 7]] = 0
+    found = write(values)
+    uids = list(found.ids())
+    for _ in range(2):
+        assert set(uids) - {*neighbors(found, uids[0], k=300, metric="cosine")["uid"].to_pylist()} == {
+            uids[i] for i in (0, 3, 7)
+        }
+        for of in (uids[3], np.zeros(5)):
+            with pytest.raises(QueryError, match="no direction"):
+                neighbors(found, of, metric="cosine")
+        save_to_database(found, least_rows=10, metric="cosine")
+    assert neighbors(found, uids[3], k=1, exact=True)["uid"].to_pylist() == [uids[7]]
 
 
 @pytest.mark.nightly

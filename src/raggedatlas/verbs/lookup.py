@@ -82,6 +82,8 @@ def check_metric(metric: str) -> None:
 def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
     """Return one minus the cosine or the dot product of vectors ``(q, width)`` and rows ``(n, width)``, as ``(q, n)`` float64.
 
+    A vector of zeros has no direction: its distances under ``cosine`` are NaN.
+
     Examples
     --------
     >>> block_distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([[1.0, 0.0]]), "cosine")
@@ -92,7 +94,7 @@ def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: s
     if metric == "dot":
         return 1 - products
     lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(wide, axis=1)
-    return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0))
+    return np.asarray(1 - np.divide(products, lengths, out=np.full_like(products, np.nan), where=lengths != 0))
 
 
 def _candidate_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
@@ -149,7 +151,7 @@ def exact_neighbors(
 
     Notes
     -----
-    Rows with NaN or infinite values are never found.
+    Rows with NaN or infinite values are never found, nor rows of zeros under ``cosine``.
     """
     rows = np.arange(len(dataset)) if among is None else among
     get = getattr(dataset, f"get_{column}")
@@ -541,12 +543,12 @@ def neighbors(
     NotFoundError
         If a cell has no result.
     QueryError
-        If the vectors do not fit the results, or hold NaN.
+        If the vectors do not fit the results, or hold NaN; or one is of zeros under ``cosine``.
 
     Notes
     -----
     An index (`save_to_database`) answers where it was made for this metric, and `among` is not given: cells of a query are
-    always compared exactly. Rows with NaN are never found.
+    always compared exactly. Rows with NaN are never found, nor rows of zeros under ``cosine``: they have no direction.
 
     Examples
     --------
@@ -562,6 +564,11 @@ def neighbors(
     _check_k(k)
     dataset = open_results(results)
     names, vectors, without = _query_vectors(dataset, of, column)
+    if metric == "cosine" and not vectors.any(axis=1).all():
+        bad = names[int(np.argmin(vectors.any(axis=1)))]
+        raise QueryError(
+            f"The vector of {bad!r} is of zeros and has no direction, so nothing is near it under cosine; take metric='l2'."
+        )
     cells = None if among is None else among.to_arrow()
     rows = None
     if cells is not None:

@@ -18,6 +18,7 @@ import raggedatlas as ra
 from formats.test_loom import write_loom
 from formats.test_tenx import write_h5, write_mtx
 from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.formats.anndata import repair
 from raggedatlas.formats.registry import READERS
 from support.anndata_strategies import anndatas, assert_same
 from support.cxg_files import write_cxg
@@ -152,8 +153,10 @@ DAMAGES: dict[str, Any] = {
     "a mapping": (None, "dict"),
     "an undeclared group": (None, ""),
     "gone": (None, None),
+    "undeclared": (None, None),
+    "integers": (None, None),
 }
-"""What takes the place of a member of a file: its value (None for a group) and its encoding."""
+"""What takes the place of a member of a file: its value (None for a group) and its encoding. The last two change the member itself."""
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +167,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def damage(path: Path, source: Path, member: str, value: Any, encoding: str | None) -> None:
+def damage(path: Path, source: Path, member: str, kind: str) -> None:
     """Write a copy of a file in which something else is in the place of a member."""
     shutil.copyfile(source, path)
+    value, encoding = DAMAGES[kind]
     with h5py.File(path, "r+") as file:
+        kept = dict(file[member].attrs)
+        if kind == "undeclared":
+            for name in {"encoding-type", "encoding-version"} & set(kept):
+                del file[member].attrs[name]
+            return
+        if kind == "integers" and getattr(file[member], "dtype", None) == np.dtype(bool):
+            value, encoding = file[member][...].astype(np.int32), ""
+        elif kind == "integers":
+            return
         del file[member]
         if encoding is None:
             return
@@ -175,6 +188,8 @@ def damage(path: Path, source: Path, member: str, value: Any, encoding: str | No
         if encoding:
             version = "0.1.0" if encoding in ("dict", "null") else "0.2.0"
             made.attrs["encoding-type"], made.attrs["encoding-version"] = encoding, version
+        if kind == "integers":
+            made.attrs.update(kept)
 
 
 @pytest.mark.long
@@ -183,17 +198,23 @@ def damage(path: Path, source: Path, member: str, value: Any, encoding: str | No
 def test_damaged_files_are_refused_alike(
     tmp_path_factory: pytest.TempPathFactory, whole: Path, data: st.DataObject
 ) -> None:
-    """Whatever is in the place of a member: both read the same, or refuse in the same words, which name it or its group."""
+    """Whatever is in the place of a member: both read the same, or refuse in the same words, which name it or its group.
+
+    The refusal offers `--fix` where the copy can be read then, and only there.
+    """
     members: list[str] = []
     with h5py.File(whole) as file:
         file.visit(members.append)
     member, kind = data.draw(st.sampled_from(members)), data.draw(st.sampled_from(sorted(DAMAGES)))
     path = tmp_path_factory.mktemp("damaged") / "x.h5ad"
-    damage(path, whole, member, *DAMAGES[kind])
+    damage(path, whole, member, kind)
     found = assert_law(path)
     # A table of another length is found by what goes along it.
     along = member.endswith("_index") and "has shape" in str(found)
     assert not isinstance(found, str) or along or member.split("/")[0] in found
+    if isinstance(found, str):
+        fixed = path.with_name("fixed.h5ad")
+        assert ("--fix COPY" in found) == (not isinstance(outcome(lambda: ra.read(repair(path, fixed).path)), str))
 
 
 @pytest.mark.parametrize(
@@ -206,11 +227,14 @@ def test_damaged_files_are_refused_alike(
         ("raw/varm/w", "two axes"),
         ("raw/X", "gone"),
         ("obsp/distances", "another length"),
+        ("obs/bool/mask", "integers"),
+        ("obsm/sparse", "undeclared"),
     ],
 )
 def test_the_damaged_member_is_named(tmp_path: Path, whole: Path, member: str, kind: str) -> None:
-    """What once let an error of a library out, or was read by one and refused by the other."""
-    damage(tmp_path / "x.h5ad", whole, member, *DAMAGES[kind])
+    """What once let an error of a library out, or was read by one and refused by the other; with `--fix` where that helps."""
+    damage(tmp_path / "x.h5ad", whole, member, kind)
     found = assert_law(tmp_path / "x.h5ad")
     assert isinstance(found, str)
-    assert member in found
+    assert member.removesuffix("/mask") in found
+    assert ("--fix COPY" in found) == (kind in ("integers", "undeclared"))

@@ -48,6 +48,9 @@ READ_ERRORS = (
 """Exceptions that libraries raise on damaged files."""
 
 
+FETCH_AGAIN = "; fetch or write the file again if it was damaged or cut short."
+"""Advice on what a library cannot read, where there is no better one."""
+
 Places = dict[tuple[int, int], str]
 """Path by which each object of an HDF5 file was reached first, by its address."""
 
@@ -199,10 +202,7 @@ def readable(uri: str, path: str) -> Iterator[None]:
     except READ_ERRORS as error:
         text = str(error).strip("'\"").splitlines()
         reason = text[0] if text else type(error).__name__
-        raise SourceError(
-            f"{uri}: {path} cannot be read ({reason}). `raggedatlas validate` names the rule that the file breaks, and its --fix writes a copy "
-            "that can be read where that is possible; fetch or write a file again that was damaged or cut short."
-        ) from error
+        raise SourceError(f"{uri}: {path} cannot be read ({reason}){FETCH_AGAIN}") from error
     except Exception as error:
         if not is_remote_error(error):
             raise

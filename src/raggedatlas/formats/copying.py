@@ -1,6 +1,8 @@
 """From any source into any sink, without an atlas: in blocks of rows, whole or only some cells, features and layers."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NotFoundError
+from raggedatlas.errors import NotFoundError, SchemaError, SourceError
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
@@ -161,7 +163,8 @@ def copy(
     """
     options = CopyOptions(where, features, layers, modality)
     try:
-        opened = open_source(source, storage_options=storage_options)
+        with _naming_rules(source, storage_options):
+            opened = open_source(source, storage_options=storage_options)
     except BaseException:
         if isinstance(sink, Sink):
             sink.abort()
@@ -172,8 +175,9 @@ def copy(
         else:
             target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
         try:
-            _copy(opened, target, options, progress or no_progress)
-            return target.commit()
+            with _naming_rules(source, storage_options):
+                _copy(opened, target, options, progress or no_progress)
+                return target.commit()
         except BaseException:
             target.abort()
             raise
@@ -225,13 +229,34 @@ def read(
     >>> read("tests/data/pbmc68k_reduced.h5ad").shape
     (300, 765)
     """
-    opened = open_source(source, storage_options=storage_options, **options)
+    with _naming_rules(source, storage_options):
+        opened = open_source(source, storage_options=storage_options, **options)
     try:
         several = is_multimodal(opened) or len(split_modalities(opened).modalities) > 1
-        return read_source(opened, modality, multimodal=modality is None and several)
+        with _naming_rules(source, storage_options):
+            return read_source(opened, modality, multimodal=modality is None and several)
     finally:
         if opened is not source:
             opened.close()
+
+
+@contextmanager
+def _naming_rules(source: Any, storage_options: Mapping[str, str] | None) -> Iterator[None]:  # noqa: ANN401
+    """Add the rule of the validator to an error about an element of a file."""
+    try:
+        yield
+    except (SourceError, SchemaError) as error:
+        if not isinstance(source, str | os.PathLike):
+            raise
+        from raggedatlas.formats.anndata import with_rule_id
+
+        path = as_path(source, storage_options)
+        # What a sink refuses may be a fault of the file, whose path it does not know.
+        found = SourceError(f"{path}: {error}") if isinstance(error, SchemaError) else error
+        named = with_rule_id(path, found)
+        if named is found:
+            raise
+        raise named from error
 
 
 def read_source(source: Source, modality: str | None = None, *, multimodal: bool = False) -> Any:  # noqa: ANN401

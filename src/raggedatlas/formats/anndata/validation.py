@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -40,10 +40,11 @@ from raggedatlas.formats.anndata.rules import (
     encoding_of,
     extent,
     infer,
+    is_fixable,
     layout_of,
     sparse_shape,
 )
-from raggedatlas.formats.containers import MAX_DEPTH, READ_ERRORS, is_zip, readable
+from raggedatlas.formats.containers import FETCH_AGAIN, MAX_DEPTH, READ_ERRORS, is_zip, readable
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
@@ -323,12 +324,21 @@ def raise_if_invalid(path: Address, *, compare: bool = True) -> Problems:
     refused = [p for p in problems if p.level == "must" and RULES[p.rule].refused and p.rule != "A00"]
     if refused:
         more = f" ({len(refused) - 1:,} more such; raggedatlas validate {path} lists them)" if len(refused) > 1 else ""
-        raise SourceError(f"{path}: {refused[0]}{more}")
+        broken = [problem for problem in problems if problem.level == "must"]
+        raise SourceError(f"{path}: {refused[0]}{more}{_way_out(path, broken).replace('; ', ' ')}")
     return problems
 
 
-def with_rule_id(path: Address, error: AtlasError) -> AtlasError:
-    """Return an error of reading a file with the id of the rule that the file breaks.
+def _way_out(path: Address, problems: Iterable[Problem]) -> str:
+    """Return the command that fixes problems in a copy, ``""`` if it cannot fix one of them."""
+    return f"; `raggedatlas validate {path} --fix COPY` fixes it in a copy" if all(map(is_fixable, problems)) else ""
+
+
+_NAMES_A_RULE = re.compile(r"\b[A-Z]+\d+ (must|should|practice): |\(rule ")
+
+
+def with_rule_id(path: str | AnyPath, error: AtlasError) -> AtlasError:
+    """Return an error of reading a file with the id of the rule that the file breaks, and how a copy is fixed where that is possible.
 
     Parameters
     ----------
@@ -345,23 +355,28 @@ def with_rule_id(path: Address, error: AtlasError) -> AtlasError:
     """
     message = str(error).removeprefix(f"{path}: ")
     # By exact type: `DuplicateError` and `ValuesError` are subclasses, but no errors of reading.
-    if type(error) is not SourceError or message == str(error) or any(f"{rule} " in message for rule in RULES):
+    if type(error) is not SourceError or message == str(error) or _NAMES_A_RULE.search(message):
         return error
     try:
         with open_tree(path) as root:
             problems = _check_named(root, message)
     except AtlasError:
         return error
-    broken = next((problem for problem in problems if problem.level == "must"), None)
-    if broken is None:
+    # First those that readers stop at.
+    broken = sorted((p for p in problems if p.level == "must"), key=lambda problem: not RULES[problem.rule].refused)
+    if not broken:
         return error
-    named = SourceError(f"{error} (rule {broken.rule})")
+    text, way_out = str(error), _way_out(path, broken)
+    text = text.removesuffix(FETCH_AGAIN) if way_out else text
+    named = SourceError(f"{text} (rule {broken[0].rule}{way_out})")
     named.__cause__ = error
     return named
 
 
 def _check_named(root: Node, message: str) -> Problems:
-    """Check the values of the element that a message names, and all metadata."""
+    """Check the values of the element that a message names, and all metadata; of a file of another kind nothing."""
+    if root.child("obs") is None:
+        return Problems()
     adata, node = root, root
     while not node.is_array and (node is adata or encoding_of(node) in HOLDERS):
         # Complete paths only: `obs` must not be found in `obsm` or `mod/rna/obs`.
@@ -376,7 +391,7 @@ def _check_named(root: Node, message: str) -> Problems:
         return Problems()
     checker = AnnDataChecker(CHECKS, full=True, layout=layout_of(adata), prefix=adata.path)
     checker.element(node, declared=False)
-    around = check_root(root, full=False)
+    around = check_root(root, full=False, compare=True)
     return Problems([*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checker.problems])
 
 

@@ -234,6 +234,31 @@ def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dyi
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("step", ["_rewrite_all", "_delete"])
+def test_a_purge_that_is_interrupted_can_be_finished_by_another_process(
+    two: Two, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its process lives on, in a notebook for instance, and is no longer named as the one that runs the purge."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(purge, step, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        purge.purge(catalog, first)
+    mark = catalog.unfinished_purge()
+    assert mark is not None
+    assert mark.owner == {}
+    repair = "import sys; from raggedatlas import RaggedAtlas; RaggedAtlas.open(sys.argv[1]).repair()"
+    with started([sys.executable, "-c", repair, catalog.location.uri]) as other:
+        assert other.wait() == 0, other.stderr
+    assert [record.name for record in read_records(catalog)] == ["b"]
+    assert catalog.unfinished_purge() is None
+
+
+@pytest.mark.long
 def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
     """While the process that purges is alive, neither `repair` nor the same call of another one joins in."""
     catalog, first, _ = two

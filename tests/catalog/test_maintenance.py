@@ -26,6 +26,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.model.ids import check_given_name, fit_name
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
+from raggedatlas.store import tables
 from raggedatlas.store.arrays import create_group, read_group, write_group_attributes
 from raggedatlas.store.tables import Tables
 from support.atlases import SPACE, write_dataset
@@ -284,6 +285,17 @@ def test_of_two_changes_to_one_name_the_second_sees_the_first(two: Two, monkeypa
     with pytest.raises((DuplicateError, SchemaError)):
         change(catalog, own)
     assert [record.name for record in read_records(catalog)].count("z") == (other == "rename")
+
+
+def test_a_space_is_registered_in_a_bounded_number_of_attempts(two: Two, monkeypatch) -> None:  # noqa: ANN001
+    """Where other writers win every time, the call ends with an error that says so, and the space is not there."""
+    catalog, _, _ = two
+    monkeypatch.setattr(tables, "_ATTEMPTS", 3)
+    monkeypatch.setattr(Tables, "update_metadata_if", lambda self, *given: False)
+    with pytest.raises(ConflictError, match="tried 3 times"):
+        catalog.add_space(FeatureSpace(name="z", kind=PointerKind.DENSE, has_features=False))
+    monkeypatch.undo()
+    assert "z" not in catalog.tip().spaces()
 
 
 NAMES = ["", " a", "a ", "x/../y", "a/b", "a\\b", "a..b", "a\nb", "0123456789abcdef", "n" * 201]

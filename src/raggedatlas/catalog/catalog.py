@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from raggedatlas.errors import (
     AtlasError,
+    ConflictError,
     CorruptError,
     NotFoundError,
     ReadOnlyError,
@@ -311,9 +312,16 @@ class Catalog:
         ------
         SchemaError
             If the atlas knows another space by that name.
+        ConflictError
+            If other writers win every retry.
         """
         self.require_writable("register_space")
         check_length(space.name, "name of a feature space")
+        # The table stays open where nothing is to be written, as with every further dataset of a space.
+        self.tables.retry(DATASETS, partial(self._add_space, space, registry), keep=True)
+
+    def _add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema]) -> None:
+        """Try once to store a feature space."""
         known = self.spaces().get(space.name)
         if known is not None and known != space:
             raise SchemaError(
@@ -334,9 +342,10 @@ class Catalog:
             if _SPACE_KEY + space.name in there or not self.tables.update_metadata_if(
                 DATASETS, {_SPACE_KEY + space.name: space.to_json()}, at
             ):
-                # Another process has registered it meanwhile, the same or another one, or has written something else.
-                self.tables.forget(DATASETS)
-                self.add_space(space, registry)
+                raise ConflictError(
+                    f"Another process registered the feature space {space.name!r}, the same or another one, or changed the datasets of "
+                    f"{self.location.uri} meanwhile; try again."
+                )
 
 
 _IDENTIFYING = ("zarr_group", "name", "content_hash")

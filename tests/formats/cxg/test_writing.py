@@ -1,6 +1,7 @@
 """Writing a CXG: the arrays of each profile to the last filter, the traps of viewers, and nothing half done."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,17 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from raggedatlas.errors import DuplicateError, QueryError, SchemaError, SourceError, StoreError, ValuesError
+from raggedatlas.errors import (
+    CorruptError,
+    DuplicateError,
+    QueryError,
+    SchemaError,
+    SourceError,
+    StoreError,
+    ValuesError,
+)
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg import array_writer, tiledb_arrays
+from raggedatlas.formats.cxg import array_writer, sink, tiledb_arrays
 from raggedatlas.formats.cxg.inspection import detect
 from raggedatlas.formats.cxg.options import Embedder
 from raggedatlas.formats.cxg.sink import principal_components
@@ -41,6 +50,27 @@ def small(n: int = 30, m: int = 12, **obs: Any) -> ad.AnnData:
 
 def write(given: Any, path: Path, **options: Any) -> Path:
     return Path(copy(given, open_sink(path, **options)))
+
+
+@pytest.mark.parametrize(("gone", "rule"), [(("var",), "C11"), (("X", "Xr"), "C17")], ids=["var", "X"])
+def test_what_cannot_be_opened_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...], rule: str
+) -> None:
+    """A CXG that breaks a rule of its readers is an error of ours, and nothing has its name; one that was there stays."""
+    target = write(small(7), tmp_path / "x.cxg")
+    finish = sink.write_extra_arrays
+
+    def odd(folder: Path, arrays: Any) -> None:
+        finish(folder, arrays)
+        for name in gone:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    monkeypatch.setattr(sink, "write_extra_arrays", odd)
+    for name in ("x.cxg", "new.cxg"):
+        with pytest.raises(CorruptError, match=f"{rule}.*nothing was kept"):
+            write(small(), tmp_path / name, overwrite=True)
+    assert [at.name for at in tmp_path.iterdir()] == ["x.cxg"]
+    assert open_source(target).describe().n_cells == 7
 
 
 TIES = {"Xc": lambda entry: (entry[1], entry[0])}

@@ -12,7 +12,15 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SchemaError, SourceError, StoreError, ValuesError
+from raggedatlas.errors import (
+    CorruptError,
+    LimitError,
+    NotFoundError,
+    SchemaError,
+    SourceError,
+    StoreError,
+    ValuesError,
+)
 from raggedatlas.formats.cxg.array_writer import (
     DenseBandWriter,
     MatrixWriter,
@@ -39,7 +47,7 @@ from raggedatlas.formats.cxg.options import (
     is_path_name,
     sort_losses,
 )
-from raggedatlas.formats.cxg.source import obsm_name
+from raggedatlas.formats.cxg.source import cxg_source, obsm_name
 from raggedatlas.formats.cxg.table_encoder import (
     SPILL_ROWS,
     ColumnSpill,
@@ -50,6 +58,7 @@ from raggedatlas.formats.cxg.table_encoder import (
 )
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
+from raggedatlas.formats.cxg.validation import validate
 from raggedatlas.formats.output_files import publish_folder, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
@@ -237,6 +246,7 @@ class CxgSink:
         if self._contents.uns:
             write_metadata_array(self._folder / UNS, self._contents.uns)
         write_extra_arrays(self._folder, self._contents.arrays)
+        _check_opens(self._folder)
         self._publish()
         return str(self.path)
 
@@ -392,6 +402,25 @@ class CxgSink:
             # After a kill between the two renames, `_remove_abandoned` of the next run moves the old CXG back.
             publish_folder(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
         self._remove_work()
+
+
+def _check_opens(folder: Path) -> None:
+    """Open a complete CXG by the reader's own rules, metadata only.
+
+    Raises
+    ------
+    CorruptError
+        If it breaks one, which is an error of the writer.
+    """
+    try:
+        broken = [str(problem) for problem in validate(folder) if problem.level == "must"]
+        cxg_source(folder).close()
+    except (NotFoundError, SourceError, LimitError) as error:
+        broken = [str(error)]
+    if broken:
+        raise CorruptError(
+            f"What was written cannot be read back ({broken[0]}), so nothing was kept. This is an error of raggedatlas; please report it."
+        )
 
 
 class _EmbeddingWriter:

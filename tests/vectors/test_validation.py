@@ -291,9 +291,6 @@ BROKEN = [
     broken("V101", "pyramid", lambda s: s.level(1, inherited_num_objects=2)),
     broken("V101", "pyramid", lambda s: s.level(1, parent_level=4)),
     broken("V110", "cloud", lambda s: (s.level(fragments_tile=True), s.bytes(FRAGMENTS, head(24, 1), which=2), s.bytes(FRAGMENTS, head(32, 0), which=2))),
-    broken("V112", "cloud", lambda s: s.root(bounds=[[-1.0, -1.0, -1.0], [0.0, 0.0, 0.0]])),
-    broken("V113", "bins", lambda s: s.root(base_bin_shape=[1.5, 3.0, 3.0])),
-    broken("V114", "bins", lambda s: s.root(base_bin_shape=[3.0, 1.5, 1.0])),
 ]  # fmt: skip
 
 

@@ -366,7 +366,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
     placed = sort_vertices(shapes, codes, top)
     first = run_starts(placed.codes // n_bins)
     counts = np.zeros((len(first), n_bins), np.int64)
-    # Empty bins count too: fragment numbers are bin numbers (V114).
+    # Empty bins count too: fragment numbers are bin numbers.
     chunk = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(placed.codes))))
     counts[chunk, placed.codes % n_bins] = np.diff(placed.bounds)
     bounds = counts_to_offsets(counts.sum(axis=1))

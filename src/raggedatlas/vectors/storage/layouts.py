@@ -648,7 +648,7 @@ def _grid_of(geometry: Geometry, level: Level, *, shards: bool, compression: str
     ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
     lead = level.chunks.shape[1] - len(shape)
     corners = np.concatenate([np.zeros((2, lead), np.int64), ends], axis=1)
-    # Vertices may be outside the bounds (V112 is a `should`), so the grid spans both.
+    # Vertices may be outside the bounds, so the grid spans both.
     all_keys = np.concatenate([corners, level.chunks])
     low, high = all_keys.min(axis=0), all_keys.max(axis=0)
     return CellGridOptions(low, high - low + 1, shards, compression)

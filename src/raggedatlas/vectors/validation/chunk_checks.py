@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.store import native
 from raggedatlas.vectors.chunking import chunk_coordinates, smallest_unsigned_dtype
-from raggedatlas.vectors.geometry import Fragments, bins_per_chunk, level_chunk_shape
-from raggedatlas.vectors.shapes import concat_ranges
+from raggedatlas.vectors.geometry import Fragments, level_chunk_shape
 from raggedatlas.vectors.storage.codecs import (
     HEADER_BYTES,
     QUANTISATION_BITS,
@@ -25,10 +24,8 @@ from raggedatlas.vectors.storage.codecs import (
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray
-from raggedatlas.vectors.validation.metadata_checks import divides, dtype_of
-from raggedatlas.vectors.validation.rules import STEP, LevelSummary, Place, StoreChecker, batches
-
-_TOLERANCE = 1e-6
+from raggedatlas.vectors.validation.metadata_checks import dtype_of
+from raggedatlas.vectors.validation.rules import LevelSummary, Place, StoreChecker, batches
 
 
 def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> LevelSummary:
@@ -104,7 +101,7 @@ def _decode_points(
 
 
 class _PositionChecks:
-    """Checks of the positions of a level's vertices against its chunks and the bounds of the root."""
+    """Checks of the positions of a level's vertices against its chunks."""
 
     def __init__(self, checker: StoreChecker, level: LevelSummary) -> None:
         root = checker.root
@@ -112,17 +109,16 @@ class _PositionChecks:
         self.checker = checker
         with checker.guarded(Place(level.number), "V097"):
             self.edges = level_chunk_shape(root, level.facts)
-        self.low, self.high = (np.asarray(end, np.float64) for end in root.bounds)
         # these conventions store a vertex in each chunk that it is used in
         self.repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
         self.rounded = checker.block(Place(level.number, "vertices")).get("encoding") == "draco"
 
     def check(self, place: Place, points: NDArray[Any]) -> None:
-        """Check that the positions of a chunk are finite, in the chunk, and within the bounds."""
+        """Check that the positions of a chunk are finite, and in the chunk."""
         finite = np.isfinite(points).all(axis=1)
         if not finite.all():
             self.checker.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
-        # NaN has no chunk and would be reported as V016 and V112 again.
+        # NaN has no chunk and would be reported as V016 again.
         points = points[finite]
         # Draco rounds positions to steps of the widest axis of a cell
         rounded = self.rounded and len(points)
@@ -131,11 +127,6 @@ class _PositionChecks:
         if stray.any() and not self.repeated:
             text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {points[stray][0].tolist()}."
             self.checker.report("V016", place, text)
-        tolerance = _TOLERANCE * np.maximum(np.abs(self.low), np.abs(self.high)) + slack
-        stray = np.asarray(((points < self.low - tolerance) | (points > self.high + tolerance)).any(axis=1))
-        if stray.any():
-            text = f"{np.count_nonzero(stray):,} vertices are outside the bounds, e.g. {points[stray][0].tolist()}."
-            self.checker.report("V112", place, text)
 
     def _outside_chunk(self, points: NDArray[Any], key: NDArray[np.int64], slack: float) -> NDArray[np.bool_]:
         """Return which vertices are outside a chunk by more than `slack`."""
@@ -179,55 +170,13 @@ def check_column(
                 checker.report(rule, where, f"it has {blob.size / max(size, 1):g} rows; expected {n_rows[i]:,}.")
 
 
-def level_bins(checker: StoreChecker, level: LevelSummary) -> NDArray[np.int64] | None:
-    """Return the number of bins of a chunk on each axis, for points without objects; None if a chunk is one bin, or for other shapes."""
-    root = checker.root
-    if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
-        return None
-    if checker.node(Place(level.number, "object_index")) is not None:
-        return None
-    with checker.guarded(Place(level.number), "V100"):
-        edges = level_chunk_shape(root, level.facts)
-        bins = level.facts.get("bin_shape") if level.number else root.bin_shape
-        if bins is not None and divides(bins, edges):
-            ratio = bins_per_chunk(edges, tuple(bins))
-            return ratio if np.prod(ratio) > 1 else None
-    return None
-
-
-def check_bin_positions(
-    checker: StoreChecker,
-    place: Place,
-    points: NDArray[Any],
-    fragments: Fragments,
-    ratio: NDArray[np.int64],
-    chunk_edges: NDArray[np.float64],
-) -> None:
-    """Check that the vertices of each fragment of a chunk are in its bin, within rounding."""
-    n_bins = int(np.prod(ratio))
-    if fragments.n_fragments != n_bins or not fragments.is_range.all():
-        return
-    edges, key = chunk_edges / ratio, np.asarray(place.chunk)[-points.shape[1] :]
-    number = np.repeat(np.arange(n_bins), fragments.counts)
-    own = points[concat_ranges(fragments.starts, fragments.counts)].astype(np.float64)
-    # Lower corners of the bins, whose numbers count within the chunk, last axis fastest.
-    low = (key * ratio + np.stack(np.unravel_index(number, tuple(ratio)), axis=1)) * edges
-    slack = _TOLERANCE * np.maximum(np.abs(low), edges)
-    stray = np.flatnonzero(((own < low - slack) | (own > low + edges + slack)).any(axis=1))
-    if stray.size:
-        example = f"e.g. {own[stray[0]].tolist()} of bin {number[stray[0]]}"
-        checker.report("V114", place, f"{stray.size:,} vertices are outside their bin, {example}.")
-
-
 def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
     """Count the fragments of every chunk, and check their rows."""
-    place, points_place = Place(level.number, "vertex_fragments"), Place(level.number, "vertices")
+    place = Place(level.number, "vertex_fragments")
     array = checker.open(place)
     if array is None:
         return
     in_order = bool(level.facts.get("fragments_tile"))
-    bins, root = level_bins(checker, level), checker.root
-    vertices = checker.open(points_place) if bins is not None and checker.depth > 3 else None
     checker.check_own_keys(array, place, level.keys, "V034", "it has fragments in a chunk without vertices.")
     level.fragments[:] = -1
     for i, where, fragments in _fragment_indexes(checker, array, level.keys, place):
@@ -235,21 +184,10 @@ def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
         n_rows = int(level.vertices[i])
         if n_rows < 0:
             continue
-        if bins is not None and fragments.n_fragments > np.prod(bins):
-            checker.report("V113", where, f"it has {fragments.n_fragments:,} fragments, but {np.prod(bins):,} bins.")
         if lacks_rows(fragments, level.vertices[i : i + 1]).any():
             checker.report("V034", where, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
             continue
         level.widest = max(level.widest, int(fragments.counts.max(initial=0)))
-        # V114 needs the vertices a second time, so only the first chunks are checked.
-        if bins is not None and root is not None and vertices is not None and i < STEP:
-            own = points_place.at(level.keys[i])
-            with checker.guarded(own):
-                blob = checker.read(vertices, level.keys[i : i + 1], own)[0]
-                points = _decode_points(checker, own, vertices, blob)[0] if blob.size else None
-                if points is not None:
-                    edges = np.asarray(level_chunk_shape(root, level.facts))
-                    check_bin_positions(checker, own, points, fragments, bins, edges)
         if in_order and not are_tiles(fragments, np.array([0, n_rows])):
             in_order = False  # reported once
             checker.report("V110", where, "its fragments are not its rows in order.")

@@ -97,8 +97,6 @@ _CONSISTENCY = (
     Rule("V092", "must", "A fragment attribute has one row for each fragment of the chunk.", _ROWS),
     Rule("V098", "must", "vertex_count is the number of vertices in the chunks of the level.", _META),
     Rule("V110", "must", "A level with fragments_tile has fragments that are the rows of each chunk in order.", "Remove fragments_tile from the level.", stated=False),
-    Rule("V112", "should", "Vertices are within the bounds of the root.", "Widen bounds.", stated=False),
-    Rule("V113", "should", "A chunk of points without objects that is divided into bins has no more fragments than bins.", "Write the store again, with one fragment for each bin.", stated=False),
 )  # fmt: skip
 
 _CONFORMANCE = (
@@ -108,7 +106,6 @@ _CONFORMANCE = (
     Rule("V062", "must", "The convention is allowed for the type: explicit for meshes and graphs, implicit_sequential for lines, explicit or with branches for skeletons.", _META),
     Rule("V070", "must", "With the identity convention there is one chunk and no object index.", "Write an object index."),
     Rule("V071", "must", "Objects with attributes or groups have an object index, except with the identity convention.", "Write an object index."),
-    Rule("V114", "should", "Fragments of points without objects that are divided into bins are the bins in order, last axis fastest, and hold their vertices; the first 64 chunks are checked.", "Write the store again, with one fragment for each bin.", stated=False),
 )  # fmt: skip
 
 _PYRAMID = (

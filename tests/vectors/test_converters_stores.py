@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,24 @@ import numpy as np
 import pytest
 import shapely
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.vectors.builder import ChunkingOptions
-from raggedatlas.vectors.converters.content import decode_categories
-from raggedatlas.vectors.converters.convert import CONVERTERS, Conversion, convert, is_store, read_file, write_file
+from raggedatlas.vectors.converters.content import Content, decode_categories
+from raggedatlas.vectors.converters.convert import (
+    CONVERTERS,
+    REORDERED,
+    Conversion,
+    convert,
+    is_store,
+    read_file,
+    write_file,
+    write_store,
+)
 from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.vectors.converters.interop import to_trimesh
 from raggedatlas.vectors.libraries import LIBRARIES, load_library
@@ -89,6 +101,30 @@ def test_a_file_goes_through_a_store_and_back(tmp_path: Path, made: str, name: s
     for attribute, values in one.vertex_attributes.items():
         again = decode_categories(other.vertex_attributes[attribute]).tolist()
         assert sorted(map(str, decode_categories(values).tolist())) == sorted(map(str, again)), attribute
+
+
+@given(
+    rows=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=12),
+    kind=st.sampled_from(["point_cloud", "mesh", "polyline"]),
+    n=st.sampled_from([None, 1, 2]),
+    bins=st.booleans(),
+)
+def test_an_order_that_a_store_does_not_keep_is_told(
+    rows: list[tuple[int, int, int]], kind: str, n: int | None, bins: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Vertices that come back in another order are told, and only these."""
+    n = n or (None if kind == "point_cloud" else 1)
+    links = np.array([[0, 0, 0]]) if kind == "mesh" else None
+    shapes = Shapes(
+        kind, np.array(rows, float), None if n is None else np.linspace(0, len(rows), n + 1).astype(int), links=links
+    )
+    if kind == "mesh":
+        links = np.repeat(shapes.offsets[:-1][np.diff(shapes.offsets) > 0][:, None], 3, axis=1)
+        shapes = replace(shapes, links=links, link_offsets=None)
+    place = tmp_path_factory.mktemp("order") / "a.zv"
+    cutting = ChunkingOptions(chunk_shape=(4, 4, 4), bin_shape=(2, 2, 2) if bins and n is None else None)
+    told = write_store(Content(shapes), place, Conversion(cutting=cutting))
+    assert (told == [REORDERED]) == (not np.array_equal(open_vectors(place).read().positions, shapes.positions))
 
 
 def test_layouts_are_converted_without_loss(tmp_path: Path) -> None:

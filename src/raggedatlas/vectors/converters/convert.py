@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.remote_path import AnyPath, as_path, local_path
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.chunking import chunk_coordinates
 from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
 from raggedatlas.vectors.converters import meshes
 from raggedatlas.vectors.converters.content import Capabilities, Content, check_content, read_errors
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
+from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, take_objects
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, object_rows, take_objects
 from raggedatlas.vectors.writer import write
 
 Losses = Callable[[Content], Iterable[str]]
@@ -421,8 +425,7 @@ def convert(
     if not to_store:
         settings: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
         return losses + write_file(content, target, **settings, **how.writing)
-    write_store(content, target, how)
-    return losses
+    return losses + write_store(content, target, how)
 
 
 def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
@@ -437,14 +440,35 @@ def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
         raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
 
 
-def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> None:
-    """Write the content of a file as a geometry store, with a pyramid if `how.steps` is set."""
+def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> list[str]:
+    """Write the content of a file as a geometry store, with a pyramid if `how.steps` is set; return what was not kept."""
     cutting, shapes = how.cutting, content.shapes
     if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
         cutting = replace(cutting, axes=content.axes)
     coarser = () if how.steps is None else make_pyramid(shapes, how.steps)
     geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+    return [] if _keeps_order(shapes, geometry) else [REORDERED]
+
+
+REORDERED = "order: the vertices of an object are numbered anew, chunk by chunk, and links with them"
+"""What is told of a store; no refusal of ``strict``, as nothing refers to these numbers."""
+
+
+def _keeps_order(shapes: Shapes, geometry: Geometry) -> bool:
+    """Return whether a store gives vertices in the order of these shapes: lines are, others go by chunk, and points by bin."""
+    if shapes.kind in SEQUENTIAL or shapes.n_vertices < 2:
+        return True
+    edges = [geometry.chunk_shape]
+    if shapes.ids is None and geometry.bin_shape is not None:
+        edges.append(geometry.bin_shape)
+    keys = np.concatenate(
+        [object_rows(shapes)[:, None], *(chunk_coordinates(shapes.positions, e) for e in edges)], axis=1
+    )
+    # The first column that differs decides between two rows.
+    steps = np.diff(keys, axis=0)
+    first = np.argmax(steps != 0, axis=1)
+    return bool((steps[np.arange(len(steps)), first] >= 0).all())
 
 
 def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> Content:

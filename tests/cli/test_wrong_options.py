@@ -1,5 +1,6 @@
 """Wrong values of options: every option of every command refuses in one line, and advice is spelled as options."""
 
+import ast
 import enum
 import inspect
 import re
@@ -11,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import h5py
 import numpy as np
 import pytest
+import typer
 from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 import raggedatlas as ra
 import raggedatlas.verbs
+from raggedatlas.cli.app import to_command_line
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.query.query import Query
@@ -94,6 +98,7 @@ def refusal(*words: object, codes: tuple[int, ...] = (1, 2)) -> str:
     assert len(lines) == 1, (words, result.stderr)
     assert "Traceback" not in result.output, words
     assert not PYTHON.search(lines[0]), (words, lines[0])
+    assert not re.search(r"PosixPath\(|Value error", lines[0]), (words, lines[0])
     return lines[0]
 
 
@@ -138,6 +143,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(make_geometry(spots()), folder / "g.zv")
     atlas.add(folder / "g.zv", "shapes", dataset="d", progress=False)
     atlas.snapshot("all")
+    texts = small_anndata(4, 9)
+    texts.obs["n_genes"] = texts.obs["n_genes"].astype(str)
+    texts.write_h5ad(folder / "texts.h5ad")
+    with h5py.File(folder / "two.h5", "w") as file:
+        for genome in ("hg19", "mm10"):
+            group = file.create_group(genome)
+            for name, values in {"data": [1], "indices": [0], "indptr": [0, 1], "shape": [1, 1]}.items():
+                group[name] = np.array(values, np.int32)
+            for name in ("barcodes", "genes", "gene_names"):
+                group[name] = np.array([f"{genome}_{name}"], "S")
     (folder / "full.h5ad").write_bytes((folder / "one.h5ad").read_bytes())
     return folder
 
@@ -149,7 +164,13 @@ TEXTS = [
     ("ls A --storage-option nonsense", "--storage-option"),
     ("checkout A nowhere", "no snapshot 'nowhere'"),
     ("add A three.h5ad --organism human --obs nocolumn", "nocolumn"),
-    ("add A three.h5ad --organism human --cast n_genes=colour", "colour"),
+    ("add A three.h5ad --organism human --cast n_genes=colour", "--cast n_genes=colour"),
+    ("add A texts.h5ad --organism human", "--cast n_genes=int"),
+    ("add A texts.h5ad --organism human", "--on-clash text or rename"),
+    ("add A two.h5", "--genome"),
+    ("add A two.h5 --genome rn6", "no 'rn6'"),
+    ("add A three.h5ad --genome mm10", "genome"),
+    ("convert two.h5 out.h5ad", "--genome"),
     ("add A three.h5ad --organism human --layer nolayer", "nolayer"),
     ("add A three.h5ad --organism human --space nowhere", "--space"),
     ("add A three.h5ad --organism human --space obsm/x=protein_abundance", "obsm/x"),
@@ -244,6 +265,66 @@ def test_a_wrong_text_is_refused_in_one_line(
     before = sorted(path for path in place.rglob("*") if "_transactions" not in path.parts)
     assert named in refusal(*("atlas" if word == "A" else word for word in shlex.split(words)))
     assert sorted(path for path in place.rglob("*") if "_transactions" not in path.parts) == before
+
+
+PRINTED = {
+    "catalog/": ["add", "query"], "catalog/checks": ["validate"], "catalog/genes": ["genes load"], "formats/": ["add", "convert"],
+    "formats/curation": [], "formats/cxg/": ["convert", "export"], "formats/gene_tables": ["genes load"], "ingest/": ["add"],
+    "ingest/annotations": ["annotate"], "ingest/term_mapping": ["map-terms"], "model/frames": ["add"], "query/": ["query", "export"],
+    "query/compare": [], "query/geometry": [], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],
+    "query/search": ["search"], "results/npy_results": ["convert_results"], "store/ontologies": ["load-terms"],
+    "vectors/converters/": ["convert"], "verbs/evaluation": ["test"], "verbs/inference": ["infer"],
+    "verbs/lookup": ["neighbors", "save_to_database"], "verbs/models": ["infer", "engine"], "verbs/reduction": ["pca", "umap"],
+    "verbs/viewer/": ["view", "visualize"], "verbs/visualize": ["view", "visualize"],
+}  # fmt: skip
+"""Modules -> the commands that print their refusals; the longest name counts."""
+
+OF_A_PAGE = ("on_conflict='x'; it is 'error', 'replace' or 'keep'.", "k='x' neighbours; ask for 1 to VALUE.")
+"""What the server answers a page, and no command prints."""
+
+
+def messages(file: Path) -> Iterator[str]:
+    """Yield the texts of what a module raises, with VALUE for each value in them."""
+    for raised in (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Raise)):
+        within = {id(part) for node in ast.walk(raised) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(raised):
+            if id(node) in within:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(
+                    str(part.value)
+                    if isinstance(part, ast.Constant)
+                    else "'x'"
+                    if getattr(part, "conversion", 0) == 114
+                    else "VALUE"
+                    for part in node.values
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_refusal_that_mentions_an_argument_has_the_words_of_its_command() -> None:
+    """No message of the modules that commands call keeps an argument of Python, but those that are said to be of Python."""
+    root = Path(ra.__file__).parent
+    group = typer.main.get_command(app)
+    of = dict(group.commands)
+    of |= {f"genes {name}": command for name, command in of["genes"].commands.items()}
+    found = [
+        (file.relative_to(root).as_posix(), text)
+        for file in sorted(root.rglob("*.py"))
+        for text in messages(file)
+        if re.search(r"(?<![\w.'-])[a-z_]+=(?!=)", text) and text not in OF_A_PAGE
+    ]
+    kept = []
+    for name, text in found:
+        commands = PRINTED.get(max((each for each in ["", *PRINTED] if name.startswith(each)), key=len), [])
+        said = [
+            to_command_line(text, {word for one in of[command].params for word in one.opts}) for command in commands
+        ]
+        if said and all(PYTHON.search(re.sub(r"[a-z_]+=[^=]*? in Python", "", one)) for one in said):
+            kept.append((name, said[0]))
+    assert len(found) > 100
+    assert kept == []
 
 
 def test_validation_and_repair_give_advice_as_commands(place: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+import raggedatlas as ra
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats import external_sort, tenx
 from raggedatlas.formats.composite_source import CompositeSource
@@ -149,7 +150,16 @@ def test_cell_ranger_2(tmp_path: Path) -> None:
         open_source(tmp_path / "x.h5")
     chosen = open_source(tmp_path / "x.h5", genome="mm10")
     assert set(chosen.features("var").column("genome").to_pylist()) == {"mm10"}
+    with pytest.raises(SourceError, match="open already"):
+        open_source(chosen, genome="mm10")
     chosen.close()
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    with pytest.raises(SourceError, match=r"and no 'rn6'; choose one with genome="):
+        atlas.add(tmp_path / "x.h5", genome="rn6")
+    assert atlas.add(tmp_path / "x.h5", "mouse", genome="mm10").n_cells == MATRIX.shape[0]
+    write_h5(tmp_path / "one.h5", ["Gene Expression"] * 7)
+    with pytest.raises(SourceError, match="one matrix for all genomes"):
+        open_source(tmp_path / "one.h5", genome="mm10")
 
 
 @pytest.mark.parametrize("packed", [True, False])

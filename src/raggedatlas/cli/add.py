@@ -41,7 +41,9 @@ class AddOptions:
     name: str | None = like(library.IngestOptions, "name")
     on_duplicate: str = like(library.IngestOptions, "on_duplicate")
     dry_run: bool = like(library.IngestOptions, "dry_run")
-    obs: Strings = repeatable("COLUMN or OLD=NEW", "Add only these cell columns; with =, add all and rename these")
+    obs: Strings = repeatable(
+        "COLUMN or OLD=NEW", "Add only these cell columns ('' for none); with =, add all and rename these"
+    )
     cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
     layer: Strings = repeatable(
         "KEY or KEY=NAME", "Add only these matrices (X, raw/X, layers/spliced), and name the layer"
@@ -63,6 +65,7 @@ class AddOptions:
     max_columns: int = like(library.IngestOptions, "max_columns", min=0)
     column_order: str = like(library.IngestOptions, "column_order")
     curate: str | None = like(library.IngestOptions, "curate")
+    genome: str | None = like(library.IngestOptions, "genome")
     as_: str = like(library.ResultOptions, "as_", "--as")
     output: str | None = like(library.ResultOptions, "output", metavar="NAME")
     unknown: str = like(library.ResultOptions, "unknown")
@@ -76,7 +79,7 @@ class AddOptions:
         }
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
-            found["obs"] = _all_or_none(self.obs, "--obs")
+            found["obs"] = [] if self.obs == [""] else _all_or_none(self.obs, "--obs")
         if self.layer:
             found["layers"] = _all_or_none(self.layer, "--layer")
         if self.embedding:

@@ -2,9 +2,10 @@
 
 import os
 import re
+import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Annotated, Any
 
 import typer
@@ -25,38 +26,102 @@ _VERBS = {
     "delete_cells": "delete-cells", "drop_result": "drop-result", "drop_geometry": "drop-geometry", "add_csc": "add-csc",
     "map_terms": "map-terms", "load_terms": "load-terms", "list_versions": "versions", "list_datasets": "ls", "geometries": "geometries", "results": "results",
     **{f"identity.{name}": f"genes {name}" for name in ("link", "unlink", "load", "remove", "explain", "tables", "history")},
-    **{name: name for name in ("create", "add", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff")},
+    **{name: name for name in ("create", "add", "annotate", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff")},
 }  # fmt: skip
 """Methods of an atlas -> the commands that do the same."""
 
 
-def methods_to_commands(text: str) -> str:
-    """Replace methods of an atlas in a text by commands; ATLAS and FILE are placeholders for the reader.
+_ARGUMENT = re.compile(
+    r"(?<![\w.'-])(?P<name>[a-z_]+)="
+    r"(?P<value>'[^']*'|\"[^\"]*\"|\d[\w.]*|\{[^{}]*\}|\[[^\]]*\]|\([^()]*\)|True\b|False\b|\.\.\.|(?=[\s.,;:)]|$))"
+    r"(?P<others>(?:(?:,? or |, )'[^']*')*)"
+)
+_METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
+_PAIR = re.compile(r"(?:'([^']*)'|([\w ]+)): *(?:'([^']*)'|(\.\.\.|[\w ]+))")
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+
+_OPTIONS = {
+    "axes": "--option axes=", "bbox": "--within", "by": "--within-by", "categories": "--category", "element": "--option element=",
+    "embeddings": "--embedding", "format": "--to", "genes": "--gene", "k": "-k", "min_datasets": "--join", "n_parts": "--parts",
+    "n_queries": "--queries", "output": "--prediction", "outputs": "--output-name", "system": "--option system=", "uns": "--no-uns",
+    "version": "--cxg-version",
+}  # fmt: skip
+"""Arguments -> options of other names that give them, where the command has these."""
+
+_PYTHON_ONLY = (
+    "allow_unknown", "axes", "extras", "gene_names", "has_features", "max_element_bytes", "measurement", "registries", "uns", "version", "zipmap",
+)  # fmt: skip
+"""Arguments of calls that commands make, for which they have no option."""
+
+
+def to_command_line(text: str, options: Container[str] = ()) -> str:
+    """Replace Python calls and arguments in a text by commands and options; ATLAS and FILE are placeholders for the reader.
+
+    Parameters
+    ----------
+    text : str
+        A message.
+    options : container of str
+        Options of the command that prints it, which replace arguments; values are spelled as a shell takes them.
 
     Examples
     --------
-    >>> methods_to_commands("Run repair(), or drop_dataset('5a3e').")
+    >>> to_command_line("Run repair(), or drop_dataset('5a3e').")
     'Run raggedatlas repair ATLAS, or raggedatlas drop ATLAS 5a3e.'
+    >>> to_command_line("Pass cast={'c': 'str'}, or layers=[...].", {"--cast", "--layer"})
+    'Pass --cast c=str, or --layer.'
     """
-    return _CALL.sub(_method_to_command, text)
+    parts, start = [], 0
+    # Calls first, as the arguments within are theirs.
+    for call in _CALL.finditer(text):
+        parts += [_outside_calls(text[start : call.start()], options), _call_to_command(call)]
+        start = call.end()
+    return "".join([*parts, _outside_calls(text[start:], options)])
 
 
-def _method_to_command(found: re.Match[str]) -> str:
-    """Return the command that does what the matched method call does."""
-    verb = _VERBS.get(found["name"])
+def _call_to_command(found: re.Match[str]) -> str:
+    """Return the command that does what a call does; what no command does is said to be of Python."""
+    verb, words = _VERBS.get(found["name"]), found["words"]
     if verb is None:
-        return found[0] if not found[0].startswith("atlas.") else f"{found[0]} in Python"
+        return f"{found[0]} in Python" if found[0].startswith("atlas.") or _ARGUMENT.search(words) else found[0]
+    given = [_argument_to_option(one, None) for one in _ARGUMENT.finditer(words) if one["value"] not in ("...", "")]
     # Only quoted texts can become words of a command; for anything else the reader gets placeholders.
-    words = re.findall(r"'([^']*)'", found["words"]) if re.fullmatch(r"(?:'[^']*'(?:, )?)+", found["words"]) else []
-    if verb == "validate" and words:
-        words = ["--level", *words]
+    plain = re.findall(r"'([^']*)'", words) if re.fullmatch(r"(?:'[^']*'(?:, )?)+", words) else []
+    if verb == "validate" and plain:
+        plain = ["--level", *plain]
     if verb == "create":
-        return " ".join(["raggedatlas create", *(words or ["ATLAS"])])
-    return " ".join([f"raggedatlas {verb} ATLAS", *(words or ["FILE"] * (verb == "add"))])
+        return " ".join(["raggedatlas create", *(plain or ["ATLAS"]), *given])
+    return " ".join([f"raggedatlas {verb} ATLAS", *(plain or ["FILE"] * (verb in ("add", "annotate"))), *given])
 
 
-_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[^'\s]*)'|(?P<value>\d+|\{[^}]*\})|True\b|\.\.\.|\[[^\]]*\])")
-_METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
+def _outside_calls(text: str, options: Container[str]) -> str:
+    text = _METHOD.sub(lambda found: _option_of(found["name"], options) or found[0], text)
+    return _ARGUMENT.sub(lambda found: _argument_to_option(found, options), text)
+
+
+def _option_of(name: str, options: Container[str] | None) -> str | None:
+    """Return the option that gives an argument, where a command has it; repeatable options have a singular name."""
+    word = f"--{name.strip('_').replace('_', '-')}"
+    known = (_OPTIONS.get(name, word), word, word.removesuffix("s"), f"{word}s")
+    return next((one for one in known if options is None or one.partition(" ")[0] in options), None)
+
+
+def _argument_to_option(found: re.Match[str], options: Container[str] | None) -> str:
+    name, value = found["name"], found["value"]
+    option = _option_of(name, options)
+    if option is None:
+        return f"{found[0]} in Python" if name in _PYTHON_ONLY else found[0]
+    if option.endswith("="):
+        return f"{option}NAME"
+    if value.startswith("{"):
+        words = [f"{a or b}={c or d}".replace("...", "NAME") for a, b, c, d in _PAIR.findall(value)]
+    elif value == "[]":
+        words = [""]
+    else:
+        words = [value] if value[:1].isdigit() else [one or two for one, two in _QUOTED.findall(value)]
+    others = _QUOTED.sub(lambda word: shlex.quote(word[1] or word[2]), found["others"])
+    return (" ".join(f"{option} {shlex.quote(word)}" for word in words) or option) + others
+
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -103,22 +168,7 @@ class Commands(TyperGroup):
             option for item in (command, *inner) if item for parameter in item.params for option in parameter.opts
         }
 
-        def option(name: str) -> str | None:
-            """Return the option of an argument; repeatable options have a singular name."""
-            words = [f"--{name.strip('_').replace('_', '-')}"]
-            words = [word for item in words for word in (item, item.removesuffix("s"))]
-            return next((word for word in words if word in options), None)
-
-        def argument(found: re.Match[str]) -> str:
-            word = option(found["name"])
-            value = found["text"] or found["value"]
-            return found[0] if word is None else f"{word} {value}" if value else word
-
-        def method(found: re.Match[str]) -> str:
-            word = option(found["name"])
-            return found[0] if word is None else word
-
-        return methods_to_commands(_METHOD.sub(method, _ARGUMENT.sub(argument, message)))
+        return to_command_line(message, options)
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
         """Parse, run and exit; usage errors are reported in one line too."""
@@ -153,7 +203,9 @@ def _show_warnings_once() -> Callable[..., None]:
 def _report_usage_error(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "raggedatlas"
-    print_error(f"{error.format_message().rstrip('.')}. See {path} --help.")
+    # Values are parsed by pydantic, which puts this before the message of a parser.
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    print_error(f"{message}. See {path} --help.")
     return EXIT_USAGE
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, methods_to_commands
+from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, to_command_line
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
@@ -220,7 +220,7 @@ def delete_cells(
         return
     print_text(f"{'Would delete' if dry_run else 'Deleted'} {report.n_cells:,} cells.")
     for note in report.notes:
-        print_text(methods_to_commands(f"  {note}"))
+        print_text(to_command_line(f"  {note}"))
 
 
 @command(MAINTENANCE, "rename pbmc.atlas pbmc_10k pbmc_10k_v3")
@@ -268,7 +268,7 @@ def expire_snapshots(
 def _dropped(report: "MaintenanceReport") -> tuple[Any, str]:
     *dropped, rest = report.notes
     lines = [f"{'Would drop' if report.dry_run else 'Dropped'} {snapshot_of}" for snapshot_of in dropped]
-    return report.to_dict(), "\n".join([*lines, methods_to_commands(f"{rest[0].upper()}{rest[1:]}.")])
+    return report.to_dict(), "\n".join([*lines, to_command_line(f"{rest[0].upper()}{rest[1:]}.")])
 
 
 @command(MAINTENANCE, "purge pbmc.atlas pbmc_10k --yes")
@@ -349,7 +349,7 @@ def verify(
         for number, root in found.snapshots.items():
             print_text(f"Snapshot {number}: root hash {root or 'not recorded'}")
         for problem in found.problems:
-            print_text(methods_to_commands(str(problem)))
+            print_text(to_command_line(str(problem)))
         skipped = f", {found.n_skipped:,} skipped, read since {minute(found.skipped_since)}" if found.n_skipped else ""
         read = f"{found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}"
         print_text(f"{Problems(found.problems).summary()}: {read}.")
@@ -364,7 +364,7 @@ def _removed(report: "MaintenanceReport") -> tuple[Any, str]:
         *(f"  {group}" for group in report.groups),
         *(f"  kept for a running add: {group}" for group in report.kept),
         # Notes of the library name methods; a reader of the command needs the commands.
-        *(methods_to_commands(f"  {note}") for note in report.notes),
+        *(to_command_line(f"  {note}") for note in report.notes),
     ]
     return report.to_dict(), "\n".join(lines)
 
@@ -379,7 +379,7 @@ def drop_geometry(
 ) -> tuple[Any, str]:
     """Remove geometry from the newest state; snapshots keep it."""
     report = atlas_options.open().drop_geometry(name, dataset)
-    return report.to_dict(), f"Dropped the geometry {name} of {report.n_cells:,} cells; " + methods_to_commands(
+    return report.to_dict(), f"Dropped the geometry {name} of {report.n_cells:,} cells; " + to_command_line(
         "; ".join(report.notes)
     )
 
@@ -389,7 +389,7 @@ def _add_drop_command(noun: str, text: str, example: str) -> None:
         atlas_options: AtlasOptions, name: Annotated[str, argument(f"Name of the {noun}")]
     ) -> tuple[Any, str]:
         report = getattr(atlas_options.open(), f"drop_{noun}")(name)
-        return report.to_dict(), f"Dropped the {noun} {name}; {methods_to_commands('; '.join(report.notes))}"
+        return report.to_dict(), f"Dropped the {noun} {name}; {to_command_line('; '.join(report.notes))}"
 
     drop_asset.__doc__ = text
     command(MAINTENANCE, f"drop-{noun} pbmc.atlas {example}", name=f"drop-{noun}")(drop_asset)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, command, methods_to_commands
+from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, command, to_command_line
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
@@ -265,7 +265,7 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
         print_json(problems.to_dict())
     else:
         for problem in problems:
-            print_text(methods_to_commands(str(problem)))
+            print_text(to_command_line(str(problem)))
         print_text(f"{problems.summary()} ({level}).")
     # Problems of lower levels are printed, but the exit code stays 0.
     if problems.breaks_must:

@@ -148,7 +148,7 @@ def select_modalities(source: Source, modality: str | None, *, multimodal: bool)
     if whole.elements or whole.matrices:
         raise SourceError(
             f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
-            "choose it with modality=, or write a .h5mu."
+            "choose it with modality=..., or write a .h5mu."
         )
     # These are the feature types of a 10x source, which share their cells; a MuData always has elements.
     return [join_feature_types(source)]

@@ -98,6 +98,8 @@ def open_source(
         if known is not None:
             return _opened(resolve_name(known), what, options)
     if all(hasattr(what, name) for name in ("describe", "cells", "features", "blocks")):
+        if options:
+            raise SourceError(f"The options {sorted(options)} mean nothing for a source that is open already.")
         return cast("Source", what)
     raise SourceError(f"A {type(what).__qualname__} cannot be read; {SUPPORTED} can.")
 

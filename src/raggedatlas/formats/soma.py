@@ -97,7 +97,7 @@ def _parts(experiment: Any, uri: str, measurement: str | None) -> SourceParts:  
     names = sorted(experiment.ms.keys())
     chosen = measurement or (names[0] if len(names) == 1 else MEASUREMENT)
     if chosen not in names:
-        raise NotFoundError(f"{uri} has no measurement {chosen!r}; there are {names}. Name one by measurement=.")
+        raise NotFoundError(f"{uri} has no measurement {chosen!r}; there are {names}. Name one with measurement=...")
     part = experiment.ms[chosen]
     cells, features = partial(_frame, experiment.obs, uri, "obs"), partial(_frame, part.var, uri, "var")
     shape = (experiment.obs.count, part.var.count)

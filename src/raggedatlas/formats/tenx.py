@@ -55,7 +55,7 @@ def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
     container = open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):
-            group = "matrix" if container.get("matrix") is not None else _genome_group(container, genome)
+            group = _group(container, genome)
             parts = _h5_parts(container, group)
         return CompositeSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
     except BaseException:
@@ -122,7 +122,14 @@ def _genomes(container: Container) -> list[str]:
     ]
 
 
-def _genome_group(container: Container, genome: str | None) -> str:
+def _group(container: Container, genome: str | None) -> str:
+    """Return the group of the matrix: one for all, or that of a genome."""
+    if container.get("matrix") is not None:
+        if genome is not None:
+            raise SourceError(
+                f"{container.uri} has one matrix for all genomes; leave genome={genome!r} out, and choose features by the column 'genome'."
+            )
+        return "matrix"
     genomes = _genomes(container)
     if genome is not None and genome in genomes:
         return genome
@@ -130,9 +137,8 @@ def _genome_group(container: Container, genome: str | None) -> str:
         return genomes[0]
     if not genomes:
         raise SourceError(f"{container.uri}: there is neither a group 'matrix' nor a genome; it is no 10x count file.")
-    raise SourceError(
-        f"{container.uri} holds the genomes {genomes}, and {genome!r} was asked for; choose one with genome=."
-    )
+    lacks = "" if genome is None else f", and no {genome!r}"
+    raise SourceError(f"{container.uri} holds the genomes {genomes}{lacks}; choose one with genome=...")
 
 
 def _h5_parts(container: Container, group: str) -> SourceParts:

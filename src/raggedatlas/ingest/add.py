@@ -77,7 +77,7 @@ def add(
             f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
         )
     for opener in openers:
-        opener.curate = options.curate
+        opener.curate, opener.genome = options.curate, options.genome
     with open_progress(progress, options.name or "add") as callback:
         reports = add_sources(catalog, openers, options, callback, executor=executor)
     # `add_sources` raises where a source is refused, so there is one report for each opener here.

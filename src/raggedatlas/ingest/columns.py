@@ -200,7 +200,7 @@ def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str,
         if len(names) > options.max_columns:
             raise SchemaError(
                 f"The source has {len(names)} obs columns, more than max_columns={options.max_columns}; choose some with obs=[...], none "
-                "with obs=[], or raise max_columns. Those not chosen stay in the dataset's own frame."
+                "with obs=[], or raise the limit. Those not chosen stay in the dataset's own frame."
             )
         return {name: name for name in names}
     wanted = dict(options.obs) if isinstance(options.obs, Mapping) else {name: name for name in options.obs}

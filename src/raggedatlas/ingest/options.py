@@ -50,6 +50,8 @@ class AddChoices(TypedDict, total=False):
         the same features where there is one. What `dataset` gives back is in the file's order either way.
     curate : {"cellxgene", "cellxgene-strict"}
         List what the file lacks of this schema's required facts; strict refuses the file. The notes of the report have the list.
+    genome : str
+        Genome to read from an old 10x file with several.
     embeddings : sequence of str, or mapping of str to str
         Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
         ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
@@ -101,6 +103,7 @@ class AddChoices(TypedDict, total=False):
     max_columns: int
     column_order: Literal["detected", "file"]
     curate: Literal["cellxgene", "cellxgene-strict"]
+    genome: str
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
     space: str
@@ -175,6 +178,7 @@ class IngestOptions(AddOptions):
     max_columns: int = 200
     column_order: Literal["detected", "file"] = "detected"
     curate: Literal["cellxgene", "cellxgene-strict"] | None = None
+    genome: str | None = None
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
 

@@ -141,10 +141,17 @@ class Opener:
         Anything that `open_source` takes.
     curate : "cellxgene", "cellxgene-strict" or None
         Schema whose missing facts are noted, or refused.
+    genome : str or None
+        Genome to read from a 10x file with several.
     """
 
-    def __init__(self, what: Any, curate: Literal["cellxgene", "cellxgene-strict"] | None = None) -> None:  # noqa: ANN401  (anything that can be added)
-        self.what, self.curate = what, curate
+    def __init__(
+        self,
+        what: Any,  # noqa: ANN401  (anything that can be added)
+        curate: Literal["cellxgene", "cellxgene-strict"] | None = None,
+        genome: str | None = None,
+    ) -> None:
+        self.what, self.curate, self.genome = what, curate, genome
         self.notes: tuple[str, ...] = ()
         self._checked: AnyPath | None = None
 
@@ -162,14 +169,15 @@ class Opener:
 
             self._checked = path
             self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
-        source = open_source(self.what)
+        options: dict[str, Any] = {} if self.genome is None else {"genome": self.genome}
+        source = open_source(self.what, **options)
         if self.curate is not None:
             missing = missing_facts(source)
             if missing and self.curate == "cellxgene-strict":
                 uri = source.describe().uri
                 source.close()
                 raise SourceError(
-                    f'{uri} was not added: {"; ".join(missing)}. Add these facts, or use curate="cellxgene" to note them.'
+                    f"{uri} was not added: {'; '.join(missing)}. Add these facts, or use curate='cellxgene' to note them."
                 )
             self.notes += missing
         return source

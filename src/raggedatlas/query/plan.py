@@ -511,11 +511,11 @@ def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: S
     names = read_registry(catalog, modality.space.name).names_of([axis.features[column], *layout.features[local]])
     holds = (r for records in modality.records.values() for r in records if r.zarr_group == group.path)
     record = next(holds)
-    ways = "" if spec.on_merge == "sum" else "on_merge='sum' adds them up, "
+    ways = "" if spec.on_merge == "sum" else ", and on_merge='sum' adds them up"
     raise QueryError(
         f"Dataset {record.name or record.uid!r} has several columns for one feature of {modality.name!r} ({len(sums):,} such "
-        f"feature{'s' if len(sums) > 1 else ''}, e.g. {names[0]}: {', '.join(names[1:])}), and {why}. In view.query(...), {ways}"
-        "on_merge='apart' keeps the columns as they are, and identity='as-given' joins nothing."
+        f"feature{'s' if len(sums) > 1 else ''}, e.g. {names[0]}: {', '.join(names[1:])}), and {why}. In a query, "
+        f"on_merge='apart' keeps the columns as they are, identity='as-given' joins nothing{ways}."
     )
 
 

@@ -492,7 +492,7 @@ def run_parts(
             part.writer().commit()
         else:
             shares.append(_PartTask(source, part, own.loader, own.batch_size, own.first, own.known))
-    lost = "Nothing is visible; resume=True (--resume) keeps what is finished."
+    lost = "Nothing is visible; resume=True keeps what is finished."
     progress("cells", done, total)
     with (
         # An executor of the caller is not shut down; `closing` cancels waiting tasks after an error.

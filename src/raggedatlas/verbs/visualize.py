@@ -282,7 +282,7 @@ def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
 
 def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:
     if genes:
-        raise QueryError(f"A picture shows one gene: color={genes[0]!r} (--color), without genes=.")
+        raise QueryError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
     return write_picture(scene, path, overwrite=overwrite)
 
 

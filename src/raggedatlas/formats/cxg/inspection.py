@@ -169,8 +169,8 @@ def require_readable(detection: Detection, version: str | None = None, *, allow_
     if allow_unknown:
         return VERSIONS[-1]
     raise SourceError(
-        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass version= one of them to "
-        "read it as such (raggedatlas convert --cxg-version), or allow_unknown=True to read it as the newest."
+        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass one of them as version=... "
+        "to read it as such, or allow_unknown=True to read it as the newest."
     )
 
 

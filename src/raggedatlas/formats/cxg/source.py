@@ -517,6 +517,6 @@ def _value(path: AnyPath, key: str, value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, bytes):
         raise SourceError(
             f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; unpickling could run foreign code. "
-            "Have it written as JSON, or leave uns out with uns=False (raggedatlas convert --no-uns)."
+            "Have it written as JSON, or leave uns out with uns=False."
         )
     return from_json(value) if isinstance(value, str) else value

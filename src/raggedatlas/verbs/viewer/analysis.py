@@ -61,7 +61,7 @@ class Analysis:
         """Check that labels have an atlas to go to."""
         if self.allow_annotate and (self._cells is None or self._cells.query.catalog.snapshot is None):
             raise QueryError(
-                "allow_annotate=True (--allow-annotate) writes labels into an atlas, and these cells are not of a snapshot of one."
+                "allow_annotate=True writes labels into an atlas, and these cells are not of a snapshot of one."
             )
 
     def respond(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ class Analysis:
         cells = self._cells
         if not self.allow_annotate or cells is None:
             raise ReadOnlyError(
-                "This server writes nothing; start it with --allow-annotate (allow_annotate=True), or save the labels as a file."
+                "This server writes nothing; start it with allow_annotate=True, or save the labels as a file."
             )
         column, label, conflict = _text(body, "column"), _text(body, "label"), body.get("on_conflict", "error")
         if conflict not in ("error", "replace", "keep"):

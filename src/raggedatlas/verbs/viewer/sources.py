@@ -222,7 +222,7 @@ class QueryGenes:
         except QueryError as error:
             if self.query.spec.layers or "layers" not in str(error):
                 raise
-            raise QueryError(f"{error} In view and visualize, layer= (--layer) names it.") from error
+            raise QueryError(f"{error} In view and visualize, layer=... names it.") from error
 
 
 def _searched(ids: list[str], symbols: list[str]) -> list[tuple[str, str]]:
@@ -289,7 +289,7 @@ class QueryCells:
         if name not in table.column_names or not pa.types.is_fixed_size_list(table.schema.field(name).type):
             raise NotFoundError(
                 f"The atlas has no embedding {name!r}; it has {self.embeddings()}. Add one of a file with "
-                "add(..., embeddings=['X_umap']) (--embedding X_umap), or name a folder of results."
+                "add(..., embeddings=['X_umap']), or name a folder of results."
             )
         column = table.column(name).combine_chunks()
         valid = column.is_valid()

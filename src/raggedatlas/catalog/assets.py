@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -569,8 +570,14 @@ def drop_result(catalog: Catalog, name: str) -> "MaintenanceReport":
     removed = RESULT_ASSETS.remove(catalog, {find_result(catalog, name).uid})
     if not removed:  # Another process has dropped or replaced it meanwhile.
         return drop_result(catalog, name)
-    catalog.tables.drop_columns(CELLS, [record.column for record in removed])
+    # Unless `restore` has brought it back meanwhile.
+    catalog.tables.drop_columns(CELLS, [record.column for record in removed], partial(asset_columns, catalog))
     return _dropped(removed, "values", 0)
+
+
+def asset_columns(catalog: Catalog) -> set[str]:
+    """Return the cell columns of all results and geometry stores."""
+    return {record.column for assets in (RESULT_ASSETS, GEOMETRY_ASSETS) for record in assets.read(catalog)}
 
 
 def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
@@ -784,7 +791,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
     idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
     if idle:
-        catalog.tables.drop_columns(CELLS, idle)
+        catalog.tables.drop_columns(CELLS, idle, partial(asset_columns, catalog))
     return n_cleared
 
 

@@ -2,11 +2,13 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from raggedatlas.catalog.assets import (
     GRACE,
     RESULT_ASSETS,
     Commit,
+    asset_columns,
     asset_uids,
     clear_orphaned_pointers,
     commit_records,
@@ -158,7 +160,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     n_cells = catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
     stray = orphaned_columns(catalog, grace)
     if stray:
-        catalog.tables.drop_columns(CELLS, stray)
+        catalog.tables.drop_columns(CELLS, stray, partial(asset_columns, catalog))
         notes.append(f"removed the cell columns {stray} of unregistered results")
     notes += _repair_geometry(catalog, grace)
     free, writing = find_unreferenced(catalog, grace)

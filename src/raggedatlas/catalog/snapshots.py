@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
     RESULT_ASSETS,
+    asset_columns,
     group_by_dataset,
     purged,
     read_geometries,
@@ -542,10 +543,34 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         GEOMETRY_ASSETS.change(catalog, lambda old: old if old == shapes else shapes)
     if results or catalog.tables.has(RESULTS):
         RESULT_ASSETS.change(catalog, lambda old: old if old == results else results)
+    _restore_columns(catalog, record)
     restore_links(catalog, then)
     restore_tables(catalog, then)
     update_identity(catalog, registry_tables(catalog))
     return record
+
+
+def _restore_columns(catalog: Catalog, record: AtlasVersionRecord) -> None:
+    """Bring columns back that another process dropped with a result or geometry, before these had their records again.
+
+    Raises
+    ------
+    ConflictError
+        If datasets were added meanwhile, whose cells would be lost.
+    """
+    # From here on such a drop finds the records, or conflicts with this.
+    catalog.tables.fence(CELLS)
+    if asset_columns(catalog) <= {*catalog.tables.schema(CELLS).names}:
+        return
+    refuse_running_adds(catalog, "restore")
+    then = {one.uid for one in read_records(catalog.at(record))}
+    if {one.uid for one in read_records(catalog)} - then:
+        raise ConflictError(
+            f"Other processes added to {catalog.location.uri}, and dropped results or geometry, during restore(); run it again."
+        )
+    catalog.tables.restore(CELLS, record.table_versions[CELLS])
+    if record.ignored:
+        catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
 
 
 def drop_snapshot(catalog: Catalog, version: int | str) -> MaintenanceReport:

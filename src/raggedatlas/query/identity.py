@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from raggedatlas.catalog.identity import (
 )
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.errors import FeatureError
+from raggedatlas.errors import ConflictError, FeatureError
 from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
 from raggedatlas.query.read_plan import AS_GIVEN
 
@@ -103,7 +104,9 @@ class FeatureIdentity:
             change(version)
 
         self._catalog.tables.retry(LINKS, once)
-        self.update()
+        # The change is made; where a purge has begun since, the next call or snapshot derives the mapping.
+        with suppress(ConflictError):
+            self.update()
 
     def _link(
         self, feature: str, target: str, space: str, evidence: str, version: int, *, across_organisms: bool

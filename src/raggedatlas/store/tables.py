@@ -5,7 +5,7 @@ import copy
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -690,12 +690,23 @@ class Tables(TableRows):
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
         self.retry(name, lambda: self.open_to_change(name).alter_columns(*changes))
 
-    def drop_columns(self, name: str, columns: Sequence[str]) -> list[str]:
-        """Drop columns of a table in one commit, and return those that were there."""
+    def drop_columns(self, name: str, columns: Sequence[str], kept: Callable[[], Collection[str]] = tuple) -> list[str]:
+        """Drop columns of a table in one commit, and return those that were there.
+
+        Parameters
+        ----------
+        name : str
+            Table.
+        columns : sequence of str
+            Columns.
+        kept : callable
+            Returns columns to keep after all; called after the version that the commit is based on was opened.
+        """
 
         def once() -> list[str]:
             table = self.open_to_change(name)
-            existing = [column for column in columns if column in table.schema.names]
+            spared = kept()
+            existing = [column for column in columns if column in table.schema.names and column not in spared]
             if existing:
                 table.drop_columns(existing)
             return existing

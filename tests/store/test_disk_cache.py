@@ -16,6 +16,7 @@ from raggedatlas.store.disk_cache import SUBFOLDER, DiskCache, parse_size
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows, read_slice, verify
 from raggedatlas.store.runtime import process_cache
+from raggedatlas.verbs.explorer import find_explorer, install_folder
 
 pytestmark = pytest.mark.s3
 N = 4000
@@ -166,3 +167,34 @@ def test_options_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     cache = DiskCache(tmp_path / "file" / SUBFOLDER, 1)
     with pytest.raises(StoreError, match="name another one by cache_dir"):
         cache.write_chunks("x", np.array([[0, 1]]), [np.zeros(1, np.uint8)], 9, b"tail")
+
+
+def test_a_system_without_pread_and_open_flags_keeps_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows lacks `pread`, `pwrite`, `O_NOFOLLOW`, `O_CLOEXEC` and times by handle."""
+    for name in ("pread", "pwrite"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(disk_cache, "OPEN_FLAGS", 0)
+    cache = DiskCache(tmp_path / "cache", 2**20)
+    data = np.arange(60, dtype=np.uint8)
+    monkeypatch.setattr(disk_cache, "has_checksum", lambda chunk: True)
+    cache.write_chunks("shard", np.array([[10, 60]]), [data], 100, b"the index!")
+    assert cache.read_tail("shard", 10) == (b"the index!", 100)
+    (found,) = cache.read_chunks("shard", np.array([[10, 60]]), 100)
+    np.testing.assert_array_equal(found, data)
+
+
+def test_a_user_without_a_home_can_do_without_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing names a folder and there is no home, nothing is kept; what needs a folder says how to name one."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert disk_cache.user_folder("XDG_CACHE_HOME", ".cache") is None
+    with pytest.raises(StoreError, match="XDG_DATA_HOME"):
+        install_folder()
+    find_explorer()
+    with pytest.raises(StoreError, match="cache_dir"):
+        DiskCache.of_options({"cache_dir": "~no-such-user-here/cache"})

@@ -25,6 +25,9 @@ DEFAULT_SIZE = "10GB"
 SUBFOLDER = "raggedatlas-shards-1"
 """The cache reads and removes nothing else in the folder that a user names."""
 
+OPEN_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""What files of a shared folder are opened with, as far as the system has it; without `O_NOFOLLOW` a symlink would lead to another file."""
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _LEAST_STEP, _STEPS = 2**20, 64
@@ -74,7 +77,12 @@ class DiskCache:
         if not folder:
             return None
         size = options.get("cache_size") or os.environ.get(CACHE_SIZE_VARIABLE) or DEFAULT_SIZE
-        return cls(Path(folder).expanduser().absolute() / SUBFOLDER, parse_size(size))
+        try:
+            return cls(Path(folder).expanduser().absolute() / SUBFOLDER, parse_size(size))
+        except RuntimeError as error:
+            raise StoreError(
+                f"The cache folder {folder} is in the home of a user who has none; name another one by cache_dir."
+            ) from error
 
     def read_tail(self, name: str, n_bytes: int) -> tuple[bytes, int] | None:
         """Return the last bytes of a held shard and its size, or None."""
@@ -82,7 +90,7 @@ class DiskCache:
             if handle is None:
                 return None
             size = os.fstat(handle).st_size
-            tail = os.pread(handle, n_bytes, max(0, size - n_bytes))
+            tail = _read_at(handle, n_bytes, max(0, size - n_bytes))
             return (tail, size) if len(tail) == n_bytes else None
 
     def read_chunks(self, name: str, index: NDArray[np.int64], size: int) -> list[NDArray[np.uint8] | None]:
@@ -101,8 +109,8 @@ class DiskCache:
             if handle is None or os.fstat(handle).st_size != size:
                 return [None] * len(index)
             with contextlib.suppress(OSError):
-                os.utime(handle)
-            chunks = [np.frombuffer(os.pread(handle, n, offset), np.uint8) for offset, n in index.tolist()]
+                os.utime(self._file(name))
+            chunks = [np.frombuffer(_read_at(handle, n, offset), np.uint8) for offset, n in index.tolist()]
             sound = [data.size == n and _is_sound(data) for data, n in zip(chunks, index[:, 1].tolist(), strict=True)]
             return [data if good else None for data, good in zip(chunks, sound, strict=True)]
 
@@ -141,7 +149,7 @@ class DiskCache:
             with _opened(file, os.O_WRONLY) as handle:
                 for (offset, _), data in zip(index.tolist(), chunks, strict=True):
                     if handle is not None:
-                        os.pwrite(handle, data.data, offset)
+                        _write_at(handle, data.data, offset)
         if self._spend(int(index[:, 1].sum())):
             self._make_room()
 
@@ -211,8 +219,7 @@ def parse_size(text: str) -> int:
 def _opened(file: Path, flags: int) -> Iterator[int | None]:
     """Open a plain file, give its number, and close it; None where there is none."""
     try:
-        # Without `O_NOFOLLOW` a symlink in a shared folder would lead `pwrite` to another file.
-        handle = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        handle = os.open(file, flags | OPEN_FLAGS)
     except OSError:
         yield None
         return
@@ -241,11 +248,47 @@ def _plain_size(file: Path) -> int:
 def _begin(file: Path, size: int, tail: bytes) -> None:
     """Create the copy of a shard with its index only; the file appears atomically for other processes."""
     temporary = file.with_name(f"{file.name}.{uuid4().hex[:8]}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
     try:
-        os.truncate(handle, size)
-        os.pwrite(handle, tail, size - len(tail))
+        try:
+            os.truncate(handle, size)
+            _write_at(handle, tail, size - len(tail))
+        finally:
+            # Before it is renamed: Windows renames no file that is open.
+            os.close(handle)
         temporary.replace(file)
     finally:
-        os.close(handle)
         temporary.unlink(missing_ok=True)
+
+
+def _read_at(handle: int, n_bytes: int, offset: int) -> bytes:
+    """Read from an offset; Windows has no `pread`, and a handle is of one thread here."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, n_bytes, offset)
+    os.lseek(handle, offset, os.SEEK_SET)
+    return os.read(handle, n_bytes)
+
+
+def _write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write at an offset, likewise."""
+    if hasattr(os, "pwrite"):
+        os.pwrite(handle, data, offset)
+        return
+    os.lseek(handle, offset, os.SEEK_SET)
+    os.write(handle, data)
+
+
+def user_folder(variable: str, below: str) -> Path | None:
+    """Return the folder that an environment variable names, else one below the home; None for a user without a home, as in a container.
+
+    Examples
+    --------
+    >>> user_folder("NO_SUCH_VARIABLE", ".cache").name
+    '.cache'
+    """
+    if os.environ.get(variable):
+        return Path(os.environ[variable])
+    try:
+        return Path.home() / below
+    except RuntimeError:
+        return None

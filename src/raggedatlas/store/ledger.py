@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
 
+from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import Location, store_errors, write_file
 
 FORMAT = 1
@@ -94,10 +95,8 @@ class Ledger:
     """
 
     def __init__(self, location: Location) -> None:
-        home: Path | str | None = os.environ.get("XDG_CACHE_HOME")
-        # A container's user may have no home: then nothing is kept, and every check reads all.
-        with contextlib.suppress(RuntimeError):
-            home = home or Path.home() / ".cache"
+        # Without a home nothing is kept, and every check reads all.
+        home = user_folder("XDG_CACHE_HOME", ".cache")
         place = location.uri if not location.is_local else str(location.path.absolute())
         # Buckets of two servers may have one name.
         servers = sorted(value for key, value in location.storage_options.items() if "endpoint" in key)

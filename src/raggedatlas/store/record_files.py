@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
-from raggedatlas.store.disk_cache import CACHE_DIR_VARIABLE, CACHE_SIZE_VARIABLE, DEFAULT_SIZE, parse_size
+from raggedatlas.store.disk_cache import CACHE_DIR_VARIABLE, CACHE_SIZE_VARIABLE, DEFAULT_SIZE, OPEN_FLAGS, parse_size
 
 SUBFOLDER = "raggedatlas-plans-1"
 """Nothing else of the cache folder is read or removed."""
@@ -61,10 +61,7 @@ def map_records(path: Path) -> Records:
         If it is gone, or not complete.
     """
     try:
-        # Without `O_NOFOLLOW` a symlink in a shared folder would lead to another file.
-        handle = os.open(
-            path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        )
+        handle = os.open(path, os.O_RDONLY | OPEN_FLAGS)
         with os.fdopen(handle, "rb") as file:
             return _map(file, path)
     except (OSError, ValueError, KeyError, TypeError) as error:

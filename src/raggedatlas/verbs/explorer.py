@@ -1,5 +1,6 @@
 """CELLxGENE Explorer on loopback: prepare a CXG that cellxgene 0.16.8 accepts, and serve it from a separate environment."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.remote_path import as_path, local_path
 from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
 
@@ -46,8 +48,17 @@ _LOG_LINES = 3
 
 
 def install_folder() -> Path:
-    """Return the folder where `install_explorer` creates the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "raggedatlas" / "explorer"
+    """Return the folder where `install_explorer` creates the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``.
+
+    Raises
+    ------
+    StoreError
+        If the user has no home, and the variable is not set.
+    """
+    folder = user_folder("XDG_DATA_HOME", ".local/share")
+    if folder is None:
+        raise StoreError("There is no home directory to install cellxgene in; set XDG_DATA_HOME to a folder.")
+    return folder / "raggedatlas" / "explorer"
 
 
 def install_explorer(python: str | Path | None = None) -> Path:
@@ -131,7 +142,9 @@ def find_explorer() -> Path | None:
         if found is None:
             raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {INSTALL_HINT}.")
         return found.absolute()
-    places = (Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER, install_folder())
+    places = [Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER]
+    with contextlib.suppress(StoreError):
+        places.append(install_folder())
     return next((at for place in places if (at := place / "bin" / PROGRAM).is_file()), None)
 
 

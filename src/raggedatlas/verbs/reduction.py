@@ -30,6 +30,7 @@ from raggedatlas.model.choices import UmapMetric
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
 from raggedatlas.store.remote_path import local_path
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
@@ -366,7 +367,9 @@ def _keep_compiled() -> None:
     from numba.core.dispatcher import Dispatcher
 
     config: Any = numba.config
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = user_folder("XDG_CACHE_HOME", ".cache")
+    if root is None:
+        return
     versions = [f"{name}-{version(name)}" for name in ("umap-learn", "pynndescent", "numba")]
     # The folder is read when caching is enabled. The setting is global, so it is restored below.
     before, config.CACHE_DIR = config.CACHE_DIR, str(root / "raggedatlas" / "-".join(versions))

@@ -64,7 +64,7 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING, meshes.obj_losses),
     "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
-    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.cut_losses),
+    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.stl_losses),
     "geojson": Converter((".geojson",), geo.read_geojson, geo.write_geojson, geo.BOUNDARY_HOLDING, geo.boundary_losses),
     "geoparquet": Converter(
         (".geoparquet",), geo.read_geoparquet, geo.write_geoparquet, geo.BOUNDARY_HOLDING, geo.boundary_losses
@@ -184,8 +184,18 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     content = content if isinstance(content, Content) else Content(content)
     converter = CONVERTERS[_known(name)]
     converter.holding.check(content.shapes, name)
-    losses = [*converter.holding.losses(content.shapes), *converter.losses(content)]
+    losses = [*converter.holding.losses(content.shapes), *converter.losses(_without_the_left(content, converter))]
     return list(dict.fromkeys(losses))
+
+
+def _without_the_left(content: Content, converter: Converter) -> Content:
+    """Leave out vertices of no object and objects without any: files that separate objects have no place for them."""
+    holding, shapes = converter.holding, content.shapes
+    if holding.objects != "one" and shapes.ids is not None:
+        kept = holding.objects_written(shapes)
+        if len(kept) < shapes.n_objects or shapes.offsets[-1] < shapes.n_vertices:
+            return replace(content, shapes=take_objects(shapes, kept))
+    return content
 
 
 @checked
@@ -241,12 +251,7 @@ def write_file(
     # Fails early; `_write_aside` checks again.
     if file.exists() and not overwrite:
         raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
-    # Files that separate objects have no place for vertices of none and objects without any, as `Capabilities.losses` says.
-    holding = CONVERTERS[name].holding
-    if holding.objects != "one" and shapes.ids is not None:
-        kept = holding.objects_written(shapes)
-        if len(kept) < shapes.n_objects or shapes.offsets[-1] < shapes.n_vertices:
-            content = replace(content, shapes=take_objects(shapes, kept))
+    content = _without_the_left(content, CONVERTERS[name])
     with _file_errors(f"write {file}"):
         _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
     return losses

@@ -16,6 +16,7 @@ from raggedatlas.store.location import Location, refuse_symlink, refuse_symlinks
 from raggedatlas.store.untrusted import guarded_zarr_store
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
+    TABLE_HOLDING,
     Capabilities,
     Content,
     decode_categories,
@@ -24,6 +25,7 @@ from raggedatlas.vectors.converters.content import (
     read_text,
     split_channels,
     table_content,
+    table_losses,
     vertex_table,
 )
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING, shapely_geometries, to_geopandas
@@ -730,9 +732,13 @@ def _group(folder: Path, attributes: dict[str, Any]) -> None:
 
 
 def spatialdata_losses(content: Content) -> list[str]:
-    """Return what is left out: attributes of objects of points, of vertices of polygons."""
+    """Return what is left out: attributes of objects of points, of vertices of polygons; and what a table of points does not hold."""
     shapes = content.shapes
     circles = "radius" in shapes.vertex_attributes and shapes.ids is not None
+    if shapes.kind == "point_cloud" and not circles:
+        table = replace(content, axes=None)
+        losses = [*TABLE_HOLDING.losses(replace(shapes, groups=None)), *table_losses(table)]
+        return list(dict.fromkeys(losses))
     family = "object" if shapes.kind == "point_cloud" and not circles else "vertex"
     kept = {"vertex": ("radius",) if shapes.kind == "point_cloud" else OUTLINE, "object": ()}[family]
     names = getattr(shapes, f"{family}_attributes")

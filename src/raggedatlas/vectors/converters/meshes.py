@@ -427,6 +427,21 @@ def _name_reason(shapes: Shapes) -> str | None:
     return None if any(texts) else "all names are empty"
 
 
+def stl_losses(content: Content) -> Iterator[str]:
+    """Yield what becomes of vertices: STL has the corners of triangles only, and equal ones are joined; and of faces."""
+    yield from cut_losses(content)
+    shapes = content.shapes
+    used = np.unique(shapes.edges(3))
+    if len(used) < shapes.n_vertices:
+        yield f"vertices: {shapes.n_vertices - len(used)} of no link are left out"
+    if len(np.unique(shapes.positions[used].astype(np.float32) + 0.0, axis=0)) < len(used):
+        yield "vertices: those at one place become one"
+    if shapes.ids is not None and (used >= shapes.offsets[-1]).any():
+        yield "objects: vertices of none are joined with the others"
+    if shapes.ids is not None and not shapes.n_links:
+        yield f"objects: {shapes.n_objects} with nothing to draw are left out"
+
+
 def read_stl(path: Path, *, merge: bool = True) -> Content:
     """Read an STL file, binary or text.
 

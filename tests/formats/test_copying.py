@@ -228,6 +228,7 @@ def test_cells_are_chosen_by_conditions_and_layers_by_name(tmp_path: Path) -> No
     [
         ({"where": "nowhere = 1"}, QueryError, "Columns are"),
         ({"where": [9]}, QueryError, "numbers of rows"),
+        ({"where": [2, 0, 2]}, QueryError, "row 2 more than once"),
         ({"where": [True]}, QueryError, "one truth value"),
         ({"where": np.array([], bool)}, QueryError, "one truth value"),
         ({"features": ["g9"]}, FeatureError, "g9"),

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import raggedatlas as ra
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import SchemaError
+from raggedatlas.errors import AtlasError, SchemaError
+from support.atlases import write_results
 from support.hypothesis_profile import examples
 
 N = 4
@@ -36,6 +38,7 @@ KINDS: dict[str, tuple[list[Any], Callable[[list[Any]], Any]]] = {
     "date_none": ([dt.date(2024, 1, day) for day in (1, 2, 3, 4)], lambda v: np.array(v, object)),
     "span": ([dt.timedelta(hours=n) for n in range(4)], pd.to_timedelta),
 }  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {".h5ad": {}, ".v2.zarr": {"zarr_format": 2}, ".v3.zarr": {"zarr_format": 3}}
 DOORS = ("add", "cast", "clash first", "clash second", "empty first", "empty second", "annotate", "csv", "parquet")
 
 
@@ -104,9 +107,11 @@ def test_what_is_missing_stays_missing(tmp_path_factory: pytest.TempPathFactory,
     check(query.to_pandas(), "to_pandas")
     check(query.to_arrow().to_pandas(), "to_arrow")
     check(query.to_anndata().obs, "to_anndata")
-    for ending in ("h5ad", "zarr"):
-        path = query.write(str(folder / f"out.{ending}"))
-        check((ad.read_h5ad if ending == "h5ad" else ad.read_zarr)(path).obs, ending)
+    for name, options in WAYS.items():
+        path = query.write(str(folder / f"out{name}"), **options)
+        check((ad.read_h5ad if name == ".h5ad" else ad.read_zarr)(path).obs, name)
+    # As the modality has it: mudata copies its columns into those of all cells.
+    check(ra.read(query.write(str(folder / "out.h5mu")))["gene_expression"].obs, ".h5mu")
     for name, mask in missing.items():
         assert query.where(f'"{name}" IS NULL').count() == sum(mask), name
         assert query.where(f'"{name}" IS NOT NULL').count() == N - sum(mask), name
@@ -143,3 +148,45 @@ def test_the_first_value_decides_the_type(tmp_path: Path) -> None:
     assert (query.where("c = 'T'").count(), query.where("c IS NULL").count()) == (2, 2)
     with pytest.raises(SchemaError, match="it is int64 here and string in the atlas"):
         other.annotate(pd.DataFrame({"cell_name": ["b"], "c": [1]}), on="cell_name", dataset="e")
+
+
+@pytest.mark.parametrize("form", ["space", "vector"])
+def test_results_that_are_missing_stay_missing(tmp_path: Path, form: Any) -> None:
+    """Cells without a result have NaN in every output; NaN and masked values within a result are refused when it is added."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(dataset(pd.DataFrame(index=list("abcd")), 0), "d", progress=False)
+    uids = atlas.checkout(atlas.snapshot()).query().to_anndata().obs_names.to_numpy()
+    gone, values = np.array([False, True, False, True]), np.arange(4, dtype=np.float32)[:, None]
+    for i, held in enumerate((np.where(gone[:, None], np.nan, values), np.ma.masked_array(values, gone[:, None]))):
+        with pytest.raises(AtlasError, match="NaN"):
+            atlas.add(write_results(tmp_path / str(i), uids, held), "r", as_=form, progress=False)
+    atlas.add(write_results(tmp_path / "r", uids[~gone], values[~gone]), "r", as_=form, progress=False)
+    query = atlas.checkout(atlas.snapshot()).query().with_results("r")
+    outputs = [query.to_anndata(), next(iter(query.batches(9)))]
+    for name, options in WAYS.items():
+        outputs.append(ra.read(query.write(str(tmp_path / f"out{name}"), **options)))
+    for made in outputs:
+        assert np.isnan(made.obsm["r"][:, 0]).tolist() == gone.tolist()
+
+
+def test_labels_that_are_missing_have_no_term(tmp_path: Path) -> None:
+    """A cell without a label gets no id of a term, whatever says that the label is missing, and empty text is no label of a term."""
+    pytest.importorskip("cellxgene_ontology_guide")
+    labels = [
+        np.array(["T cell", None, np.nan, "", "nan"], object),
+        pd.Categorical(["T cell", None, None, "", "nan"]),
+        pd.array(["T cell", None, pd.NA, "", "nan"], "string"),
+    ]
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    for i, column in enumerate(labels):
+        atlas.add(dataset(pd.DataFrame({"cell_type": column}, index=list("abcde")), i), f"d{i}", progress=False)
+    atlas.map_terms("cell_type")
+    query = atlas.checkout(atlas.snapshot()).query()
+    ids, found = "cell_type_ontology_term_id", query.to_pandas()
+    assert found["cell_type"].isna().tolist() == [False, True, True, False, False] * 3
+    assert found[ids].isna().tolist() == [False, True, True, True, True] * 3
+    assert query.where(f"{ids} IS NULL").count() == 12
+    for name, options in WAYS.items():
+        made = ra.read(query.write(str(tmp_path / f"out{name}"), **options)).obs
+        assert made["cell_type"].isna().tolist() == found["cell_type"].isna().tolist()
+        assert made[ids].isna().tolist() == found[ids].isna().tolist()

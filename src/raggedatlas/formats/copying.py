@@ -117,7 +117,7 @@ def copy(
         The suffix of a path determines the format; use `open_sink` for options. ``s3://``, ``gs://`` and ``az://`` are paths too.
     where : str, mapping, Filter, mask or row numbers, optional
         Cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
-        their order.
+        their order, and repeated row numbers are refused.
     features : sequence of str, optional
         Features to copy, in this order: names in the index, else ids or symbols in the usual columns of `var`. `raw` keeps all.
     layers : sequence of str, optional

@@ -125,6 +125,12 @@ def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table)
             f"where= takes a condition, one truth value for each of the {cells.num_rows:,} cells, or numbers of rows from 0; "
             f"got {asked.dtype} values of shape {asked.shape}."
         )
+    if rows.size < asked.size:
+        numbers, counts = np.unique(asked, return_counts=True)
+        raise QueryError(
+            f"where= has the row {int(numbers[counts > 1][0]):,} more than once, and a file has each cell once; pass numpy.unique(rows), or "
+            "index an AnnData of raggedatlas.read to repeat cells."
+        )
     return rows
 
 

@@ -328,7 +328,7 @@ def frame_length(container: Container, path: str) -> int | None:
     if index is not None and not is_array(index):
         inner = next((n for n in ("values", "codes") if n in index), "")
         index = container.get(f"{path}/{index_name(node)}/{inner}") if inner else None
-    if index is None or len(index.shape or ()) != 1:
+    if index is None or not is_array(index) or len(index.shape or ()) != 1:
         raise SourceError(
             f"{container.uri}: {path} has no index column {index_name(node)!r}; it is no table that AnnData wrote."
         )

@@ -541,3 +541,23 @@ def test_the_cells_of_a_query_are_deleted(tmp_path: Path) -> None:
         atlas.delete_cells(query, uids=["5a3e8c0f12d4b697"])
     assert atlas.delete_cells(query).n_cells == 2
     assert set(atlas.checkout(atlas.snapshot()).query().to_pandas().index).isdisjoint(query.to_pandas().index)
+
+
+def test_an_annotation_of_deleted_cells_says_when_and_by_what_they_went(tmp_path: Path) -> None:
+    """The refusal counts the ids that each deletion took, apart from those that were never cells."""
+    atlas = RaggedAtlas.create(tmp_path / "atlas")
+    atlas.add(small_anndata(1, 12), "one", organism="human")
+    frame = atlas.checkout(atlas.snapshot()).query().to_pandas()
+    uids = list(frame.index)
+    atlas.delete_cells(uids=uids[:2])
+    atlas.delete_cells(col("n_genes") == frame["n_genes"].iloc[5])
+    n = int((frame["n_genes"].iloc[2:] == frame["n_genes"].iloc[5]).sum())
+    labels = {"uid": [*uids, "0" * 16], "label": ["B"] * (len(uids) + 1)}
+    with pytest.raises(AtlasError, match=f"{n + 3} of 13 rows") as refused:
+        atlas.annotate(labels, name="labels")
+    first, second = atlas._opened.deletions()
+    assert f"2 of them were deleted at {first.created_at[:19]} (given uids); {n} of them" in str(refused.value)
+    assert f"deleted at {second.created_at[:19]} ({second.where})" in str(refused.value)
+    with pytest.raises(AtlasError, match=r"None of the 2 rows .* 2 of them were deleted"):
+        atlas.annotate({"uid": uids[:2], "label": ["A", "B"]}, name="labels")
+    assert atlas.annotate(labels, name="labels", unknown="skip").n_cells == 12 - n - 2

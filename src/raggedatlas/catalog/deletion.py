@@ -363,6 +363,22 @@ def _deleted_rows(catalog: Catalog, at: Catalog, record: DatasetRecord) -> list[
     return tables
 
 
+def describe_deleted(catalog: Catalog, uids: pa.Array) -> str:
+    """Say how many uids are of cells that were deleted, when and by what; return an empty text where there is none."""
+    records = {uid: records[0] for uid, records in group_by_dataset(read_records(catalog)).items()}
+    uids, parts = uids.drop_null(), []
+    for deletion in catalog.deletions():
+        frames = [
+            read_frame(catalog, records[uid], deletion.frame, cells.rows)
+            for uid, cells in deletion.datasets.items()
+            if uid in records
+        ]
+        n = sum(pc.sum(pc.is_in(rows.column("uid"), value_set=uids)).as_py() or 0 for rows in frames)
+        if n:
+            parts.append(f"{n:,} of them were deleted at {deletion.created_at[:19]} ({deletion.where})")
+    return "; ".join(parts)
+
+
 def remove_unnamed_frames(catalog: Catalog, grace: timedelta = GRACE) -> int:
     """Remove files of deleted rows older than `grace` that no deletion of the tip or of a snapshot names; return the bytes freed.
 

@@ -22,6 +22,7 @@ from raggedatlas.catalog.cells import (
     in_datasets,
     join_facts,
 )
+from raggedatlas.catalog.deletion import describe_deleted
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
@@ -599,16 +600,19 @@ def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> 
     again, first = index.repeated()
     known[again] = known[first]
     n_unknown = len(uids) - int(known.sum())
+    refused = n_unknown == len(uids) or (n_unknown and options.unknown == "error")
+    deleted = describe_deleted(catalog, uids.filter(pa.array(~known))) if refused else ""
+    deleted = f" {deleted}." if deleted else ""
     if n_unknown == len(uids):
         raise SourceError(
             f"None of the {len(uids):,} rows names one of the {n_cells:,} cells of this atlas by {options.on}; the first row "
-            f"says {uids[0].as_py()!r}. Cells are named by uid, or by name within a dataset with on='cell_name'."
+            f"says {uids[0].as_py()!r}.{deleted} Cells are named by uid, or by name within a dataset with on='cell_name'."
         )
     if n_unknown and options.unknown == "error":
         row = int(np.argmin(known))
         raise SourceError(
-            f"{n_unknown:,} of {len(uids):,} rows name no cell of this atlas, first row {row:,} ({uids[row].as_py()!r}); pass "
-            "unknown='skip' to leave them out."
+            f"{n_unknown:,} of {len(uids):,} rows name no cell of this atlas, first row {row:,} ({uids[row].as_py()!r}).{deleted} "
+            "Pass unknown='skip' to leave them out."
         )
     # Rows that repeat an unknown uid are merely unknown; `unknown="skip"` leaves them out.
     if known[again].any():

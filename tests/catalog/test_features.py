@@ -104,6 +104,21 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
         features.read_registry(catalog, "embedding")
 
 
+def test_a_symbol_in_another_case_is_found_where_it_means_one_feature(tmp_path: Path) -> None:
+    """With a warning; an exact name comes first, and of several that differ in case alone all are listed."""
+    atlas = RaggedAtlas.create(str(tmp_path / "a"))
+    atlas.add(small_anndata(0, 6, ["CD79A", "MS4A1"]), "human", organism="human", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    with pytest.warns(UserWarning, match="in another case: 'cd79a' for 'CD79A'"):
+        found = query.features("cd79a").to_anndata()
+    assert found.var["symbol"].tolist() == ["CD79A"]
+    atlas.add(small_anndata(1, 6, ["Cd79a"]), "mouse", organism="mouse", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    assert query.features("Cd79a").to_anndata().var["organism"].tolist() == ["mouse"]
+    with pytest.raises(FeatureError, match=r"'cd79a' is any of (human CD79A.*mouse Cd79a|mouse Cd79a.*human CD79A)"):
+        query.features("cd79a").to_anndata()
+
+
 def test_presence_is_what_results_call_measured(two: Two, tmp_path: Path) -> None:
     """The matrix of datasets and features is that of `varm["measured"]`; no dataset is left out."""
     catalog, first, second = two

@@ -381,7 +381,7 @@ def test_cells_without_a_record_are_invisible(own: Any) -> None:
     [
         (lambda q: q.layers("only_here").to_anndata(), QueryError, "in 1 dataset"),
         (lambda q: q.layers("nope").to_anndata(), QueryError, "lognorm"),
-        (lambda q: q.features("CD3D", "cd3d").to_anndata(), FeatureError, "near 'cd3d'"),
+        (lambda q: q.features("CD3D", "cd3dx").to_anndata(), FeatureError, "near 'cd3dx'"),
         (lambda q: q.features("LYZ", "LYZ").to_anndata(), FeatureError, "more than once"),
         (lambda q: q.features([]), QueryError, "names"),
         (lambda q: q.features("X1", space="embedding").to_anndata(), QueryError, "no names"),

@@ -1,5 +1,6 @@
 """Read feature registries, resolve names of features, and find which features of other organisms are orthologs."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +33,12 @@ from raggedatlas.model.accessions import (
     organism_name,
     parse_accession,
 )
+from raggedatlas.store.filters import calling_level
 from raggedatlas.store.sql import equals, in_list
 
 _Known = tuple[dict[str, list[str]], dict[str, list[str]], dict[str, list[str]], dict[str, list[str]]]
+IN_ANOTHER_CASE = "symbol in another case"
+
 _SHOWN = 10
 """Features of one name that a message lists."""
 
@@ -49,7 +53,7 @@ class Resolved:
         One per name found, in the asked order.
     matched_by : tuple of str
         ``"uid"``, ``"id"`` (an accession), ``"symbol"`` (or another name that is the feature's only one), ``"previous symbol"`` or
-        ``"alias"`` for each.
+        ``"alias"`` for each; ``"symbol in another case"`` where only one feature has a symbol that differs in case.
     unknown : tuple of str
         Names that nothing answers to.
     ambiguous : mapping of str to tuple of str
@@ -221,7 +225,7 @@ class Registry:
         Parameters
         ----------
         names : sequence of str
-            In any mixture. Case counts; the asked order is kept. ``organism:name`` asks among the features of one organism,
+            In any mixture; the asked order is kept. Case counts, unless only the symbol of one feature differs in nothing else. ``organism:name`` asks among the features of one organism,
             ``namespace:name`` among those with an accession of this namespace, or with ``symbol`` among those without;
             ``Antibody Capture:name`` among those of this 10x feature type, which else come after genes.
         follow : bool
@@ -240,6 +244,8 @@ class Registry:
             # Accessions such as `MGI:88319` contain a colon, so the complete text is tried first.
             if not ends and ":" in name:
                 how, ends = self._lookup_within(name, known, follow=follow)
+            if not ends:
+                how, ends = IN_ANOTHER_CASE, self._in_another_case(name, follow=follow)
             if len(ends) == 1:
                 found.append((ends[0], how))
             elif ends:
@@ -270,6 +276,19 @@ class Registry:
             if ends:
                 return how, [uid for uid in ends if uid not in self._types] or ends
         return "", []
+
+    def _in_another_case(self, name: str, *, follow: bool) -> list[str]:
+        """Return the features whose symbol is a name but for its case."""
+        uids = self.uids[self._rows_by_folded_symbol.get(name.casefold(), [])].tolist()
+        ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids})
+        return [uid for uid in ends if uid not in self._types] or ends
+
+    @cached_property
+    def _rows_by_folded_symbol(self) -> dict[str, list[int]]:
+        rows: dict[str, list[int]] = {}
+        for row, symbol in enumerate(self.symbols):
+            rows.setdefault(symbol.casefold(), []).append(row)
+        return rows
 
     def _lookup_within(self, spelling: str, known: _Known, *, follow: bool) -> tuple[str, list[str]]:
         """Look a name up among the features of the organism or namespace before its colon."""
@@ -305,6 +324,13 @@ class Registry:
             raise FeatureError(
                 f"Of {len(names)} features asked for in {self.space!r} ({len(self.uids):,} registered), {'; '.join(parts)}. "
                 "Ask by a name that is known and means one feature, or leave these out."
+            )
+        other = [name for name, how in zip(names, resolved.matched_by, strict=True) if how == IN_ANOTHER_CASE]
+        if other:
+            taken = ", ".join(f"{name!r} for {self.names_of(self.resolve([name]).uids)[0]!r}" for name in other)
+            warnings.warn(
+                f"Features of {self.space!r} were found by symbols in another case: {taken}.",
+                stacklevel=calling_level(),
             )
         repeated = {uid for uid, n in Counter(resolved.uids).items() if n > 1 and once}
         if repeated:

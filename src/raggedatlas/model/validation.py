@@ -3,7 +3,6 @@
 A validator of one format has a table of `Rule` and check functions, which report to a `Checker`.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,22 +14,8 @@ Level = Literal["must", "should", "practice"]
 Depth = Literal["metadata", "full"]
 
 
-class _Fixable:
-    """Base of what carries a `fix`, for its name before version 0.1."""
-
-    __slots__ = ()
-
-    fix: str
-
-    @property
-    def mend(self) -> str:
-        """Deprecated name of `fix`."""
-        warnings.warn("mend is now called fix.", DeprecationWarning, stacklevel=2)
-        return self.fix
-
-
 @dataclass(frozen=True, slots=True)
-class Rule(_Fixable):
+class Rule:
     """A numbered rule of a format.
 
     Parameters
@@ -65,7 +50,7 @@ class Rule(_Fixable):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem(_Fixable):
+class Problem:
     """A rule that is broken in one place.
 
     Parameters

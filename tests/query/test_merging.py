@@ -93,7 +93,7 @@ def from_loader(query: Any, **_: Any) -> pd.DataFrame:
     names = query.to_anndata()
     uids, rows = [], []
     for batch in Loader(query, 5, shuffle="full", seed=3):
-        uids += [uid.decode() for uid in batch.uids]
+        uids += batch.uids.tolist()
         rows.append(batch.X.toarray())
     found = pd.DataFrame(np.vstack(rows), index=uids, columns=names.var_names).loc[names.obs_names]
     return found.set_axis(names.obs["cell_name"].to_numpy())

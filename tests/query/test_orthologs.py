@@ -76,7 +76,7 @@ def test_datasets_of_two_organisms_are_joined_one_to_one(atlas: ra.RaggedAtlas, 
     assert (found[expected.columns].loc[expected.index].to_numpy() == expected.to_numpy()).all()
     assert made.uns["atlas"]["orthologs"] == "human"
     loaded = {
-        uid.decode(): row
+        uid: row
         for batch in ra.Loader(view.query().join(orthologs="human"), 7)
         for uid, row in zip(batch.uids, batch.X.toarray(), strict=True)
     }

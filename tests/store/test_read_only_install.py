@@ -37,7 +37,11 @@ def test_compiled_loops_run_from_a_read_only_install_without_a_home(tmp_path: Pa
     for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
     environment = {key: value for key, value in os.environ.items() if key not in {"XDG_CACHE_HOME", "PYTHONPATH"}}
-    environment |= {"PYTHONPATH": str(tmp_path / "site"), "HOME": "/proc/nobody", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(Path(__file__).parents[1])]),
+        "HOME": "/proc/nobody",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-c", _WITHOUT_RIGHTS, str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, env=environment, cwd=tmp_path

@@ -34,6 +34,7 @@ def is_soma(path: AnyPath) -> bool:
 
     Examples
     --------
+    >>> from pathlib import Path
     >>> is_soma(Path("tests/data"))
     False
     """

@@ -101,7 +101,15 @@ TWO = {
 @pytest.mark.parametrize(
     ("shapes", "name", "losses"),
     [
-        (mesh(**TWO), "stl", ["objects: 2 are joined into one", "vertex attribute 'color' is left out"]),
+        (
+            mesh(**TWO),
+            "stl",
+            [
+                "objects: 2 are joined into one",
+                "vertex attribute 'color' is left out",
+                "vertices: those at one place become one",
+            ],
+        ),
         (mesh(positions=np.eye(3) / 3), "stl", ["rounded: positions, from float64 to 32 bits"]),
         (
             Shapes(

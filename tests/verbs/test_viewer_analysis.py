@@ -237,7 +237,7 @@ def bodies(scene: Scene) -> dict[str, Any]:
 REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("another atlas", "compare", {"scene": "0123456789abcdef"}, 400, "other cells than its server"),
     ("another atlas, label", "annotate", {"scene": "0123456789abcdef"}, 400, "other cells than its server"),
-    ("no flag", "annotate", {}, 403, "start it with --allow-annotate"),
+    ("no flag", "annotate", {}, 403, "start it with allow_annotate=True"),
     ("short set", "compare", {"group": "AA=="}, 400, "group is no set of the 300 points"),
     ("no base64", "compare", {"group": "<>"}, 400, "group is no set"),
     ("number as set", "compare", {"group": 7}, 400, "group is no set"),

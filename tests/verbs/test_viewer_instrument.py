@@ -183,7 +183,7 @@ def test_a_lasso_becomes_an_annotation_on_a_served_page(browser: Browser, atlas:
         browser.run("viewer.open('Label')")
         assert "Write to the atlas" not in browser.run("document.querySelector('.drawer').textContent")
         sent = "viewer.app.parts.post('annotate', { scene: viewer.app.manifest.scene }).catch((error) => error.message)"
-        assert "start it with --allow-annotate" in browser.run(sent)
+        assert "start it with allow_annotate=True" in browser.run(sent)
     assert len(atlas.annotations()) == 1
 
 

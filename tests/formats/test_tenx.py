@@ -1,5 +1,6 @@
 """10x count files: HDF5 of both ages and Market-matrix folders, compared with h5py and SciPy on the same bytes."""
 
+import contextlib
 import gzip
 import warnings
 from pathlib import Path
@@ -293,3 +294,48 @@ def test_samples_of_a_folder_have_prefixes(tmp_path: Path) -> None:
     source = open_source(matrices[1])
     assert source.cells().column(0).to_pylist() == [f'b"{i}' for i in range(5)]
     source.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_matrices_of_kallisto_and_parse_are_cells_by_features(tmp_path: Path, packed: bool) -> None:
+    """Their rows are cells; names, symbols and columns of the cells come from the tables beside them."""
+    opener, ending = (gzip.open, ".gz") if packed else (open, "")
+    coo = sp.coo_array(MATRIX)
+    text = "\n".join([
+        "%%MatrixMarket matrix coordinate integer general", f"5 7 {coo.nnz}",
+        *(f"{r + 1} {c + 1} {v}" for r, c, v in zip(*coo.coords, coo.data, strict=True)),
+    ])  # fmt: skip
+    files = {
+        "kallisto": {
+            "cells_x_genes.mtx": text,
+            "cells_x_genes.barcodes.txt": "\n".join(f"BC{i}" for i in range(5)),
+            "cells_x_genes.genes.txt": "\n".join(f"ENSG{i}" for i in range(7)),
+            "cells_x_genes.genes.names.txt": "\n".join(f"G{i}" for i in range(7)),
+        },
+        "parse": {
+            "count_matrix.mtx": text,
+            "cell_metadata.csv": "bc_wells,sample,count\n" + "\n".join(f"BC{i},s{i % 2},{i}" for i in range(5)),
+            "all_genes.csv": "gene_id,gene_name,genome\n" + "\n".join(f"ENSG{i},G{i},hg38" for i in range(7)),
+        },
+    }
+    for name, parts in files.items():
+        (tmp_path / name).mkdir()
+        for part, content in parts.items():
+            with opener(tmp_path / name / (part + ending), "wt") as file:
+                file.write(content + "\n")
+        found = ra.read(tmp_path / name)
+        np.testing.assert_array_equal(found.X.toarray(), MATRIX.toarray())
+        assert found.obs_names.tolist() == [f"BC{i}" for i in range(5)]
+        assert found.var_names.tolist() == [f"ENSG{i}" for i in range(7)]
+        assert found.var["symbol"].tolist() == [f"G{i}" for i in range(7)]
+        assert [path.name for path in list_sources(tmp_path / name)] == [name]
+    assert found.obs["sample"].tolist() == ["s0", "s1", "s0", "s1", "s0"]
+    assert found.obs["count"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_other_matrices_of_a_folder_are_left_out_by_name(tmp_path: Path) -> None:
+    """STARsolo writes a second matrix, of reads that map to several genes."""
+    write_mtx(tmp_path / "solo", packed=False)
+    (tmp_path / "solo" / "UniqueAndMult-EM.mtx").write_text("%%MatrixMarket matrix coordinate real general\n")
+    with contextlib.closing(open_source(tmp_path / "solo")) as source:
+        assert source.describe().left_out == {"UniqueAndMult-EM.mtx": "another matrix of the folder"}

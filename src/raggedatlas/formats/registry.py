@@ -50,7 +50,7 @@ SUPPORTED = (
     "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
-MATRICES = ("matrix.mtx", "matrix.mtx.gz")
+MATRICES = tuple(f"{name}{packed}" for name in ("matrix.mtx", "DGE.mtx", "cells_x_genes.mtx") for packed in ("", ".gz"))
 """How the name of a file with a matrix as text ends."""
 
 ON_SERVERS = "h5ad, h5mu, 10x .h5 and loom files and Zarr folders, and in object stores CXG folders"
@@ -166,13 +166,13 @@ def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     SourceError
         If nothing in it is recognised.
     """
-    from raggedatlas.formats.tenx import market_matrices
+    from raggedatlas.formats.tenx import has_prefix, market_matrices
 
     folder = local_path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     # Samples that share a folder have a prefix each, and are files among others.
-    prefixed = folder.is_dir() and not any(path.name.startswith("matrix.mtx") for path in market_matrices(folder))
+    prefixed = folder.is_dir() and not any(not has_prefix(path) for path in market_matrices(folder))
     kind = _folder_kind(folder)
     if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]

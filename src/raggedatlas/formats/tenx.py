@@ -1,13 +1,14 @@
-"""Read 10x Genomics count files: HDF5 of Cell Ranger 2 and later, and Market-matrix folders."""
+"""Read 10x Genomics count files: HDF5 of Cell Ranger 2 and later, and Market-matrix folders, also those of other programs."""
 
+import contextlib
 import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,45 @@ from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.remote_path import Address, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class MarketFiles:
+    """How the files of one sample in the Market-matrix format are called.
+
+    Parameters
+    ----------
+    matrix, barcodes : str
+        Endings of the names of the matrix and of the table of cells.
+    features : tuple of str
+        Possible endings of the name of the table of features.
+    by_cells : bool
+        Whether the rows of the matrix are cells; else they are features.
+    """
+
+    matrix: str
+    barcodes: str
+    features: tuple[str, ...]
+    by_cells: bool = False
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the tables are CSV with a header."""
+        return self.barcodes.endswith(".csv")
+
+
+MARKET_FILES = (
+    *(
+        MarketFiles(name, "cell_metadata.csv", ("all_genes.csv",), by_cells=True)
+        for name in ("count_matrix.mtx", "DGE.mtx")
+    ),
+    MarketFiles("cells_x_genes.mtx", "cells_x_genes.barcodes.txt", ("cells_x_genes.genes.txt",), by_cells=True),
+    MarketFiles("matrix.mtx", "barcodes.tsv", ("features.tsv", "genes.tsv")),
+)
+"""Files of Parse Biosciences, of kallisto|bustools, and of Cell Ranger and STARsolo; the last is what other names end in."""
 
 FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
@@ -64,9 +104,10 @@ def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
 
 
 def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
-    """Open a folder with ``matrix.mtx``, ``barcodes.tsv`` and ``features.tsv`` or ``genes.tsv``, each plain or ``.gz``.
+    """Open a folder with the Market-matrix files of one sample, named as in `MARKET_FILES`, each plain or ``.gz``.
 
-    The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses one.
+    The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses one. Other
+    matrices in the folder, such as STARsolo's of reads that map to several genes, are listed as left out.
 
     The text is read once and sorted by cell, large files through temporary files.
 
@@ -77,36 +118,80 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     SourceError
         If the files do not match or a line is invalid.
     """
-    folder, prefix = _sample(local_path(path))
-    barcodes = read_table(find_part(folder, f"{prefix}barcodes.tsv"), ("barcode",))
-    features = find_part(folder, f"{prefix}features.tsv", f"{prefix}genes.tsv")
-    table = read_table(features, ("id", "symbol", "feature_types"))
-    names = barcodes["barcode"]
-    place = MatrixLocation(str(folder), "matrix.mtx", lambda row: names[row])
-    rows = MarketRows(find_part(folder, f"{prefix}matrix.mtx"), (len(names), len(table["id"])), place)
+    folder, prefix, files = _sample(local_path(path))
+    barcodes = find_part(folder, f"{prefix}{files.barcodes}")
+    features = find_part(folder, *(f"{prefix}{name}" for name in files.features))
+    if files.has_headers:
+        cells = _read_csv(barcodes)
+        names, columns = cells.index.tolist(), _read_csv(features)
+        table = {"id": columns.index.tolist()}
+        table |= {
+            FIELDS.get(str(key).removeprefix("gene_"), str(key)): columns[key].astype(str).tolist() for key in columns
+        }
+    else:
+        cells, names = None, read_table(barcodes, ("barcode",))["barcode"]
+        table = read_table(features, ("id", "symbol", "feature_types"))
+        if files.by_cells:
+            with contextlib.suppress(NotFoundError):
+                table |= read_table(find_part(folder, f"{prefix}cells_x_genes.genes.names.txt"), ("symbol",))
+    matrix = find_part(folder, f"{prefix}{files.matrix}")
+    place = MatrixLocation(str(folder), files.matrix, lambda row: names[row])
+    rows = MarketRows(matrix, (len(names), len(table["id"])), place, by_cells=files.by_cells)
+    others = {path.name for ending in ("*.mtx", "*.mtx.gz") for path in folder.glob(ending)}
+    left_out = dict.fromkeys(
+        sorted(others - {one.name for one in market_matrices(folder)}), "another matrix of the folder"
+    )
     # One reader for all feature types, so that the text is read and sorted only once.
-    parts = _split(lambda: rows, table, lambda: np.array(names, dtype=object), {})
+    parts = _split(lambda: rows, table, lambda: np.array(names, dtype=object), left_out)
+    if cells is not None:
+        parts = replace(parts, cells=lambda: cells)
     name = prefix.rstrip("_-. ") or folder.name
     return CompositeSource(parts, name=name, uri=str(path), format="10x-mtx")
 
 
+def _read_csv(path: Path) -> "pd.DataFrame":
+    """Read a table with a header, whose first column has the names."""
+    import pandas as pd
+
+    try:
+        frame: pd.DataFrame = pd.read_csv(path, index_col=0, dtype={0: str})
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # pandas' errors of parsing are ValueErrors
+        raise SourceError(f"{path} cannot be read as a CSV table ({error}); fetch it again.") from error
+    frame.index = frame.index.astype(str).rename(None)
+    return frame
+
+
+def _market_files(path: Path) -> MarketFiles | None:
+    """Return how the files beside a matrix are called, or None for a file that is no matrix of a sample."""
+    name = path.name.removesuffix(".gz")
+    return next((files for files in MARKET_FILES if name.endswith(files.matrix)), None)
+
+
 def market_matrices(folder: Path) -> list[Path]:
-    """Return the files ``<prefix>matrix.mtx`` of a folder, plain or ``.gz``: one for each sample."""
-    return sorted(path for name in ("*matrix.mtx", "*matrix.mtx.gz") for path in folder.glob(name) if path.is_file())
+    """Return the matrices of the samples in a folder, ``<prefix>matrix.mtx`` or another name of `MARKET_FILES`, plain or ``.gz``."""
+    found = (path for ending in ("*.mtx", "*.mtx.gz") for path in folder.glob(ending) if path.is_file())
+    return sorted(path for path in found if _market_files(path) is not None)
 
 
-def _sample(path: Path) -> tuple[Path, str]:
-    """Return the folder and the prefix of the files of the sample at a path: a folder with one, or its matrix."""
+def has_prefix(matrix: Path) -> bool:
+    """Return whether the name of a matrix has a prefix, as that of one of several samples in a folder."""
+    files = _market_files(matrix)
+    return files is not None and matrix.name.removesuffix(".gz") != files.matrix
+
+
+def _sample(path: Path) -> tuple[Path, str, MarketFiles]:
+    """Return the folder of the sample at a path (a folder with one, or its matrix), the prefix of its files, and their names."""
     if path.is_dir():
         found = market_matrices(path)
-        whole = [one for one in found if one.name.startswith("matrix.mtx")]
+        whole = [one for one in found if not has_prefix(one)]
         found = whole or found
         if len(found) > 1 and not whole:
             raise SourceError(
                 f"{path} has several matrices: {[one.name for one in found]}; give the path of one of them."
             )
         path = found[0] if found else path / "matrix.mtx"
-    return path.parent, path.name.removesuffix(".gz").removesuffix("matrix.mtx")
+    files = _market_files(path) or MARKET_FILES[-1]
+    return path.parent, path.name.removesuffix(".gz").removesuffix(files.matrix), files
 
 
 def is_tenx(container: Container) -> bool:
@@ -250,7 +335,7 @@ class MarketHeader:
 
 
 class MarketRows(SortedRows):
-    """Reads a coordinate file of features by cells by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
+    """Reads a coordinate file of features by cells, or cells by features, by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
     Parameters
     ----------
@@ -260,6 +345,8 @@ class MarketRows(SortedRows):
         ``(n_cells, n_features)`` from the tables next to it.
     place : MatrixLocation
         For messages.
+    by_cells : bool
+        Whether the rows of the file are cells.
 
     Raises
     ------
@@ -269,14 +356,14 @@ class MarketRows(SortedRows):
 
     form: MatrixForm = "csr"
 
-    def __init__(self, path: Path, shape: tuple[int, int], place: MatrixLocation) -> None:
-        self._path, self._place = path, place
+    def __init__(self, path: Path, shape: tuple[int, int], place: MatrixLocation, *, by_cells: bool = False) -> None:
+        self._path, self._place, self._by_cells = path, place, by_cells
         with _opened(path) as file:
             self._header = _read_header(file, path)
-        if self._header.shape != (shape[1], shape[0]):
+        if self._header.shape != (shape if by_cells else shape[::-1]):
             raise SourceError(
                 f"{path} has shape {self._header.shape}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
-                "barcodes; a file of features by barcodes is expected. Put the files of one run together."
+                f"barcodes; a file of {'barcodes by features' if by_cells else 'features by barcodes'} is expected. Put the files of one run together."
             )
         self.shape = shape
         self.dtype = DTYPES[self._header.field]
@@ -290,8 +377,8 @@ class MarketRows(SortedRows):
         with _opened(self._path) as file:
             _read_header(file, self._path)
             for numbers in _numbers(file, self._header.field, width, self._path):
-                features = numbers[:, 0].astype(np.int64) - 1
-                cells = numbers[:, 1].astype(np.int64) - 1
+                first, second = numbers[:, 0].astype(np.int64) - 1, numbers[:, 1].astype(np.int64) - 1
+                cells, features = (first, second) if self._by_cells else (second, first)
                 n_read += len(numbers)
                 self._check(features, cells, n_read)
                 values = np.ones(len(numbers), np.bool_) if width == 2 else numbers[:, 2]
@@ -308,7 +395,7 @@ class MarketRows(SortedRows):
         if n_read > self._header.n_entries or outside.any():
             at = int(outside.argmax())
             what = (
-                f"entry ({int(features[at]) + 1:,}, {int(cells[at]) + 1:,}) outside its shape {self._header.shape}"
+                f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._header.shape}"
                 if outside.any()
                 else f"more than the {self._header.n_entries:,} entries that it announces"
             )

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import GRACE, RESULT_ASSETS, group_by_dataset, process_alive, read_records, this_process
+from raggedatlas.catalog.assets import GRACE, group_by_dataset, process_alive, read_records, this_process
 from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
-from raggedatlas.model.assets import DeletedCells, DeletionRecord
+from raggedatlas.model.assets import DeletedCells, DeletionRecord, result_columns
 from raggedatlas.model.ids import UidIndex, new_uid
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
@@ -228,8 +228,8 @@ def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict
     index = UidIndex(pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()]))
     counts: dict[str, dict[str, tuple[int, int]]] = {uid: {} for uid in rows}
     pointers = {name: kind for name, (_, kind) in pointer_columns(schema).items()}
-    results = RESULT_ASSETS.read(at.tip()) if at.tip().tables.has(RESULT_ASSETS.name) else []
-    vectors = {r.column: r.uid for r in results if r.kind == "vector" and r.column in schema.names}
+    # By the marks of the columns: a result that is being added has no record yet.
+    vectors = {name: uid for name, (uid, _) in result_columns(schema).items() if name not in pointers}
     parts = [part for name, kind in pointers.items() for part in _parts(name, kind)]
     where = in_list("dataset_uid", list(rows))
     for batch in walk(at.tables, CELLS, ["uid", "dataset_uid", *parts, *vectors], where, use_index=False):

@@ -436,15 +436,30 @@ def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
 
         # The first name may be taken by the result to be replaced, or by what a killed call left.
         with contextlib.suppress(DuplicateError):
-            catalog.tables.fill_columns(CELLS, partial(_values, plan, record, schema))
+            catalog.tables.fill_columns(CELLS, partial(_values, catalog, plan, record, schema))
             return named
     raise SchemaError(f"The cells have columns for {record.name!r} that nobody names; run repair(), and add it again.")
 
 
-def _values(plan: ResultPlan, record: ResultRecord, schema: pa.Schema, at: Tables) -> pa.RecordBatchReader:
+def _values(
+    catalog: Catalog, plan: ResultPlan, record: ResultRecord, schema: pa.Schema, at: Tables
+) -> pa.RecordBatchReader:
+    """Return the values of all cells, and refuse a result of cells that were deleted since the plan."""
     # Cells may have been added or dropped since the plan, so positions are looked up at this version.
-    keys = pa.chunked_array([batch.column(0) for batch in at.batches(CELLS, ["uid"])], pa.string())
+    batches_there = [*at.batches(CELLS, ["uid", "dataset_uid"])]
+    keys, owners = (pa.chunked_array([batch.column(i) for batch in batches_there], pa.string()) for i in (0, 1))
     places = pc.index_in(keys, value_set=plan.uids).combine_chunks()
+    filled = {
+        entry["values"]: entry["counts"] for entry in pc.value_counts(owners.filter(places.is_valid())).to_pylist()
+    }
+    fewer = {uid: n - filled.get(uid, 0) for uid, n in record.cells_of.items() if filled.get(uid, 0) < n}
+    # A dataset that was dropped meanwhile takes its results with it.
+    known = {one.uid for one in read_records(catalog.tip())} if fewer else set()
+    if n_deleted := sum(n for uid, n in fewer.items() if uid in known):
+        raise SourceError(
+            f"{n_deleted:,} of the cells with the result {record.name!r} were deleted while it was added; add it again, with unknown='skip' to "
+            "leave them out."
+        )
     blocks = (places.slice(start, BLOCK_ROWS) for start in range(0, len(places), BLOCK_ROWS))
     batches = (pa.RecordBatch.from_arrays([_column(plan, record, block)], schema=schema) for block in blocks)
     return pa.RecordBatchReader.from_batches(schema, batches)

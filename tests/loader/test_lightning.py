@@ -76,7 +76,7 @@ def test_a_trainer_sees_what_the_loader_gives(small: Any) -> None:
     held_out = [uid for batch in data.loader("val") for uid in batch.uids.tolist()]
     assert model.checked == [*held_out[:8], *held_out * 3]
     predicted = [uid for batch in runs.predict(model, datamodule=data) for uid in batch]
-    assert predicted == [uid.encode() for uid in small.obs.index]
+    assert predicted == list(small.obs.index)
 
 
 def test_a_run_resumes_in_the_middle_of_an_epoch(small: Any, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_batches_go_on_where_a_state_was_taken(small: Any) -> None:
 
 def test_ranks_share_the_cells(small: Any) -> None:
     """Ranks of the trainer have as many batches each, and see every cell; predictions are made once."""
-    seen: dict[str, list[list[bytes]]] = {"train": [], "val": [], "predict": []}
+    seen: dict[str, list[list[str]]] = {"train": [], "val": [], "predict": []}
     lengths: dict[str, set[int]] = {"train": set(), "val": set()}
     for rank in range(3):
         data = module(small)
@@ -127,11 +127,11 @@ def test_ranks_share_the_cells(small: Any) -> None:
             if name in lengths:
                 lengths[name].add(len(own[-1]))
     assert all(len(found) == 1 for found in lengths.values())
-    everyone = {uid.encode() for uid in small.obs.index}
+    everyone = set(small.obs.index)
     train, val, predicted = ([uid for one in own for uid in one] for own in seen.values())
     assert set(train) | set(val) == everyone
     assert not set(train) & set(val)
-    assert predicted == [uid.encode() for uid in small.obs.index]
+    assert predicted == list(small.obs.index)
 
 
 def test_cells_can_be_named_by_queries(small: Any) -> None:
@@ -143,7 +143,7 @@ def test_cells_can_be_named_by_queries(small: Any) -> None:
     assert batch.X.shape == (8, 5)
     assert batch.categories["kind"].tolist() == data.loader().categories["kind"].tolist()
     uids = [uid for batch in data.predict_dataloader() for uid in batch.uids.tolist()]
-    np.testing.assert_array_equal(uids, [uid.encode() for uid in second.to_pandas().index])
+    np.testing.assert_array_equal(uids, list(second.to_pandas().index))
     assert AtlasDataModule(first, split=Split(val=0)).val_dataloader() == []
 
 

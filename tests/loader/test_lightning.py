@@ -30,7 +30,7 @@ class Watch(lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.layer = torch.nn.Linear(6, 1)
         self.seen: list[Any] = []
-        self.checked: list[bytes] = []
+        self.checked: list[str] = []
         self.save_at, self.path = save_at, path
 
     def training_step(self, batch: Any, _: int) -> Any:

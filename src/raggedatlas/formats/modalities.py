@@ -341,11 +341,13 @@ class MemoryOutput:
 
 
 class _Node:
+    """A group, with the attributes that say what it encodes."""
+
     def __init__(self, name: str) -> None:
         self.name, self.attrs = name, dict[str, Any]()
 
     def values(self) -> NDArray[Any]:
-        raise NotImplementedError
+        raise SourceError(f"The element {self.name!r} is a group where an array is expected.")
 
 
 class _Array(_Node):

@@ -250,9 +250,9 @@ def test_a_purge_that_dies_is_finished(atlas: ra.RaggedAtlas, monkeypatch: pytes
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("change_versions", "delete_bundles_with"):
+    for place in ("purge.change_versions", "collectors.bundles_with"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"raggedatlas.catalog.purge.{place}", die)
+            patched.setattr(f"raggedatlas.catalog.{place}", die)
             with pytest.raises(KeyboardInterrupt):
                 ra.RaggedAtlas.open(atlas.uri).purge("d5")
     atlas.repair()

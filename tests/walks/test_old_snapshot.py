@@ -13,8 +13,9 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
+from raggedatlas.catalog.collectors import KEEP
 from raggedatlas.catalog.maintenance import gc
-from raggedatlas.catalog.optimization import KEEP, optimize
+from raggedatlas.catalog.optimization import optimize
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
 from support.anndata_strategies import assert_same

@@ -82,6 +82,11 @@ def assert_results(view: Any, found: Results) -> None:
         np.testing.assert_array_equal(adata.obsm[name], np.array(expected, np.float32))
 
 
+def number_of(source: Any) -> str:
+    """Return by which a dataset is known in `AtlasMachine.files`; its cells are called after it."""
+    return str(source.obs_names[0].partition("-")[0])
+
+
 class AtlasMachine(RuleBasedStateMachine):
     """An atlas in a folder beside a model in memory."""
 
@@ -121,7 +126,7 @@ class AtlasMachine(RuleBasedStateMachine):
     def add_again(self, data: st.DataObject) -> None:
         source = self.tip[data.draw(st.sampled_from(sorted(self.tip)))]
         # The file is recognized, whichever of its cells were deleted.
-        source = self.files[source.obs_names[0].partition("-")[0]]
+        source = self.files[number_of(source)]
         with pytest.raises(DuplicateError):
             self.atlas.add(source, "another name", organism="human")
 
@@ -131,6 +136,17 @@ class AtlasMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tip)))
         self.atlas.drop_dataset(name)
         del self.tip[name]
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def purge(self, data: st.DataObject) -> None:
+        """Take a dataset out of the tip and every snapshot, whatever it is called there."""
+        name = data.draw(st.sampled_from(sorted(self.tip)))
+        number = number_of(self.tip[name])
+        self.atlas.purge(name)
+        self.tip = {of: source for of, source in self.tip.items() if number_of(source) != number}
+        for version, (model, found) in self.kept.items():
+            self.kept[version] = ({n: s for n, s in model.items() if number_of(s) != number}, found)
 
     @precondition(lambda self: self.tip)
     @rule(data=st.data())
@@ -159,7 +175,7 @@ class AtlasMachine(RuleBasedStateMachine):
         assert list(found.obs_names) == list(source.obs_names)
         np.testing.assert_array_equal(found.X.toarray(), source.X.toarray())
         missing = found.uns.get("deleted_cells", {"cell_name": []})["cell_name"]
-        whole = self.files[source.obs_names[0].partition("-")[0]]
+        whole = self.files[number_of(source)]
         assert sorted([*missing, *found.obs_names]) == sorted(whole.obs_names)
 
     @precondition(lambda self: self.tip)
@@ -225,6 +241,10 @@ class AtlasMachine(RuleBasedStateMachine):
     @rule()
     def gc(self) -> None:
         self.atlas.gc(dry_run=False, grace=dt.timedelta(0))
+
+    @rule()
+    def repair(self) -> None:
+        self.atlas.repair()
 
     @rule()
     def reopen(self) -> None:

@@ -24,7 +24,6 @@ from raggedatlas.model.assets import (
     RESULTS_SCHEMA,
     GeometryRecord,
     ResultRecord,
-    result_columns,
     without_deleted,
 )
 from raggedatlas.model.records import (
@@ -303,12 +302,6 @@ RESULT_ASSETS = AssetTable(RESULTS, ResultRecord, RESULTS_SCHEMA)
 GEOMETRY_ASSETS = AssetTable(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
 
 
-def asset_uids(catalog: Catalog) -> set[str]:
-    """Return the uids of all datasets, results and geometry stores; the array group of each has the same name."""
-    records = (read_records(catalog), RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog))
-    return {record.uid for kind in records for record in kind}
-
-
 def _dropped(
     records: Iterable[DatasetRecord | ResultRecord | GeometryRecord], noun: str, n: int
 ) -> "MaintenanceReport":
@@ -331,7 +324,7 @@ def read_records(catalog: Catalog) -> list[DatasetRecord]:
     CorruptError
         If a record is damaged; the message names its row and field.
     """
-    return [*catalog.inventory().records]
+    return [*catalog.dataset_records().records]
 
 
 def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[DatasetRecord]]:
@@ -390,7 +383,7 @@ def find_dataset(
 
 @dataclass(frozen=True)
 class Commit:
-    """Changes that one commit makes to the inventory.
+    """Changes that one commit makes to the list of datasets.
 
     Parameters
     ----------
@@ -412,9 +405,9 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     catalog : Catalog
         At the tip.
     choose : callable
-        Gets the inventory and returns the changes. If another writer changes the inventory before the commit, it is called
-        again with the new inventory, so a name or content that it found free is still free when the commit is done. An
-        exception leaves the inventory unchanged.
+        Gets the records and returns the changes. If another writer changes them before the commit, it is called
+        again with the new ones, so a name or content that it found free is still free when the commit is done. An
+        exception leaves them unchanged.
 
     Raises
     ------
@@ -424,18 +417,18 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     tables, tried = Tables(catalog.tables.location), set[tuple[str, str]]()
 
     def attempt() -> None:
-        inventory = catalog.inventory()
-        version, old = inventory.version, [*inventory.records]
+        listed = catalog.dataset_records()
+        version, old = listed.version, [*listed.records]
         if any((record.uid, record.name) in tried for record in old):
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
-        # Before the commit, whose response may be lost: the next attempt then finds these in the inventory.
+        # Before the commit, whose response may be lost: the next attempt then finds these in the table.
         tried.update((record.uid, record.name) for record in commit.records)
         if not commit.records and not commit.replaces:
             return
         pinned = tables.at({DATASETS: version})
-        # An empty inventory has no first row on which concurrent merges would conflict (see below).
+        # An empty table has no first row on which concurrent merges would conflict (see below).
         if commit.replaces or not old:
             rows = pinned.read(DATASETS).cast(DATASETS_SCHEMA)
             kept = rows.filter(
@@ -585,29 +578,18 @@ def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
     return {record.column: record for record in RESULT_ASSETS.read(catalog)}
 
 
-def orphaned_columns(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
-    """Return cell columns of results that never became visible or were dropped, and that no process is writing.
-
-    The registry is read last, so that a result that is committed in the meantime is seen.
-    """
-    marked = result_columns(catalog.tables.schema(CELLS))
-    idle = {column: uid for column, (uid, _) in marked.items() if not lease_alive(catalog, uid, grace)}
-    registered = {record.uid for record in RESULT_ASSETS.read(catalog)} if idle else set()
-    return [column for column, uid in idle.items() if uid not in registered]
-
-
 # ---- geometry stores
 
 
 def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
-    """Return the visible geometry stores: those with at least one dataset in the inventory."""
+    """Return the visible geometry stores: those with at least one dataset in the atlas."""
     records = GEOMETRY_ASSETS.read(catalog)
     datasets = {record.uid for record in read_records(catalog)} if records else set()
     return [record for record in records if is_visible(record, datasets)]
 
 
 def is_visible(record: GeometryRecord, datasets: AbstractSet[str]) -> bool:
-    """Return whether the inventory contains a dataset of a store; if the store's objects are the cells of a dataset, that one."""
+    """Return whether the atlas contains a dataset of a store; if the store's objects are the cells of a dataset, that one."""
     own = record.cells_of
     return record.uid in datasets if record.uid in own else bool(datasets & set(own))
 
@@ -752,13 +734,6 @@ def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> in
 
     GEOMETRY_ASSETS.change(catalog, without)
     return n_changed
-
-
-def find_deleted_datasets(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
-    """Return datasets that geometry refers to, but that are not in the inventory and not being added. The inventory is read last."""
-    idle = [record for record in GEOMETRY_ASSETS.read(catalog) if not lease_alive(catalog, record.uid, grace)]
-    datasets = {record.uid for record in read_records(catalog)}
-    return sorted({uid for record in idle for uid in record.cells_of} - datasets)
 
 
 def geometry_columns(schema: pa.Schema, space: str | None = None) -> list[str]:

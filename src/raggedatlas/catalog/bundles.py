@@ -1,32 +1,23 @@
 """Bundles that many small datasets share: packing their files, finding what is not needed beside them, and leaving a purged dataset out."""
 
-import contextlib
 import hashlib
 import json
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
-    GRACE,
-    RESULT_ASSETS,
     group_by_dataset,
-    lease_alive,
     read_records,
     read_specs,
     release_lease,
     take_lease,
 )
-from raggedatlas.catalog.catalog import DATASETS, Catalog, note_shared_bundles, shares_bundles
+from raggedatlas.catalog.catalog import DATASETS, Catalog, note_shared_bundles
 from raggedatlas.catalog.cells import frame_file
-from raggedatlas.catalog.versions import UID, list_versions
+from raggedatlas.catalog.inventory import dataset_folders
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.ids import new_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
@@ -49,37 +40,6 @@ _LIKELY_ENTRIES = 2**20
 
 _AT_ONCE = 64
 """Datasets whose files are requested at the same time."""
-
-_IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
-
-
-def shared_folders(facts: Iterable[str]) -> set[str]:
-    """Return the folders of the shared bundles that some facts, as they are stored, name."""
-    return {folder for text in facts if '"shared-' in text for folder in _IN_TEXT.findall(text)}
-
-
-def stored_folders(view: Catalog) -> set[str]:
-    """Return the folders of the Zarr store that have files of a view."""
-    groups = group_by_dataset(read_records(view))
-    found = {uid for uid, own in groups.items() if _has_own_files(own)} | shared_folders(
-        own[0].facts for own in groups.values()
-    )
-    found |= {uid for deletion in view.deletions() for uid in deletion.datasets if uid in groups}
-    return found | {asset.uid for table in (RESULT_ASSETS, GEOMETRY_ASSETS) for asset in table.read(view)}
-
-
-def _has_own_files(own: Sequence[DatasetRecord]) -> bool:
-    """Return whether a dataset has files outside of shared bundles; deleted rows, which come later, are not looked at."""
-    try:
-        bundle = own[0].file_facts.bundle
-        if bundle is None or not bundle.file:
-            return True
-        spans = [spec.get("within") for record in own for spec in record.array_specs.values()]
-        return any(span is None or span["file"] != bundle.file for span in spans)
-    # A damaged record is kept with all that it may name.
-    except (CorruptError, TypeError, KeyError):
-        return True
-
 
 # ---- packing
 
@@ -155,7 +115,7 @@ def _as_small(own: Sequence[DatasetRecord]) -> _Small | None:
         one_shard = all(spec["shard_shape"] and 0 < spec["shape"][0] <= spec["shard_shape"][0] for spec in specs)
         if not facts.frames or not all(record.array_specs for record in own) or not one_shard:
             return None
-        if facts.bundle is None or _has_own_files(own):
+        if facts.bundle is None or own[0].uid in dataset_folders(own):
             return _Small((*own,), "")
         return _Small((*own,), facts.bundle.file, facts.bundle.n_bytes // max(1, facts.bundle.n_datasets))
     # Validation reports the record.
@@ -368,94 +328,6 @@ def respanned(
     return record.model_copy(update=changed)
 
 
-# ---- clean-up
-
-
-def find_replaced(catalog: Catalog, grace: timedelta = GRACE) -> dict[str, list[tuple[str, int]]]:
-    """Find files of datasets of which every kept version reads a shared bundle instead.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    grace : timedelta
-        How old a bundle must be, because what was opened before it may still be reading.
-
-    Returns
-    -------
-    dict
-        Folder -> files in it, metadata first, and their bytes.
-    """
-    if not shares_bundles(catalog):
-        return {}
-    left = {name for name in catalog.arrays.list_children() if UID.fullmatch(name)}
-    listed: dict[str, list[tuple[str, int]]] = {}
-    shared: dict[str, str] = {}
-    # The tip comes first, and again last, so that a dataset which is restored or gets a copy meanwhile is seen.
-    for records in _versions(catalog, ["uid", "zarr_group", "feature_space", "n_cells", "arrays", "facts"]):
-        there = group_by_dataset(datasets_from_table(records()))
-        left -= {uid for uid in there.keys() & left if _has_own_files(there[uid])}
-        for uid in there.keys() & left:
-            shared[uid] = min(shared_folders([there[uid][0].facts]))
-        if not left:
-            break
-    ages: dict[str, datetime | None] = {}
-    oldest = datetime.now(UTC) - grace
-    for uid in sorted(left & shared.keys()):
-        folder = shared[uid]
-        if folder not in ages:
-            ages[folder] = catalog.arrays.child(folder).last_modified()
-        age = ages[folder]
-        if age is not None and age <= oldest and not lease_alive(catalog, uid, grace):
-            keys = [(key, size) for key, size, _ in catalog.arrays.child(uid).list_objects()]
-            # A group must not list arrays that are gone. Deleted rows are named by the table of cells.
-            keys = [file for file in keys if not file[0].startswith("frames/deleted.")]
-            listed[uid] = sorted(keys, key=lambda file: not file[0].endswith("zarr.json"))
-    return {uid: keys for uid, keys in listed.items() if keys}
-
-
-def delete_replaced(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Delete the files that `find_replaced` finds; return the bytes freed."""
-    freed = 0
-    for uid, files in find_replaced(catalog, grace).items():
-        place = catalog.arrays.child(uid)
-        place.delete_objects([key for key, _ in files])
-        freed += sum(size for _, size in files)
-        if place.is_local:
-            for folder, _, _ in os.walk(place.checked_path(), topdown=False):
-                # Not empty where there are deleted rows, or another process is writing.
-                with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
-    return freed
-
-
-def _versions(catalog: Catalog, columns: Sequence[str]) -> Iterator[Callable[[], pa.Table]]:
-    """Return the rows of the datasets at the tip, at every version with a tag or of a snapshot, and at the tip again."""
-    tables = Tables(catalog.tables.location)
-    versions = {r.table_versions[DATASETS] for r in list_versions(catalog) if DATASETS in r.table_versions}
-    versions |= set(tables.tags(DATASETS).values())
-    pinned = (tables.at({DATASETS: version}) for version in sorted(versions, reverse=True))
-
-    def newest() -> pa.Table:
-        tables.forget(DATASETS)
-        return tables.read(DATASETS, list(columns))
-
-    yield newest
-    for at in pinned:
-        if at.has(DATASETS):
-            yield lambda at=at: at.read(DATASETS, list(columns))  # type: ignore[misc]
-    yield newest
-
-
-def referenced_bundles(catalog: Catalog) -> set[str]:
-    """Return the folders of the shared bundles that the tip or any kept version names."""
-    found: set[str] = set()
-    if shares_bundles(catalog):
-        for rows in _versions(catalog, ["facts"]):
-            found |= shared_folders(rows().column("facts").to_pylist())
-    return found
-
-
 # ---- purging
 
 
@@ -500,7 +372,7 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
     versions : iterable of int
         Versions of the table `datasets` that are kept.
     """
-    files = {f"{folder}/{FILE}" for folder in _bundles_with(catalog, uid)}
+    files = {f"{folder}/{FILE}" for folder in bundles_with(catalog, uid)}
     named: dict[str, dict[str, DatasetRecord]] = {file: {} for file in files}
     for version in sorted(set(versions)) if files else []:
         for record in datasets_from_table(Tables(catalog.tables.location, {DATASETS: version}).read(DATASETS)):
@@ -544,14 +416,7 @@ def _written_again(
     ), bundle.spans
 
 
-def delete_bundles_with(catalog: Catalog, uid: str) -> int:
-    """Delete the shared bundles that have files of a dataset, which no record names any more; return the bytes freed."""
-    found = _bundles_with(catalog, uid)
-    free = found - referenced_bundles(catalog) if found else set()
-    return sum(catalog.arrays.child(folder).delete_prefix() for folder in free)
-
-
-def _bundles_with(catalog: Catalog, uid: str) -> set[str]:
+def bundles_with(catalog: Catalog, uid: str) -> set[str]:
     """Return the folders of shared bundles with files of a dataset; also those of which that cannot be told."""
     found = set()
     for folder in catalog.arrays.list_children():

@@ -210,7 +210,7 @@ class Catalog:
             counts.update({uid: cells.n_cells for uid, cells in record.datasets.items()})
         return counts
 
-    def inventory(self) -> "Inventory":
+    def dataset_records(self) -> "DatasetRecords":
         """Return the records of all datasets, in the order in which they were added; at the tip, only rows that changed since the last call are read.
 
         Raises
@@ -219,8 +219,8 @@ class Catalog:
             If a record is damaged; the message names its row and field.
         """
         known = self._memo.get(DATASETS)
-        if not isinstance(known, Inventory):
-            known = Inventory(0, ())
+        if not isinstance(known, DatasetRecords):
+            known = DatasetRecords(0, ())
         table = self.tables.open(DATASETS)
         version = int(table.version)
         if known.version == version:
@@ -248,7 +248,7 @@ class Catalog:
         return Catalog(self.location, Tables(self.tables.location), self.arrays)
 
     def hold(self) -> "Catalog":
-        """Return the same atlas, unpinned, whose tables are open, the inventory before the others; see `Tables.hold`."""
+        """Return the same atlas, unpinned, whose tables are open, the datasets before the others; see `Tables.hold`."""
         tables = self.tables.hold()
         map_requests(
             lambda name: tables.open(name) if name else tables.names(),
@@ -352,7 +352,7 @@ _IDENTIFYING = ("zarr_group", "name", "content_hash")
 
 
 @dataclass(frozen=True)
-class Inventory:
+class DatasetRecords:
     """The records of all datasets at one version of their table.
 
     Parameters
@@ -366,7 +366,7 @@ class Inventory:
     version: int
     records: tuple[DatasetRecord, ...]
 
-    def updated(self, tables: Tables, version: int) -> "Inventory":
+    def updated(self, tables: Tables, version: int) -> "DatasetRecords":
         """Return the records at a version; an atlas may have thousands, of which one `add` changes two.
 
         Parameters
@@ -384,8 +384,8 @@ class Inventory:
             records = tuple(known[group] for group in columns[0] if group in known)
             # Unlike in a table that something other than this library has restored.
             if columns == [[getattr(r, name) for r in records] for name in _IDENTIFYING]:
-                return Inventory(version, records)
-        return Inventory(version, tuple(datasets_from_table(tables.read(DATASETS))))
+                return DatasetRecords(version, records)
+        return DatasetRecords(version, tuple(datasets_from_table(tables.read(DATASETS))))
 
 
 def create_catalog(

@@ -196,14 +196,14 @@ class CellCheck:
 
 
 class _Walk:
-    """What the batches of the cell table say, against the inventory.
+    """What the batches of the cell table say, against the records of the datasets.
 
     Parameters
     ----------
     catalog : Catalog
         Pinned.
     records : sequence of DatasetRecord
-        The inventory.
+        Those of all datasets.
     """
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
@@ -232,7 +232,7 @@ class _Walk:
         self.columns = list(dict.fromkeys(["uid", "dataset_uid", *self._pointers, *self._results]))
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add some rows, and return those of datasets in the inventory."""
+        """Add some rows, and return those of datasets with a record."""
         _count(batch.column("dataset_uid"), self.counts)
         rows = batch.filter(in_datasets(batch, self._datasets))
         for name, kind in self._pointers.items():
@@ -269,14 +269,14 @@ def check_rows(
     before: Catalog | None = None,
     suspects: AbstractSet[str] = frozenset(),
 ) -> CellCheck:
-    """Check the ids and pointers of cells against the inventory: of all cells, or of the datasets whose rows have changed.
+    """Check the ids and pointers of cells against the records of the datasets: of all cells, or of the datasets whose rows have changed.
 
     Parameters
     ----------
     catalog : Catalog
         Pinned.
     records : sequence of DatasetRecord
-        The inventory.
+        Those of all datasets.
     before : Catalog or None
         A snapshot that was checked. Rows in files that it has, too, are only read of datasets some of whose rows are in others; uids of
         new cells are compared with all.

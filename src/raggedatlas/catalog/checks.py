@@ -243,7 +243,7 @@ def validate(
     catalog : Catalog
         At the tip or pinned. The tip is looked at as it was when this began.
     level : {"quick", "rows", "deep"}
-        ``quick`` reads the inventory, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
+        ``quick`` reads the records, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
         whether every array is there. ``deep`` also reads every byte: hashes of table files and frames, checksums of arrays, feature
         numbers, layout hashes. At the tip it compares the files of all snapshots; table files that no snapshot reaches yet have no hash.
     executor : Executor, Workers or None

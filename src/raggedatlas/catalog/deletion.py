@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import GRACE, group_by_dataset, process_alive, read_records, this_process
+from raggedatlas.catalog.assets import group_by_dataset, process_alive, read_records, this_process
 from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
@@ -24,8 +23,6 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.location import Location
-from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import ROW_ID, Tables, walk
 
@@ -377,42 +374,6 @@ def describe_deleted(catalog: Catalog, uids: pa.Array) -> str:
         if n:
             parts.append(f"{n:,} of them were deleted at {deletion.created_at[:19]} ({deletion.where})")
     return "; ".join(parts)
-
-
-def remove_unnamed_frames(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Remove files of deleted rows older than `grace` that no deletion of the tip or of a snapshot names; return the bytes freed.
-
-    A process that dies before it records its deletion leaves them.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    grace : timedelta
-        As in `gc`.
-    """
-    oldest = datetime.now(UTC) - grace
-    folders = [catalog.arrays.child(uid, "frames") for uid in group_by_dataset(read_records(catalog))]
-    listings = map_requests(Location.list_objects, folders)
-    there = [
-        (folder, key, size)
-        for folder, listing in zip(folders, listings, strict=True)
-        for key, size, when in listing
-        if key.startswith("deleted.") and when <= oldest
-    ]
-    if not there:
-        return 0
-    # Records are read last, so that the files of a deletion that was recorded meanwhile stay.
-    versions = {record.table_versions[CELLS] for record in list_versions(catalog) if CELLS in record.table_versions}
-    versions |= set(Tables(catalog.tables.location).tags(CELLS).values())
-    kept = [at for at in (_at(catalog, version) for version in sorted(versions)) if at.tables.has(CELLS)]
-    named = {
-        f"{record.frame}.arrow" for at in (catalog, catalog.current(), *kept) for record in at.recorded_deletions()
-    }
-    free = [(folder, key, size) for folder, key, size in there if key not in named]
-    for folder, key, _ in free:
-        folder.delete_objects([key])
-    return sum(size for *_, size in free)
 
 
 def check_unfinished(catalog: Catalog) -> list[Problem]:

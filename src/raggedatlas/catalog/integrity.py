@@ -2,18 +2,16 @@
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import GRACE, RESULT_ASSETS, is_atlas_group, read_geometries, read_records, read_specs
+from raggedatlas.catalog.assets import is_atlas_group, read_specs
 from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog
-from raggedatlas.catalog.cells import frame_file
+from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, AtlasVersionRecord, DatasetRecord
@@ -21,7 +19,6 @@ from raggedatlas.model.spaces import FeatureSpace, SparseZarrPointer
 from raggedatlas.model.validation import Problem
 from raggedatlas.store import manifests
 from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
-from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.manifests import COPY, FOLDER, FileEntry, Files, Manifest, parse_manifest
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
@@ -31,9 +28,6 @@ from raggedatlas.store.sql import equals
 from raggedatlas.store.tables import Tables
 
 _ATTEMPTS = 5
-
-ARRAYS = "zarr_store"
-"""Name of the Zarr store in paths below the atlas."""
 
 
 def write_manifest(
@@ -84,6 +78,19 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
     tasks = [partial(task, name) for name in versions for task in (files, manifest)]
     each = (task() for task in tasks) if tables.location.is_local else map_requests(lambda task: task(), tasks)
     return {path for paths in each for path in paths}
+
+
+def recorded_hashes(view: Catalog) -> dict[str, str]:
+    """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read.
+
+    Parameters
+    ----------
+    view : Catalog
+        Pinned to a snapshot.
+    """
+    files = {} if view.snapshot is None else read_manifest(view, view.snapshot.manifest)
+    found = {f"lance_db/{path}": entry.sha256 for path, entry in files.items()}
+    return found | {f"zarr_store/{path}": identity for path, identity in inventory(view).identities.items()}
 
 
 def read_manifest(catalog: Catalog, digest: str) -> Files:
@@ -181,78 +188,6 @@ def recorded_files(
         except AtlasError as error:
             problems.append(Problem("manifest", "must", VERSIONS, str(error), COPY))
     return files, problems
-
-
-def recorded_hashes(view: Catalog) -> dict[str, str]:
-    """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read.
-
-    Parameters
-    ----------
-    view : Catalog
-        Pinned to a snapshot.
-    """
-    record = view.snapshot
-    files = {} if record is None else read_manifest(view, record.manifest)
-    found = {f"lance_db/{path}": entry.sha256 for path, entry in files.items()}
-    for group in _groups(view):
-        specs, checksums = group.array_specs, group.array_checksums
-        found |= {
-            # Which file an array is part of is not what it contains, and changes with the bundles.
-            f"{ARRAYS}/{group.zarr_group}/{path}": " ".join(
-                [_content_hash(checksums, path), json.dumps({**spec, "within": None}, sort_keys=True)]
-            )
-            for path, spec in specs.items()
-        }
-    found |= {f"{ARRAYS}/{path}": sha for path, sha in _hashed_files(view).items()}
-    return found | {f"{ARRAYS}/{store.zarr_group}": store.digest for store in read_geometries(view)}
-
-
-def recorded_contents(view: Catalog) -> dict[str, str]:
-    """Return the hashes of files in the Zarr store: path of a frame, of a bundle, or of the shards of an array -> hash."""
-    found = _hashed_files(view)
-    for group in _groups(view):
-        checksums = group.array_checksums
-        folders = [shards_path(path) for path, spec in group.array_specs.items() if not spec.get("within")]
-        found |= {f"{group.zarr_group}/{path}": checksums[path] for path in folders if path in checksums}
-    return found
-
-
-def _hashed_files(view: Catalog) -> dict[str, str]:
-    """Return the hashes of frames and bundles by their paths below the Zarr store."""
-    found: dict[str, str] = {}
-    for record in read_records(view):
-        facts = record.file_facts
-        found |= {frame_file(record.uid, name): sha for name, sha in facts.frames.items()}
-        if facts.bundle is not None:
-            found[bundle_file(record.uid, facts.bundle)] = facts.bundle.sha256
-    for deletion in view.deletions():
-        for uid, cells in deletion.datasets.items():
-            found[frame_file(uid, deletion.frame)] = cells.rows
-    return found
-
-
-def _groups(view: Catalog) -> list[DatasetRecord]:
-    """Return the groups of datasets and of results."""
-    results = [result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group]
-    return [*read_records(view), *results]
-
-
-def _content_hash(checksums: Mapping[str, str], path: str) -> str:
-    """Return the hash of an array's shards, or of its values where that alone was recorded."""
-    return checksums.get(shards_path(path)) or checksums.get(path, "")
-
-
-def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Remove manifests older than `grace` that are of no snapshot; return the bytes freed."""
-    folder = catalog.tables.location.child(FOLDER)
-    there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
-    # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
-    records = list_versions(catalog) if there else []
-    named = {record.manifest for record in records}
-    oldest = datetime.now(UTC) - grace
-    free = [(key, size) for key, size, when in there if key.split(".")[0] not in named and when <= oldest]
-    folder.delete_objects([key for key, _ in free])
-    return sum(size for _, size in free)
 
 
 def _newest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tuple[AtlasVersionRecord | None, Files]:

@@ -324,7 +324,7 @@ def records_with_features(
     catalog : Catalog
         Provides the layouts of records without a feature hash.
     records : iterable of DatasetRecord
-        The inventory.
+        Those of all datasets.
     space : str
         Feature space.
     n_features : int

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE
-from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import read_manifest, recorded_contents, seal_versions
+from raggedatlas.catalog.integrity import read_manifest, seal_versions
+from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
@@ -100,8 +100,8 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     if not dry_run:
         _remove_partial(partial, GRACE)
     groups, n_bytes, n_files = [], 0, 0
-    known = {uid for record in held for uid in stored_folders(mirror.at(record))}
-    uids = sorted({uid for record in records for uid in stored_folders(catalog.at(record))})
+    known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
+    uids = sorted({uid for record in records for uid in inventory(catalog.at(record)).folders})
     hashes = _hashes_of(catalog, records, held)
     for done, uid in enumerate(uids):
         progress("arrays", done, len(uids))
@@ -207,7 +207,7 @@ def _hashes_of(
     there, hashes = {record.root_hash for record in held}, dict[str, dict[str, str]]()
     for record in records:
         if record.root_hash not in there:
-            for path, sha256 in recorded_contents(catalog.at(record)).items():
+            for path, sha256 in inventory(catalog.at(record)).contents.items():
                 uid, _, key = path.partition("/")
                 hashes.setdefault(uid, {})[key] = sha256
     return hashes

@@ -14,19 +14,17 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
+from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
 from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
-from raggedatlas.catalog.versions import registry_tables, repair_tags
+from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.runtime import prefetch_map
 from raggedatlas.store.sql import is_null
-from raggedatlas.store.upkeep import clean_up, compact, index, index_vectors, refresh_vectors
-
-KEEP = timedelta(days=7)
-"""How long table versions without a snapshot are kept, so that readers of the tip can finish."""
+from raggedatlas.store.upkeep import compact, index, index_vectors, refresh_vectors
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -90,17 +88,6 @@ def _optimize_vector_indexes(catalog: Catalog, rebuilt: Sequence[ResultRecord]) 
     return refresh_vectors(catalog.tables, CELLS) or bool(rebuilt)
 
 
-def vacuum_tables(catalog: Catalog, names: list[str], keep: timedelta, notes: list[str]) -> int:
-    """Remove untagged versions of some tables that are older than a span; return the bytes freed."""
-    freed = 0
-    for name in names:
-        try:
-            freed += clean_up(catalog.tables, name, keep)
-        except ConflictError:
-            notes.append(f"{name}: others were writing; not cleaned up")
-    return freed
-
-
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions (seed 000, ``optimize``).
 
@@ -127,15 +114,14 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     packed = pack_datasets(catalog)
     notes, changed = update_tables(catalog.hold())
     notes = [*packed, *notes]
-    freed = 0
-    if changed or keep < KEEP:
-        # Before the clean-up, which removes versions without a tag.
-        notes += repair_tags(catalog)
-        seal_versions(catalog)
-        every = [*catalog.tables.versions(OPTIONAL)]
-        names = [CELLS, DATASETS, LAYOUTS, *every, *registry_tables(catalog).values()]
-        freed = vacuum_tables(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *every], keep, notes)
-    return MaintenanceReport(n_bytes=freed, notes=tuple(notes))
+    if not changed and keep >= KEEP:
+        return MaintenanceReport(notes=tuple(notes))
+    every = [*catalog.tables.versions(OPTIONAL)]
+    names = [CELLS, DATASETS, LAYOUTS, *every, *registry_tables(catalog).values()]
+    names = [*(changed if keep >= KEEP else names), VERSIONS, *every]
+    report = Sweep(catalog, "optimize", keep=keep, tables=names, notes=notes).run()
+    seal_versions(catalog)
+    return report
 
 
 def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Purge a dataset: remove it from the tip and from every snapshot, with all its bytes."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ from raggedatlas.catalog.assets import (
     read_specs,
     this_process,
 )
-from raggedatlas.catalog.bundles import delete_bundles_with, leave_out
+from raggedatlas.catalog.bundles import leave_out
 from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
@@ -30,20 +30,17 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
+from raggedatlas.catalog.collectors import LAYERS, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
-from raggedatlas.catalog.integrity import remove_manifests, seal_versions, write_manifest
-from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table, vacuum_tables
+from raggedatlas.catalog.integrity import seal_versions, write_manifest
+from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table
 from raggedatlas.catalog.versions import (
-    NUMBERED,
-    PENDING,
-    PURGE_TAG,
     PURGING,
     change_versions,
     delete_manifest_log,
     list_versions,
     refuse_running_adds,
-    repair_tags,
-    untag_everywhere,
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
 from raggedatlas.model.assets import ResultRecord
@@ -57,7 +54,6 @@ from raggedatlas.store.sql import all_of, equals, is_not_null
 from raggedatlas.store.tables import PURGE_KEY, PURGED_TABLES, Tables
 from raggedatlas.store.upkeep import RowRemoval
 
-_LAYERS = "layers"
 _BLOCK_BYTES = 2**24
 _ATTEMPTS = 20
 
@@ -202,18 +198,15 @@ def _newest(catalog: Catalog) -> dict[str, int]:
 def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
     """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
     tables, uid = catalog.tables, mark.uid
-    n_bytes = sum(catalog.arrays.child(store).delete_prefix() for store in mark.stores)
-    n_bytes += catalog.arrays.child(uid).delete_prefix() + _delete_unnamed_arrays(catalog)
-    log = {**purged(catalog), uid: utc_now()}
-    tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
-    notes = repair_tags(catalog)
+    tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps({**purged(catalog), uid: utc_now()}, sort_keys=True)})
     there = [name for name in (*PURGED_TABLES, VERSIONS) if tables.has(name)]
-    _untag_others(catalog, there)
-    n_bytes += vacuum_tables(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
-    n_bytes += delete_bundles_with(catalog, uid)
+    sweep = Sweep(
+        catalog, "purge", timedelta(0), timedelta(0), there, (uid, *mark.stores), groups=[uid], n_cells=n_cells
+    )
+    report = sweep.run()
     tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
     seal_versions(catalog)
-    return MaintenanceReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
+    return report
 
 
 def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
@@ -243,15 +236,6 @@ def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
     _write_mark(catalog, done)
     return done
-
-
-def _untag_others(catalog: Catalog, names: Sequence[str]) -> None:
-    """Remove the tags of snapshots that were never recorded, and of this and earlier purges: they hold versions with the dataset."""
-    known = {record.tag for record in list_versions(catalog)}
-    for name in names:
-        for tag in catalog.tables.tags(name):
-            if tag not in known and any(kind.fullmatch(tag) for kind in (NUMBERED, PENDING, PURGE_TAG)):
-                untag_everywhere(catalog, tag, [name])
 
 
 def _without_dataset(
@@ -414,7 +398,7 @@ def _rewrite_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> dict
 
 def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int64], uid: str) -> dict[str, str]:
     ((_, spec),) = read_specs(record.as_group()).items()
-    path = f"{_LAYERS}/without_{uid}"
+    path = f"{LAYERS}/without_{uid}"
     reader = ArrayReader(catalog.arrays, spec)
     writer = ArrayWriter(
         catalog.arrays, f"{record.zarr_group}/{path}", np.dtype(spec.dtype), spec.row_shape, profile=catalog.codec()
@@ -430,34 +414,21 @@ def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int6
     return {"arrays": specs, "checksums": json.dumps(writer.checksums(path))}
 
 
-def _delete_unnamed_arrays(catalog: Catalog) -> int:
-    """Delete the arrays of results that no registry names any more; return the bytes freed."""
-    named: dict[str, set[str]] = {}
-    for _, record in _all_results(catalog, {}):
-        if record.zarr_group:
-            named.setdefault(record.zarr_group, set()).update(record.array_specs)
-    n_bytes = 0
-    for group, paths in named.items():
-        folder = catalog.arrays.child(*group.split("/"), _LAYERS)
-        for name in folder.list_children():
-            if name != "zarr.json" and f"{_LAYERS}/{name}" not in paths:
-                n_bytes += folder.child(name).delete_prefix()
-    return n_bytes
-
-
 def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Tables, ResultRecord]]:
     """Iterate over the results of all snapshots and of the tip, with the tables that belong to them."""
-    tables = catalog.tables
-    tip = {name: tables.version(name) for name in (CELLS, RESULTS) if tables.has(name)}
-    for versions in [*(record.table_versions for record in list_versions(catalog)), {**tip, **tips}]:
-        pinned = Catalog(catalog.location, Tables(tables.location, dict(versions)), catalog.arrays)
-        for record in RESULT_ASSETS.read(pinned):
-            yield pinned.tables, record
+    for view in _views(catalog, tips):
+        yield from ((view.tables, record) for record in inventory(view).results)
 
 
 def _find_stores(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
     """Return the geometry stores that have, or ever had, shapes of a dataset; they are deleted as a unit."""
-    tables = [record.table_versions for record in list_versions(catalog)]
-    versions = {pinned[GEOMETRY] for pinned in [*tables, tips] if GEOMETRY in pinned}
-    rows = [Tables(catalog.tables.location, {GEOMETRY: version}).read(GEOMETRY) for version in versions]
-    return {record.uid for table in rows for record in GEOMETRY_ASSETS.parse(table) if uid in record.cells_of}
+    stores = (store for view in _views(catalog, tips) for store in inventory(view).geometries)
+    return {store.uid for store in stores if uid in store.cells_of}
+
+
+def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
+    """Return all snapshots, and the tip with some tables at given versions."""
+    tables = catalog.tables
+    tip = {name: tables.version(name) for name in (CELLS, RESULTS, GEOMETRY) if tables.has(name)}
+    pinned = Catalog(catalog.location, Tables(tables.location, {**tip, **tips}), catalog.arrays)
+    return [*map(catalog.at, list_versions(catalog)), pinned]

@@ -25,12 +25,13 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_held
 from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
+from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
 from raggedatlas.catalog.integrity import recorded_hashes, seal_versions, write_manifest
-from raggedatlas.catalog.optimization import KEEP, WORTH_INDEXING, side_by_side, update_tables, vacuum_tables
+from raggedatlas.catalog.optimization import WORTH_INDEXING, side_by_side, update_tables
 from raggedatlas.catalog.versions import (
     change_versions,
     check_label,
@@ -41,7 +42,6 @@ from raggedatlas.catalog.versions import (
     list_versions,
     refuse_running_adds,
     registry_tables,
-    repair_tags,
     untag_everywhere,
     versions_exist,
 )
@@ -434,10 +434,8 @@ def _remove_old_versions(catalog: Catalog, records: Sequence[AtlasVersionRecord]
     kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
     old = [name for name in n_old if n_old[name] > kept[name]]
     if old:
-        # Before the clean-up, which removes versions without a tag.
-        repair_tags(catalog)
+        Sweep(catalog, "optimize", tables=old).run()
         seal_versions(catalog)
-        vacuum_tables(catalog, old, KEEP, [])
 
 
 def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:

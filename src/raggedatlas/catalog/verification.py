@@ -9,16 +9,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
-    RESULT_ASSETS,
-    asset_uids,
-    group_by_dataset,
-    is_visible,
-    read_records,
-    read_specs,
-)
-from raggedatlas.catalog.bundles import stored_folders
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
@@ -29,13 +19,13 @@ from raggedatlas.catalog.integrity import (
     compare_files,
     recorded_files,
 )
+from raggedatlas.catalog.inventory import dataset_folders, inventory
 from raggedatlas.catalog.versions import find_version, list_versions, tip_versions
-from raggedatlas.errors import AtlasError, CorruptError, WorkersError
+from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.assets import GeometryRecord
-from raggedatlas.model.records import AtlasVersionRecord, BundleFacts, DatasetRecord, utc_now
+from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, utc_now
 from raggedatlas.model.reports import Verification
 from raggedatlas.model.validation import Problem, Problems
-from raggedatlas.store.bundle import bundle_file
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_files
@@ -113,7 +103,7 @@ def confirmed(catalog: Catalog, check: Callable[[Catalog], Problems]) -> Problem
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
             current = catalog.current()
-            named = asset_uids(current) | stored_folders(current)
+            named = inventory(current).uids | inventory(current).folders
             once = [problem for problem in once if _groups_in(problem) <= named]
     if once:
         text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
@@ -269,31 +259,22 @@ def _all(checks: Sequence[Check]) -> list[Problem]:
 
 
 def _parts(view: Catalog) -> Iterator[_Part]:
-    """Return what a view has in the Zarr store."""
-    records, arrays = read_records(view), view.arrays
-    deletions = view.deletions()
-    bundles: dict[str, BundleFacts] = {}
-    for uid, own in group_by_dataset(records).items():
+    """Return what a view reaches in the Zarr store."""
+    there, arrays = inventory(view), view.arrays
+    for uid, own in there.datasets.items():
         yield _part(f"{uid}/frames", own[0].facts, _folders(own[0]), partial(check_frames, view, own))
-        with contextlib.suppress(CorruptError):  # rule array-spec
-            if (facts := own[0].file_facts.bundle) is not None:
-                bundles[bundle_file(uid, facts)] = facts
-        gone = [(d.uid, d.datasets[uid].rows, d.datasets[uid].n_cells) for d in deletions if uid in d.datasets]
-        if gone:
+        if gone := [(file, cells.rows, cells.n_cells) for file, cells in there.deleted.get(uid, {}).items()]:
             yield _part(f"{uid}/deleted", [own[0].facts, gone], (uid,), partial(check_deleted_rows, view, own))
-    for file, facts in bundles.items():
+    for file, facts in there.bundles.items():
         folder = file.partition("/")[0]
         yield _part(folder, [file, facts.n_bytes, facts.sha256], (folder,), partial(check_bundle, arrays, file, facts))
-    results = (result.as_group(stored=True) for result in RESULT_ASSETS.read(view) if result.zarr_group)
-    for record in [*records, *results]:
+    for record in there.groups:
         recorded = record.model_dump(exclude={"created_at", "name", "source", "content_hash", "pointer"})
         checks = partial(check_specs, record, None), partial(check_bytes, arrays, record)
         yield _part(record.zarr_group, recorded, _folders(record), *checks)
-    known = {record.uid for record in records}
-    for store in GEOMETRY_ASSETS.read(view):
-        if is_visible(store, known):
-            checks = partial(check_store, arrays, store), partial(check_groups, arrays, store.uid, [store.uid])
-            yield _part(store.zarr_group, store.digest, (store.uid,), *checks)
+    for store in there.visible_geometries:
+        checks = partial(check_store, arrays, store), partial(check_groups, arrays, store.uid, [store.uid])
+        yield _part(store.zarr_group, store.digest, (store.uid,), *checks)
 
 
 def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -> _Part:
@@ -301,12 +282,8 @@ def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -
 
 
 def _folders(record: DatasetRecord) -> tuple[str, ...]:
-    """Return the folders of a group's arrays, and of its dataset unless all of them are in a bundle that datasets share."""
-    with contextlib.suppress(AtlasError):
-        specs = read_specs(record).values()
-        files = {spec.path if spec.within is None else spec.within.file for spec in specs}
-        return tuple(sorted({file.split("/")[0] for file in files} or {record.uid}))
-    return (record.uid,)
+    """Return the folders of a group's arrays."""
+    return tuple(sorted(dataset_folders([record])))
 
 
 def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:

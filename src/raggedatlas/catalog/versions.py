@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import asset_uids, lease_alive
+from raggedatlas.catalog.assets import lease_alive
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.inventory import inventory
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
@@ -151,7 +152,7 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
 def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Choose consistent versions of all tables; nothing is tagged yet.
 
-    The inventory, the results and the geometry stores are opened first, the rest after them, so every record finds its cells, layouts, features and
+    The datasets, the results and the geometry stores are opened first, the rest after them, so every record finds its cells, layouts, features and
     columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
     see, by looking at both again (`versions_exist`).
 
@@ -179,7 +180,7 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
 
 
 def held_versions(catalog: Catalog) -> AtlasVersionRecord:
-    """Return the versions at which tables are held; those that are not open yet are opened, the inventory before the others.
+    """Return the versions at which tables are held; those that are not open yet are opened, the datasets before the others.
 
     Parameters
     ----------
@@ -209,12 +210,12 @@ def tip_versions(catalog: Catalog) -> AtlasVersionRecord:
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
     """Return whether every dataset and result of the chosen versions is still in the atlas, so that none was dropped in between."""
-    inventory = [name for name in (DATASETS, RESULTS, GEOMETRY) if name in draft.table_versions]
+    registries = [name for name in (DATASETS, RESULTS, GEOMETRY) if name in draft.table_versions]
     if catalog.tables.session is not None:
-        catalog.tables.update(inventory)
-    if all(catalog.tables.version(name) == draft.table_versions[name] for name in inventory):
+        catalog.tables.update(registries)
+    if all(catalog.tables.version(name) == draft.table_versions[name] for name in registries):
         return True
-    return asset_uids(catalog.at(draft)) <= asset_uids(catalog)
+    return inventory(catalog.at(draft)).uids <= inventory(catalog).uids
 
 
 def for_tables(catalog: Catalog, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
@@ -275,7 +276,7 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
     ConflictError
         Naming the datasets that are being added.
     """
-    known = asset_uids(catalog)
+    known = inventory(catalog).uids
     # Groups as well as cells: an `add` has a group before it has cells.
     fresh = dict.fromkeys(
         [uid for uid in cells_per_dataset(catalog) if UID.fullmatch(uid)]

@@ -380,7 +380,7 @@ def _is_full(plans: Sequence[IngestPlan]) -> bool:
 
 
 def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
-    """Remove staged datasets that did not become visible; if the inventory cannot be read, `repair` will do so."""
+    """Remove staged datasets that did not become visible; if the datasets cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
         # A commit that raised may have been done although its answer was lost; its datasets must stay.
         visible = {record.uid for record in read_records(catalog)}
@@ -482,7 +482,7 @@ def _merge_fragments(catalog: Catalog, spaces: Iterable[str], n_records: Sequenc
 def _recheck_all(
     old: Sequence[DatasetRecord], staged: Sequence[StagedDataset], options: IngestOptions
 ) -> list[Outcome]:
-    """Check all sources of a commit for duplicates in the inventory that they are committed to."""
+    """Check all sources of a commit for duplicates among the datasets that they are committed to."""
     datasets = group_by_dataset(old)
     names = {records[0].name for records in datasets.values()}
     outcomes: list[Outcome] = []

@@ -452,7 +452,7 @@ def recheck_duplicates(
     options: IngestOptions,
     taken: AbstractSet[str],
 ) -> StagedDataset | IngestReport | AtlasError:
-    """Check a staged source for duplicates in the inventory that it is committed to, which may have changed since `stage`.
+    """Check a staged source for duplicates among the datasets that it is committed to, which may have changed since `stage`.
 
     Parameters
     ----------

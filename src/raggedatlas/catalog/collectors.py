@@ -1,0 +1,404 @@
+"""What `gc`, `repair`, `purge` and `optimize` take away: one table of collectors, and which of these calls each of them serves."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    GRACE,
+    RESULT_ASSETS,
+    asset_columns,
+    clear_orphaned_pointers,
+    group_by_dataset,
+    lease_alive,
+    read_records,
+    remove_datasets_from_geometries,
+)
+from raggedatlas.catalog.bundles import bundles_with
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, shares_bundles
+from raggedatlas.catalog.deletion import remove_dead_deletions
+from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
+from raggedatlas.catalog.versions import (
+    HEAD,
+    NUMBERED,
+    PENDING,
+    PURGE_TAG,
+    UID,
+    cells_per_dataset,
+    list_versions,
+    repair_tags,
+    untag_everywhere,
+)
+from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.assets import result_columns
+from raggedatlas.model.records import datasets_from_table
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.location import Location
+from raggedatlas.store.manifests import FOLDER
+from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.sql import in_list
+from raggedatlas.store.storage_errors import refused_columns
+from raggedatlas.store.tables import Tables
+from raggedatlas.store.upkeep import clean_up
+
+KEEP = timedelta(days=7)
+"""How long table versions without a snapshot are kept, so that readers of the tip can finish."""
+
+LAYERS = "layers"
+"""Folder with the arrays of a result, below its group."""
+
+Call = Literal["gc", "dry run", "repair", "purge", "optimize"]
+
+
+@dataclass
+class Sweep:
+    """One call that takes things away, and what it has taken.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    call : str
+        Whose collectors run: ``"gc"``, ``"dry run"`` of it, ``"repair"``, ``"purge"`` or ``"optimize"``.
+    grace : timedelta
+        How long the files of a writer on another machine, and the provisional tags of a snapshot, may be unchanged before their process
+        counts as dead.
+    keep : timedelta
+        Age up to which table versions without a snapshot are kept.
+    tables : sequence of str or None
+        Tables whose tags and old versions are looked at; None is all.
+    purged : sequence of str
+        The dataset that is purged, and the geometry stores that have shapes of it.
+    """
+
+    catalog: Catalog
+    call: Call
+    grace: timedelta = GRACE
+    keep: timedelta = KEEP
+    tables: Sequence[str] | None = None
+    purged: Sequence[str] = ()
+    groups: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    n_cells: int = 0
+    n_bytes: int = 0
+
+    def run(self) -> MaintenanceReport:
+        """Run the collectors of the call, in the order of the table."""
+        for collector, calls in COLLECTORS:
+            if self.call in calls:
+                collector(self)
+        return self.report()
+
+    def report(self) -> MaintenanceReport:
+        """Return what was taken away."""
+        return MaintenanceReport(
+            groups=tuple(self.groups), n_cells=self.n_cells, n_bytes=self.n_bytes, dry_run=self.call == "dry run",
+            kept=tuple(dict.fromkeys(self.kept)), notes=tuple(self.notes),
+        )  # fmt: skip
+
+    def table_names(self) -> Sequence[str]:
+        """Return the tables whose tags and old versions are looked at."""
+        tables = self.catalog.tables
+        return [name for name in tables.names() if tables.has(name)] if self.tables is None else self.tables
+
+    def oldest(self) -> datetime:
+        """Return since when something must be unchanged to count as left by a dead process."""
+        return datetime.now(UTC) - self.grace
+
+
+def kept_versions(catalog: Catalog, name: str) -> Iterator[Tables]:
+    """Iterate over a table at the tip, at every version that a tag or a snapshot holds, and at the tip again.
+
+    The tip comes again so that what is restored, or committed by a process whose lease was looked at before, is seen at least once.
+    """
+    tables = Tables(catalog.tables.location)
+    if not tables.has(name):
+        return
+    yield tables
+    versions = set(tables.tags(name).values())
+    versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
+    for version in sorted(versions, reverse=True):
+        pinned = tables.at({name: version})
+        # A tagged version may be gone; `validate` reports it (rule `lost-version`).
+        if pinned.has(name):
+            yield pinned
+    yield tables
+
+
+def reached_folders(catalog: Catalog) -> set[str]:
+    """Return the folders of the Zarr store that a kept view names: by the uids in its tables, and the bundles in the facts of its datasets.
+
+    Read from the columns as they are stored, so that a damaged record frees nothing.
+    """
+    found = set[str]()
+    facts = ["facts"] if shares_bundles(catalog) else []
+    for name in (DATASETS, RESULTS, GEOMETRY):
+        for tables in kept_versions(catalog, name):
+            rows = tables.read(name, ["uid", *(facts if name == DATASETS else [])])
+            found.update(rows.column("uid").to_pylist())
+            if "facts" in rows.column_names:
+                found |= shared_folders(rows.column("facts").to_pylist())
+    return found
+
+
+# ---- tables and cells
+
+
+def remove_half_tables(sweep: Sweep) -> None:
+    """Remove folders of tables that were never completed: no version, and nothing written for a while."""
+    tables = sweep.catalog.tables
+    for name in tables.names():
+        folder = tables.location.child(f"{name}.lance")
+        try:
+            tables.open(name)
+        except NotFoundError:
+            newest = folder.last_modified()
+            if newest is None or newest <= sweep.oldest():
+                folder.delete_prefix()
+                sweep.notes.append(f"removed the table {name}, which was never completed")
+
+
+def drop_refused_columns(sweep: Sweep) -> None:
+    """Drop columns for whose sake Lance does not read a table."""
+    refused = [*refused_columns(sweep.catalog.tables.schema(CELLS))]
+    if refused:
+        sweep.catalog.tables.drop_columns(CELLS, refused)
+    text = "removed the cell column {}, which Lance cannot read; the frames of the datasets have it"
+    sweep.notes += [text.format(name) for name in refused]
+
+
+def remove_deletions(sweep: Sweep) -> None:
+    """Remove the records of deletions that died before a cell was deleted."""
+    sweep.notes += remove_dead_deletions(sweep.catalog)
+
+
+def delete_stray_cells(sweep: Sweep) -> None:
+    """Delete the cells of datasets without a record that no process is adding. Records are read last."""
+    catalog = sweep.catalog
+    counts = cells_per_dataset(catalog)
+    known = {record.uid for record in read_records(catalog)}
+    fresh = [uid for uid in counts if uid not in known]
+    alive = [uid for uid in fresh if UID.fullmatch(uid) and lease_alive(catalog, uid, sweep.grace)]
+    known = {record.uid for record in read_records(catalog)} if fresh else known
+    dead = [uid for uid in fresh if uid not in alive and uid not in known]
+    sweep.n_cells += catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
+    sweep.kept += [uid for uid in alive if uid not in known]
+
+
+def drop_stray_columns(sweep: Sweep) -> None:
+    """Drop cell columns of results that never became visible or were dropped, and that no process is writing. The registry is read last."""
+    catalog = sweep.catalog
+    marked = result_columns(catalog.tables.schema(CELLS))
+    idle = {column: uid for column, (uid, _) in marked.items() if not lease_alive(catalog, uid, sweep.grace)}
+    registered = {record.uid for record in RESULT_ASSETS.read(catalog)} if idle else set()
+    stray = [column for column, uid in idle.items() if uid not in registered]
+    if stray:
+        catalog.tables.drop_columns(CELLS, stray, partial(asset_columns, catalog))
+        sweep.notes.append(f"removed the cell columns {stray} of unregistered results")
+
+
+def clear_stray_geometry(sweep: Sweep) -> None:
+    """Remove datasets that are gone and not being added from the geometry registry, and dangling pointers. Datasets are read last."""
+    catalog = sweep.catalog
+    idle = [store for store in GEOMETRY_ASSETS.read(catalog) if not lease_alive(catalog, store.uid, sweep.grace)]
+    datasets = {record.uid for record in read_records(catalog)}
+    if n := remove_datasets_from_geometries(catalog, {uid for store in idle for uid in store.cells_of} - datasets):
+        sweep.notes.append(f"{n:,} geometry stores named datasets that are gone")
+    if n := clear_orphaned_pointers(catalog, sweep.grace):
+        sweep.notes.append(f"removed {n:,} pointers to unregistered shapes")
+
+
+# ---- the Zarr store
+
+
+def free_folders(sweep: Sweep) -> None:
+    """Delete folders that no kept view reaches and no living process has a lease on.
+
+    The tip is read before and after the leases are looked at, and every kept version last. So a dataset that is committed, or caught by a
+    snapshot and dropped, while this runs, is seen in at least one of them.
+    """
+    catalog = sweep.catalog
+    # Bundles that datasets share have leases, too, from before they are written until records name them.
+    before = inventory(catalog).uids | shared_folders(record.facts for record in read_records(catalog))
+    named = (name for name in catalog.arrays.list_children() if UID.fullmatch(name) or SHARED.fullmatch(name))
+    unknown = [name for name in named if name not in before]
+    alive = [name for name in unknown if lease_alive(catalog, name, sweep.grace)]
+    reached = inventory(catalog).uids | reached_folders(catalog) if unknown else set[str]()
+    free = [name for name in unknown if name not in reached and name not in alive]
+    sweep.groups += free
+    sweep.kept += [name for name in alive if name not in reached]
+    for name in free:
+        folder = catalog.arrays.child(name)
+        sweep.n_bytes += folder.size() if sweep.call == "dry run" else folder.delete_prefix()
+
+
+def delete_replaced_files(sweep: Sweep) -> None:
+    """Delete files of datasets of which every kept version reads a shared bundle instead, once the bundle is older than the grace."""
+    catalog = sweep.catalog
+    if not shares_bundles(catalog):
+        return
+    left = {name for name in catalog.arrays.list_children() if UID.fullmatch(name)}
+    shared: dict[str, str] = {}
+    for tables in kept_versions(catalog, DATASETS):
+        rows = tables.read(DATASETS, ["uid", "zarr_group", "feature_space", "n_cells", "arrays", "facts"])
+        there = group_by_dataset(datasets_from_table(rows))
+        for uid in there.keys() & left:
+            bundles = shared_folders([there[uid][0].facts])
+            if uid in dataset_folders(there[uid]) or not bundles:
+                left.discard(uid)
+            else:
+                shared[uid] = min(bundles)
+        if not left:
+            break
+    ages: dict[str, datetime | None] = {}
+    for uid in sorted(left & shared.keys()):
+        folder, place = shared[uid], catalog.arrays.child(uid)
+        if folder not in ages:
+            ages[folder] = catalog.arrays.child(folder).last_modified()
+        age = ages[folder]
+        # What was opened before the bundle was there may still be reading.
+        if age is None or age > sweep.oldest() or lease_alive(catalog, uid, sweep.grace):
+            continue
+        # Deleted rows are named by the table of cells.
+        keys = [(key, size) for key, size, _ in place.list_objects() if not key.startswith("frames/deleted.")]
+        sweep.n_bytes += sum(size for _, size in keys)
+        if keys and sweep.call != "dry run":
+            # A group must not list arrays that are gone.
+            place.delete_objects([key for key, _ in sorted(keys, key=lambda file: not file[0].endswith("zarr.json"))])
+            _remove_empty_folders(place)
+
+
+def _remove_empty_folders(place: Location) -> None:
+    if place.is_local:
+        for folder, _, _ in os.walk(place.checked_path(), topdown=False):
+            # Not empty where there are deleted rows, or another process is writing.
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
+
+
+def remove_unnamed_frames(sweep: Sweep) -> None:
+    """Remove lists of deleted rows that no deletion of a kept view names: a process that dies before it records its deletion leaves them."""
+    catalog, oldest = sweep.catalog, sweep.oldest()
+    folders = [catalog.arrays.child(uid, "frames") for uid in group_by_dataset(read_records(catalog))]
+    there = [
+        (folder, key, size)
+        for folder, listing in zip(folders, map_requests(Location.list_objects, folders), strict=True)
+        for key, size, when in listing
+        if key.startswith("deleted.") and when <= oldest
+    ]
+    if not there:
+        return
+    # Records are read last, so that the files of a deletion that was recorded meanwhile stay.
+    views = [Catalog(catalog.location, tables, catalog.arrays) for tables in kept_versions(catalog, CELLS)]
+    named = {f"{record.frame}.arrow" for view in (*views, catalog.current()) for record in view.recorded_deletions()}
+    for folder, key, size in there:
+        if key not in named:
+            folder.delete_objects([key])
+            sweep.n_bytes += size
+
+
+def delete_purged(sweep: Sweep) -> None:
+    """Delete the folders of what is purged, and arrays of results that no result names any more; no other process writes."""
+    arrays = sweep.catalog.arrays
+    sweep.n_bytes += sum(arrays.child(uid).delete_prefix() for uid in sweep.purged)
+    views = [sweep.catalog.tip(), *(sweep.catalog.at(record) for record in list_versions(sweep.catalog))]
+    named: dict[str, set[str]] = {}
+    for result in (result for view in views for result in inventory(view).results if result.zarr_group):
+        named.setdefault(result.zarr_group, set()).update(result.array_specs)
+    for group, paths in named.items():
+        folder = arrays.child(*group.split("/"), LAYERS)
+        for name in folder.list_children():
+            if name != "zarr.json" and f"{LAYERS}/{name}" not in paths:
+                sweep.n_bytes += folder.child(name).delete_prefix()
+
+
+def delete_purged_bundles(sweep: Sweep) -> None:
+    """Delete shared bundles with files of what is purged, which no record names any more."""
+    found = bundles_with(sweep.catalog, sweep.purged[0])
+    free = found - reached_folders(sweep.catalog) if found else set[str]()
+    sweep.n_bytes += sum(sweep.catalog.arrays.child(folder).delete_prefix() for folder in free)
+
+
+# ---- tags, and versions of tables
+
+
+def repair_snapshot_tags(sweep: Sweep) -> None:
+    """Put the tags of snapshots where they belong, before what removes versions without one."""
+    sweep.notes += repair_tags(sweep.catalog)
+
+
+def remove_stray_tags(sweep: Sweep) -> None:
+    """Remove tags without a snapshot or purge; a purge removes its own, and those of snapshots that are being taken, too.
+
+    Tags are read before snapshots, so that a concurrent snapshot is not affected.
+    """
+    tables = Tables(sweep.catalog.tables.location)
+    tags = {name: sorted(tables.tags(name)) for name in sweep.table_names()}
+    numbers = {record.version for record in list_versions(sweep.catalog)}
+    purges = sweep.call == "purge"
+    held = not purges and sweep.catalog.unfinished_purge() is not None
+    oldest = time.time() - sweep.grace.total_seconds()
+
+    def stray(tag: str) -> bool:
+        numbered, pending = NUMBERED.fullmatch(tag), PENDING.fullmatch(tag)
+        if numbered is not None:
+            return int(numbered["number"]) not in numbers
+        if PURGE_TAG.fullmatch(tag) is not None:
+            return not held
+        return pending is not None and (purges or int(pending["seconds"]) < oldest)
+
+    for name, names in tags.items():
+        for tag in filter(stray, names):
+            if not purges:
+                sweep.notes.append(f"tag {tag} of {name} belongs to no snapshot")
+            if sweep.call != "dry run":
+                untag_everywhere(sweep.catalog, tag, [name])
+
+
+def remove_old_versions(sweep: Sweep) -> None:
+    """Remove versions of tables that have no tag and are older than those of readers of the tip."""
+    for name in sweep.table_names():
+        try:
+            sweep.n_bytes += clean_up(sweep.catalog.tables, name, sweep.keep)
+        except ConflictError:
+            sweep.notes.append(f"{name}: others were writing; not cleaned up")
+
+
+def remove_manifests(sweep: Sweep) -> None:
+    """Remove manifests that are of no snapshot."""
+    oldest, folder = sweep.oldest(), sweep.catalog.tables.location.child(FOLDER)
+    there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
+    # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
+    named = {record.manifest for record in list_versions(sweep.catalog)} if there else set[str]()
+    free = [(key, size) for key, size, when in there if key.split(".")[0] not in named and when <= oldest]
+    folder.delete_objects([key for key, _ in free])
+    sweep.n_bytes += sum(size for _, size in free)
+
+
+COLLECTORS: Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]] = (
+    (remove_half_tables, ["repair"]),
+    (drop_refused_columns, ["repair"]),
+    (remove_deletions, ["repair"]),
+    (delete_stray_cells, ["repair"]),
+    (drop_stray_columns, ["repair"]),
+    (clear_stray_geometry, ["repair"]),
+    (free_folders, ["gc", "dry run", "repair"]),
+    (delete_purged, ["purge"]),
+    (repair_snapshot_tags, ["gc", "repair", "purge", "optimize"]),
+    (remove_stray_tags, ["gc", "dry run", "purge"]),
+    (delete_replaced_files, ["gc", "dry run"]),
+    (remove_old_versions, ["gc", "purge", "optimize"]),
+    (remove_manifests, ["gc", "purge"]),
+    (remove_unnamed_frames, ["gc"]),
+    (delete_purged_bundles, ["purge"]),
+)
+"""Collectors in the order in which they run, each with the calls that run it."""

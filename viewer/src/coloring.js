@@ -57,7 +57,7 @@ export class Numbers {
     this.expression = expression;
     this.measure();
     this.log = expression && this.wholes && this.max > 20;
-    this.scale = expression ? "expression" : this.min < 0 && this.max > 0 && spec.centred ? "diverging" : "viridis";
+    this.scale = expression ? "expression" : "viridis";
     this.range = null;
     this.spread();
   }

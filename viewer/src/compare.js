@@ -1,37 +1,12 @@
-// Two selections compared by differential expression: by the server over all genes, or here over those that the page holds.
+// Two selections compared by differential expression, over all genes of the server.
 
-import { count, el, percent, saveFile, short } from "./dom.js";
+import { count, csv, el, percent, saveFile, short } from "./dom.js";
 import { pack } from "./sets.js";
-import { adjust, compareValues } from "./stats.js";
 
 const SHOWN = 200;
 const TOP = 10;
 const COLUMNS = ["names", "ids", "scores", "logfoldchanges", "pvals", "pvals_adj", "pct_nz_group", "pct_nz_reference"];
 const HEADS = { names: "gene", scores: "score", logfoldchanges: "log2 fold", pvals: "p", pvals_adj: "adjusted p", pct_nz_group: "in first", pct_nz_reference: "in second" };
-
-export function csv(rows) {
-  const quoted = (value) => (typeof value === "number" || value === "" ? String(value) : `"${String(value ?? "").replaceAll('"', '""')}"`);
-  return rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
-}
-
-export async function compare(app, group, reference, method) {
-  if (group.length < 2 || reference.length < 2) throw new Error("A comparison needs two cells at least on each side.");
-  const own = new Set(group);
-  const both = reference.filter((row) => own.has(row)).length;
-  if (both) throw new Error(`${count(both)} cells are on both sides; compare selections that share no cell.`);
-  if (app.manifest.compares) {
-    return app.parts.post("compare", { scene: app.manifest.scene, group: pack(group, app.n), reference: pack(reference, app.n), method });
-  }
-  const rows = [];
-  for (const { name } of app.manifest.genes) {
-    const result = compareValues((await app.loadGene(name)).values, group, reference, method);
-    if (result) rows.push({ names: name, ...result });
-  }
-  adjust(rows.map((row) => row.pvals)).forEach((value, i) => (rows[i].pvals_adj = value));
-  rows.sort((a, b) => b.scores - a.scores);
-  const table = Object.fromEntries(COLUMNS.filter((name) => name !== "ids").map((name) => [name, rows.map((row) => row[name])]));
-  return { method, values: "values as the page holds them, not normalized", n_group: group.length, n_reference: reference.length, table };
-}
 
 export class CompareTab {
   constructor(app) {
@@ -64,14 +39,9 @@ export class CompareTab {
   }
 
   #says() {
-    const { app, result } = this;
-    if (result) {
-      const n = result.table.names.length;
-      return `${count(n)} genes, ${count(result.n_group)} against ${count(result.n_reference)} cells, ${result.values}. p-values adjusted by Benjamini and Hochberg.`;
-    }
-    if (app.manifest.compares) return "All genes are compared by the server: log1p of counts per 10,000 where there are counts, else the values as they are.";
-    const n = app.manifest.genes.length;
-    return n ? `Only the ${count(n)} genes that this page holds are compared, by their values as they are; a served page compares all.` : "This page holds no genes to compare; a served page compares all.";
+    const { result } = this;
+    if (!result) return "All genes are compared by the server: log1p of counts per 10,000 where there are counts, else the values as they are.";
+    return `${count(result.table.names.length)} genes, ${count(result.n_group)} against ${count(result.n_reference)} cells, ${result.values}. p-values adjusted by Benjamini and Hochberg.`;
   }
 
   run() {
@@ -79,7 +49,7 @@ export class CompareTab {
     return app.busy("Comparing", async () => {
       const group = app.drawer.rowsOf(this.group);
       const reference = this.reference === "rest" ? app.without(group) : app.drawer.rowsOf(this.reference);
-      this.result = await compare(app, group, reference, this.method);
+      this.result = await app.parts.post("compare", { scene: app.manifest.scene, group: pack(group, app.n), reference: pack(reference, app.n), method: this.method });
       app.drawer.refresh();
     });
   }
@@ -106,7 +76,7 @@ export class CompareTab {
     return el("div", {},
       el("div", { class: "row" },
         el("button", { class: "link", type: "button", onclick: () => this.save() }, "Save as CSV"),
-        el("button", { class: "link", type: "button", onclick: () => this.#plot() }, `Dot plot of the first ${TOP}`),
+        el("button", { class: "link", type: "button", onclick: () => this.#means() }, `Means of the first ${TOP}`),
         rows.length < table.names.length ? el("span", { class: "muted" }, `the first ${SHOWN} are listed; the file has all`) : null),
       el("div", { class: "scroll" }, el("table", { class: "ranks" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
   }
@@ -117,10 +87,11 @@ export class CompareTab {
     this.app.drawer.refresh();
   }
 
-  #plot() {
-    const { table } = this.result;
-    this.app.geneSet = this.#order().slice(0, TOP).map((i) => table.names[i]);
-    return this.app.drawer.open("Dot plot").then(() => this.app.drawer.tabs["Dot plot"].draw());
+  #means() {
+    const { drawer } = this.app;
+    this.app.geneSet = this.#order().slice(0, TOP).map((i) => this.result.table.names[i]);
+    drawer.open("Means");
+    return drawer.tabs.Means.find();
   }
 
   text() {

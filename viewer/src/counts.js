@@ -1,7 +1,6 @@
 // What the selected cells are, by every column, beside all cells.
 
-import { csv } from "./compare.js";
-import { count, el, percent, saveFile, short } from "./dom.js";
+import { count, csv, el, percent, saveFile, short } from "./dom.js";
 
 const SHOWN = 8;
 const SAVED = 500; // values of a column of texts; the rest is one line
@@ -79,17 +78,21 @@ export class CountsTab {
   }
 }
 
-function known(values, rows) {
-  return (rows ? Float64Array.from(rows, (row) => values[row]) : Float64Array.from(values)).filter(Number.isFinite);
-}
-
-function mean(values, rows) {
-  const some = known(values, rows);
-  return some.length ? some.reduce((a, b) => a + b, 0) / some.length : Number.NaN;
+// Of the rows, or of all cells where there are none.
+export function mean(values, rows) {
+  let sum = 0;
+  let known = 0;
+  for (let i = 0; i < (rows ?? values).length; i++) {
+    const value = values[rows ? rows[i] : i];
+    if (!Number.isFinite(value)) continue;
+    sum += value;
+    known++;
+  }
+  return known ? sum / known : Number.NaN;
 }
 
 function median(values, rows) {
-  const some = known(values, rows).sort();
+  const some = (rows ? Float64Array.from(rows, (row) => values[row]) : Float64Array.from(values)).filter(Number.isFinite).sort();
   const half = some.length >> 1;
   return some.length % 2 ? some[half] : (some[half - 1] + some[half]) / 2;
 }

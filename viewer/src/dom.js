@@ -60,6 +60,11 @@ export function saveFile(name, parts, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+export function csv(rows) {
+  const quoted = (value) => (typeof value === "number" || value === "" ? String(value) : `"${String(value ?? "").replaceAll('"', '""')}"`);
+  return rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+}
+
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);

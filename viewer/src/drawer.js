@@ -2,9 +2,9 @@
 
 import { CompareTab } from "./compare.js";
 import { CountsTab } from "./counts.js";
-import { DotplotTab } from "./dotplot.js";
 import { el, icon, ICONS } from "./dom.js";
 import { LabelTab } from "./label.js";
+import { MeansTab } from "./means.js";
 import { NeighborsTab } from "./neighbors.js";
 
 const CURRENT = "\u0000current";
@@ -13,8 +13,12 @@ export class Drawer {
   constructor(host, app) {
     this.host = host;
     this.app = app;
-    const tabs = [new CountsTab(app), new CompareTab(app), new DotplotTab(app), new LabelTab(app)];
-    if (app.manifest.embeddings?.length) tabs.push(new NeighborsTab(app));
+    const { compares, embeddings, genes, genes_served: every } = app.manifest;
+    const tabs = [new CountsTab(app)];
+    if (compares) tabs.push(new CompareTab(app));
+    if (every || genes.length) tabs.push(new MeansTab(app));
+    tabs.push(new LabelTab(app));
+    if (embeddings.length) tabs.push(new NeighborsTab(app));
     this.tabs = Object.fromEntries(tabs.map((tab) => [tab.title, tab]));
     this.current = tabs[0].title;
   }

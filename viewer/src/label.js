@@ -1,7 +1,6 @@
 // A label for the selected cells: an annotation, saved as a file that `annotate` takes or written by the server.
 
-import { csv } from "./compare.js";
-import { count, el, saveFile } from "./dom.js";
+import { count, csv, el, saveFile } from "./dom.js";
 import { pack } from "./sets.js";
 
 export class LabelTab {

@@ -13,7 +13,6 @@ import { Plot } from "./plot.js";
 import { Search } from "./search.js";
 import { Selection } from "./selection.js";
 import { Sets } from "./sets.js";
-import { normalPvalue, tPvalue } from "./stats.js";
 
 const NOTHING = "";
 const GENE = "gene:";
@@ -49,8 +48,8 @@ class App {
     this.search = new Search(this, this.nodes.search, this.nodes.hits);
     const points = await this.parts.table("points");
     this.plot.place(chunk(points, "x").values, chunk(points, "y").values, this.manifest.bounds);
-    this.size = this.manifest.size ?? Math.max(0.8, Math.min(8, 90 / Math.sqrt(this.n) ** 0.72));
-    this.opacity = this.manifest.opacity ?? Math.max(0.35, Math.min(0.9, 1.25 - 0.13 * Math.log10(this.n)));
+    this.size = Math.max(0.8, Math.min(8, 90 / Math.sqrt(this.n) ** 0.72));
+    this.opacity = Math.max(0.35, Math.min(0.9, 1.25 - 0.13 * Math.log10(this.n)));
     this.plot.look({ size: this.size, opacity: this.opacity, grow: this.n < 20_000 ? 1 : 0 });
     this.nodes.size.value = String(this.size);
     this.nodes.opacity.value = String(this.opacity);
@@ -99,7 +98,7 @@ class App {
   }
 
   async texts() {
-    const found = [[this.manifest.id_name, await this.ids()]];
+    const found = [["id", await this.ids()]];
     for (const spec of this.columns.filter((other) => other.kind === "text")) {
       found.push([spec.name, (await this.load(spec.name)).texts]);
     }
@@ -126,7 +125,7 @@ class App {
     if (!this.genes.has(name)) {
       const known = this.manifest.genes.find((gene) => gene.name === name);
       if (!known && !this.manifest.genes_served) throw new Error(`The page has no values of ${name}.`);
-      const table = await (known?.key ? this.parts.table(known.key) : this.parts.table("gene", `?name=${encodeURIComponent(name)}`));
+      const table = await (known ? this.parts.table(known.key) : this.parts.table("gene", `?name=${encodeURIComponent(name)}`));
       this.genes.set(name, new Numbers({ name, kind: "number" }, chunk(table), { expression: true }));
       this.#offer();
     }
@@ -358,7 +357,7 @@ class App {
         this.#tool("safe", "Palette for colour-blind eyes (C)", ICONS.safe, () => this.setSafe(!this.safe), "false"),
         this.#tool("save", "Save the picture", ICONS.image, () => this.saveImage())),
       el("div", { class: "tools" },
-        this.#tool("analyse", "Counts, comparison, dot plot, labels (A)", ICONS.analyse, () => this.drawer.toggle(), "false"),
+        this.#tool("analyse", "Counts, comparison, means, labels (A)", ICONS.analyse, () => this.drawer.toggle(), "false"),
         this.#tool("linked", "Copy a link to this state", ICONS.link, () => this.busy("Writing the link", async () => {
           await copyText(await this.link());
           this.done = "The link is copied.";
@@ -450,8 +449,6 @@ function offered(app) {
       return app.drawer.tabs.Compare.result;
     },
     link: () => app.link(),
-    tPvalue,
-    normalPvalue,
     open: (title) => app.drawer.open(title),
     drawn: () => app.plot.drawn(),
     mode: (name) => app.setMode(name),

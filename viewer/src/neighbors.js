@@ -1,7 +1,6 @@
 // Cells elsewhere that are near the selected ones in an embedding; the server finds them.
 
-import { csv } from "./compare.js";
-import { count, el, saveFile } from "./dom.js";
+import { count, csv, el, saveFile } from "./dom.js";
 import { pack, unpack } from "./sets.js";
 
 const DATASET = "dataset";

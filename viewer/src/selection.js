@@ -1,5 +1,6 @@
 // The selected cells: how many, what they are, and their ids to copy or save.
 
+import { mean } from "./counts.js";
 import { copyText, count, el, percent, saveFile, short } from "./dom.js";
 
 const SHOWN = 6;
@@ -76,21 +77,10 @@ export class Selection {
   }
 
   #measure(column) {
-    const mean = (rows, n) => {
-      let sum = 0;
-      let known = 0;
-      for (let i = 0; i < n; i++) {
-        const value = column.values[rows ? rows[i] : i];
-        if (!Number.isFinite(value)) continue;
-        sum += value;
-        known++;
-      }
-      return known ? sum / known : Number.NaN;
-    };
     return el(
       "p",
       { class: "muted" },
-      `Mean ${column.name} ${short(mean(this.rows, this.rows.length)) || "unknown"}; of all cells ${short(mean(null, column.n)) || "unknown"}.`,
+      `Mean ${column.name} ${short(mean(column.values, this.rows)) || "unknown"}; of all cells ${short(mean(column.values, null)) || "unknown"}.`,
     );
   }
 

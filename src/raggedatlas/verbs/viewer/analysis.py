@@ -1,4 +1,4 @@
-"""What a served page asks for beyond data: comparisons, neighbours of a selection, and labels that are written into the atlas."""
+"""What a served page asks for beyond data: comparisons, means, neighbours of a selection, and labels that are written into the atlas."""
 
 import math
 from base64 import b64decode, b64encode
@@ -16,13 +16,18 @@ from raggedatlas.errors import ArgumentError, QueryError, ReadOnlyError
 from raggedatlas.query.compare import CompareOptions
 from raggedatlas.results.schema import DATA
 from raggedatlas.verbs.lookup import exact_neighbors
+from raggedatlas.verbs.viewer.means import compute_means, groups_of
 from raggedatlas.verbs.viewer.scene import Scene, match_ids
 from raggedatlas.verbs.viewer.sources import QueryCells
 
 MOST_ASKED = 500
 """Cells of a larger selection whose neighbours are looked for; drawn from it by a fixed seed."""
 
+MOST_SETS = 64
+"""Sets of points of one request, as many as a page keeps by name."""
+
 _MOST_NEIGHBORS = 200
+_MOST_GENES = 200
 _LONGEST = 256
 
 
@@ -76,6 +81,7 @@ class Analysis:
         """
         answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "compare": self._compare,
+            "means": self._means,
             "neighbors": self._neighbors,
             "annotate": self._annotate,
         }
@@ -118,6 +124,18 @@ class Analysis:
             for name, values in columns.items()
         }
         return {**table.attrs["compare"], "table": plain}
+
+    def _means(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        genes, sets = body.get("genes"), body.get("sets")
+        if not isinstance(genes, list) or not 1 <= len(genes) <= _MOST_GENES:
+            raise ArgumentError(f"genes is a list of 1 to {_MOST_GENES} names.")
+        if sets is None:
+            groups = groups_of(self.scene.column(str(body.get("by"))))
+        elif isinstance(sets, list) and len(sets) <= MOST_SETS and all(isinstance(one, dict) for one in sets):
+            groups = [(str(one.get("name")), self._rows(one, "rows")) for one in sets]
+        else:
+            raise ArgumentError(f"sets is a list of at most {MOST_SETS} names and sets of points.")
+        return compute_means({name: self.scene.gene(name) for name in map(str, genes)}, groups)
 
     def _neighbors(self, body: Mapping[str, Any]) -> dict[str, Any]:
         origin, name, k = self.scene.origin, _text(body, "embedding"), body.get("k")

@@ -5,11 +5,14 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, StoreError
 from raggedatlas.results.folder import atomic_write
@@ -23,6 +26,7 @@ from raggedatlas.verbs.viewer.arrow_streams import (
     numbers_part,
     points_part,
 )
+from raggedatlas.verbs.viewer.means import compute_means, groups_of, has_groups
 from raggedatlas.verbs.viewer.scene import Scene
 
 PROGRAM, STYLE, LICENCES, RECORD = "viewer.js", "viewer.css", "LICENCES.txt", "record.json"
@@ -66,21 +70,23 @@ def policy(script: str, style: str, connect: str) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool, allow_annotate: bool = False) -> dict[str, Any]:
+def manifest_of(
+    scene: Scene, genes: Mapping[str, NDArray[np.float32]] | None = None, *, allow_annotate: bool = False
+) -> dict[str, Any]:
     """Describe a scene for the page.
 
     Parameters
     ----------
     scene : Scene
         What is shown.
-    genes : sequence of str
-        Genes that are there from the start.
-    served : bool
-        Whether data are fetched from the server that gives the page.
+    genes : mapping of str to (n,) float32, or None
+        Values of the genes that a file holds; None if the page fetches its data from a server.
     allow_annotate : bool
         Whether the server writes labels.
     """
+    served = genes is None
     origin = scene.origin if served else None
+    grouping = [column for column in scene.columns if has_groups(column)]
     return {
         "scene": scene.key,
         "title": scene.look.title,
@@ -92,11 +98,14 @@ def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool, allow_annot
         "notes": list(scene.notes),
         "bounds": bounds_of(scene),
         "hex": _HEX_BYTES if is_hex(scene.ids) else None,
-        "id_name": "id",
         "columns": describe_columns(scene),
-        "genes": [{"name": name, "key": None if served else f"g{i}"} for i, name in enumerate(genes)],
+        "genes": [{"name": name, "key": f"g{i}"} for i, name in enumerate(genes or ())],
         "genes_served": served and scene.genes is not None,
         "served": served,
+        # A server computes those that are asked for.
+        "means": {
+            column.name: None if genes is None else compute_means(genes, groups_of(column)) for column in grouping
+        },
         "compares": served and hasattr(scene.genes, "compare"),
         "embeddings": [] if origin is None else origin.embeddings(),
         "allow_annotate": allow_annotate,
@@ -117,9 +126,9 @@ def embed_json(document: Mapping[str, Any]) -> str:
     return text
 
 
-def served_page(scene: Scene, genes: Sequence[str] = (), *, allow_annotate: bool = False) -> str:
+def served_page(scene: Scene, *, allow_annotate: bool = False) -> str:
     """Return the page for a server, which loads program, style and data by relative addresses."""
-    manifest = embed_json(manifest_of(scene, genes=genes, served=True, allow_annotate=allow_annotate))
+    manifest = embed_json(manifest_of(scene, allow_annotate=allow_annotate))
     return "".join(
         _document(
             scene, "", f'<link rel="stylesheet" href="{STYLE}">', manifest, [f'<script src="{PROGRAM}"></script>']
@@ -161,11 +170,11 @@ def write_page(
     if color is not None and color not in {column.name for column in scene.columns}:
         # A file has no server to ask for the gene that it is first coloured by.
         genes = [color, *(name for name in genes if name != color)]
-    values = [scene.gene(name) for name in genes]
+    values = {name: scene.gene(name) for name in genes}
     program, style = bundled(PROGRAM), bundled(STYLE)
     rules = policy(_hash_of(program), _hash_of(style), "'none'")
-    manifest = embed_json(manifest_of(scene, genes=genes, served=False))
-    body = _parts_of(scene, values)
+    manifest = embed_json(manifest_of(scene, values))
+    body = _parts_of(scene, values.values())
     head = f"<style>{style}</style>"
     return replace_file(path, _document(scene, rules, head, manifest, _then(body, program)), overwrite=overwrite)
 
@@ -176,7 +185,7 @@ def _then(body: Iterator[str], program: str) -> Iterator[str]:
     yield f"<script>{program}</script>"
 
 
-def _parts_of(scene: Scene, genes: Sequence[Any]) -> Iterator[str]:
+def _parts_of(scene: Scene, genes: Iterable[NDArray[np.float32]]) -> Iterator[str]:
     yield _part("points", points_part(scene))
     yield _part("ids", ids_part(scene))
     for i, column in enumerate(scene.columns):

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from raggedatlas.errors import ArgumentError, AtlasError, ReadOnlyError, StoreError
 from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
-from raggedatlas.verbs.viewer.analysis import Analysis
+from raggedatlas.verbs.viewer.analysis import MOST_SETS, Analysis
 from raggedatlas.verbs.viewer.arrow_streams import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.page import PROGRAM, STYLE, bundled, policy, served_page
 from raggedatlas.verbs.viewer.scene import Scene
@@ -97,8 +97,8 @@ class _SceneResponses:
 
     def __init__(self, scene: Scene, analysis: Analysis) -> None:
         self._scene, self._analysis = scene, analysis
-        # Three sets of points at most, in base64.
-        self.most_bytes = _MAX_BODY + scene.n // 2
+        # Of eight points a byte, which is 4/3 bytes in base64.
+        self.most_bytes = _MAX_BODY + MOST_SETS * (scene.n // 6 + 8)
         self._lock = threading.Lock()
         self._gene = lru_cache(_CACHED_GENES)(self._read_gene)
         self._fixed: dict[str, Callable[[], Response]] = {

@@ -1,4 +1,4 @@
-"""What a served page may ask for: comparisons, neighbours and labels, equal to the calls in Python; what is refused writes nothing."""
+"""What a served page may ask for: comparisons, means, neighbours and labels, equal to the calls in Python; what is refused writes nothing."""
 
 import http.client
 import json
@@ -8,12 +8,18 @@ from typing import Any
 
 import anndata as ad
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.query.compare import CompareOptions
 from raggedatlas.verbs.viewer.analysis import pack_rows
+from raggedatlas.verbs.viewer.columns import read_column
+from raggedatlas.verbs.viewer.means import MOST_GROUPS, compute_means, groups_of
 from raggedatlas.verbs.viewer.scene import Scene, make_scene
 from raggedatlas.verbs.viewer.server import ViewerServer
 from raggedatlas.verbs.visualize import make_view, view, visualize
@@ -110,6 +116,49 @@ def test_counts_of_a_file_are_normalized(tmp_path: Path) -> None:
     stats = pytest.importorskip("scipy.stats")
     score = stats.ttest_ind(values[rows[0], 3], values[rows[1], 3], equal_var=False).statistic
     assert float(table.set_index("names").loc["3", "scores"]) == pytest.approx(score, rel=1e-4)
+
+
+def test_means_are_those_of_aggregate(server: ViewerServer, scene: Scene, atlas: ra.RaggedAtlas) -> None:
+    """By a column, and by sets of points that may overlap, the page gets what the query adds up."""
+    genes = ["LYZ", "CD79A", "NKG7"]
+    query = atlas.checkout(1).query().layers("raw").features(genes)
+    status, found = ask(server, "means", {"scene": scene.key, "genes": genes, "by": "cell_type"})
+    assert status == 200
+    wanted = query.aggregate("cell_type")
+    order = [wanted.var["symbol"].tolist().index(gene) for gene in genes]
+    assert sorted(found["groups"]) == sorted(wanted.obs_names)
+    for name in ("mean", "count_nonzero", "n_measured"):
+        table = dict(zip(found["groups"], found[name], strict=True))
+        for group, row in zip(wanted.obs_names, wanted.layers[name][:, order], strict=True):
+            assert table[group] == pytest.approx(row), name
+    half = np.arange(scene.n) < scene.n // 2
+    sets = [{"name": "B", "rows": pack_rows(rows_of(scene, "CD19+ B"))}, {"name": "half", "rows": pack_rows(half)}]
+    found = ask(server, "means", {"scene": scene.key, "genes": genes, "sets": sets})[1]
+    assert found["groups"] == ["B", "half"]
+    assert found["mean"][0] == pytest.approx(wanted.layers["mean"][wanted.obs_names == "CD19+ B"][0, order])
+    assert found["mean"][1] == pytest.approx([float(scene.gene(gene)[half].mean()) for gene in genes])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["B", "T", None]), st.sampled_from([0.0, 1.0, 2.5, np.nan])), min_size=1, max_size=30
+    )
+)
+def test_means_are_of_the_points_that_have_a_value(cells: list[tuple[str | None, float]]) -> None:
+    """As pandas groups them: points without a category last, NaN not counted, groups of NaN without a mean."""
+    frame = pd.DataFrame(cells, columns=["type", "value"])
+    column = read_column("type", pa.array([kind for kind, _ in cells]).dictionary_encode())
+    assert column is not None
+    genes = {"G": frame["value"].to_numpy(np.float32)}
+    found = compute_means(genes, groups_of(column))
+    groups = dict(list(frame["value"].groupby(frame["type"].fillna("missing"))))
+    for i, name in enumerate(found["groups"]):
+        own = groups[name]
+        mean = None if own.isna().all() else pytest.approx(own.mean())
+        assert (found["mean"][i], found["n_measured"][i]) == ([mean], [own.count()])
+        assert found["count_nonzero"][i] == [int((own.dropna() != 0).sum())]
+    assert len(found["groups"]) == len(groups)
+    assert "missing" not in found["groups"][:-1]
 
 
 def test_neighbours_are_the_nearest_elsewhere(server: ViewerServer, scene: Scene, atlas: ra.RaggedAtlas) -> None:
@@ -229,6 +278,7 @@ def bodies(scene: Scene) -> dict[str, Any]:
     sets = {"scene": scene.key, "group": pack_rows(group), "reference": pack_rows(rest), "among": pack_rows(rest)}
     return {
         "compare": {**sets, "method": "t-test"},
+        "means": {"scene": scene.key, "genes": ["LYZ"], "by": "cell_type"},
         "neighbors": {**sets, "embedding": "pca", "k": 2},
         "annotate": {**sets, "column": "mine", "label": "x"},
     }
@@ -243,6 +293,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("number as set", "compare", {"group": 7}, 400, "group is no set"),
     ("method", "compare", {"method": "logreg"}, 400, "knows the methods"),
     ("same cells", "compare", {"reference": None}, 400, "reference is no set"),
+    ("cells on both sides", "compare", {"reference": pack_rows(np.ones(300, bool))}, 400, "cells are in both sets"),
+    ("no gene", "means", {"genes": []}, 400, "genes is a list of 1 to 200 names"),
+    ("unknown gene", "means", {"genes": ["LYZ", "NOGENE"]}, 400, "'NOGENE'"),
+    ("unknown column", "means", {"by": "nothing"}, 400, "no column 'nothing'"),
+    ("texts", "means", {"by": "cell_name"}, 400, f"at most {MOST_GROUPS} categories"),
+    ("sets", "means", {"sets": ["AA=="]}, 400, "sets is a list of at most 64"),
+    ("short set of means", "means", {"sets": [{"name": "x", "rows": "AA=="}]}, 400, "rows is no set of the 300 points"),
     ("k", "neighbors", {"k": 10_000}, 400, "1 to 200"),
     ("k as text", "neighbors", {"k": "2"}, 400, "1 to 200"),
     ("embedding", "neighbors", {"embedding": "nothing"}, 400, "no embedding 'nothing'"),

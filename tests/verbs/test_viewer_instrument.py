@@ -103,45 +103,27 @@ def test_kept_selections_are_compared_by_the_server(
         (tmp_path / "t.csv").write_text(browser.run("viewer.app.drawer.tabs.Compare.text()"))
         saved = pd.read_csv(tmp_path / "t.csv", float_precision="round_trip")
         np.testing.assert_allclose(saved["pvals_adj"], wanted["pvals_adj"], rtol=1e-12)
-        browser.run("viewer.compare('Dendritic', 'Dendritic')")
-        assert (
-            browser.run("viewer.state().status")
-            == "103 cells are on both sides; compare selections that share no cell."
-        )
         assert browser.messages == []
+        browser.run("viewer.compare('Dendritic', 'Dendritic')")
+        assert browser.run("viewer.state().status").startswith("103 cells are in both sets")
 
 
-@pytest.mark.parametrize("method", ["t-test", "wilcoxon"])
-def test_a_page_without_a_server_compares_its_own_genes(page: Browser, atlas: ra.RaggedAtlas, method: Any) -> None:
-    """The numbers of the genes that the page holds are those of the query over these genes; the page says which they are."""
-    page.run(f"{SELECT}('Dendritic')")
-    result = page.run(f"viewer.compare('Dendritic', 'rest', '{method}')")
-    wanted = atlas.checkout(1).query().features(GENES).compare({"cell_type": "Dendritic"}, method=method, layer="raw")
-    found = read_table(result).set_index("names").loc[wanted["symbol"]]
-    for name in ("scores", "logfoldchanges", "pvals", "pvals_adj", "pct_nz_group", "pct_nz_reference"):
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, err_msg=name)
-    assert result["values"] == "values as the page holds them, not normalized"
-    page.run("viewer.app.drawer.tabs.Compare.result = null; viewer.open('Compare')")
-    assert "Only the 5 genes that this page holds" in page.run("document.querySelector('.drawer').textContent")
-
-
-def test_distributions_are_those_of_scipy(page: Browser) -> None:
-    """From the middle to the far tails, p-values of both tests are right to ten digits."""
-    stats = pytest.importorskip("scipy.stats")
-    values = [
-        (0.0, 5.0),
-        (0.3, 1.2),
-        (1.0, 3.0),
-        (2.5, 40.0),
-        (-7.0, 12.5),
-        (12.0, 900.0),
-        (30.0, 3000.0),
-        (1.7, 200_000.0),
-    ]
-    for t, df in values:
-        assert page.run(f"viewer.tPvalue({t}, {df})") == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9)
-    for z in (0.0, 0.1, 1.0, 1.7, 1.8, 5.0, 20.0, 37.0):
-        assert page.run(f"viewer.normalPvalue({z})") == pytest.approx(2 * stats.norm.sf(z), rel=1e-9)
+def test_a_file_shows_the_means_that_were_computed_when_it_was_written(page: Browser, atlas: ra.RaggedAtlas) -> None:
+    """Of the genes that the page holds, by a column; it has nothing to compare with, and says where every gene is."""
+    assert page.run("Object.keys(viewer.app.drawer.tabs)") == ["Counts", "Means", "Label"]
+    page.run("viewer.open('Means')")
+    saved = pd.read_csv(io.StringIO(page.run("viewer.app.drawer.tabs.Means.text()")))
+    wanted = atlas.checkout(1).query().layers("raw").features(GENES).aggregate("cell_type")
+    wanted.var_names = wanted.var["symbol"].tolist()
+    for name in ("mean", "count_nonzero", "n_measured"):
+        found = saved.pivot(index="group", columns="gene", values=name)
+        pd.testing.assert_frame_equal(
+            found, wanted.to_df(name).loc[found.index, found.columns], check_names=False, check_dtype=False
+        )
+    shown = "document.querySelector('.drawer').textContent"
+    assert "Computed when this page was written" in page.run(shown)
+    page.run("document.querySelector('.ranks th:nth-child(3) button').click()")
+    assert page.run("viewer.state().color") == GENES[1]
 
 
 def test_a_lasso_becomes_an_annotation_by_a_file(page: Browser, atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
@@ -241,8 +223,8 @@ def test_a_link_of_something_else_changes_nothing(
     assert page.run("viewer.selection()") == []
 
 
-def test_counts_and_dots_are_those_of_the_cells(page: Browser, atlas: ra.RaggedAtlas) -> None:
-    """Counts of a selection by every column, and mean and fraction of each gene in each group, equal what pandas gives."""
+def test_counts_are_those_of_the_cells(page: Browser, atlas: ra.RaggedAtlas) -> None:
+    """Counts of a selection by every column equal what pandas gives, and means and medians of numbers are shown."""
     frame = atlas.checkout(1).query().to_pandas()
     left = page.run(LASSO.format(x=middle(make_view(atlas))))
     page.run("viewer.open('Counts')")
@@ -250,16 +232,35 @@ def test_counts_and_dots_are_those_of_the_cells(page: Browser, atlas: ra.RaggedA
     found = {label.strip('"'): (int(n), int(of)) for name, label, n, of in lines[1:] if name == '"cell_type"'}
     counts, totals = frame.loc[left, "cell_type"].value_counts(), frame["cell_type"].value_counts()
     assert found == {label: (int(n), int(totals[label])) for label, n in counts.items() if n}
-    page.run("viewer.app.geneSet = ['LYZ', 'NOGENE', 'CD79A']; viewer.open('Dot plot')")
-    page.run("viewer.app.drawer.tabs['Dot plot'].draw()")
-    adata = atlas.checkout(1).query().layers("raw").features("LYZ", "CD79A").to_anndata()
-    values = pd.DataFrame(adata.X.toarray(), columns=["LYZ", "CD79A"], index=adata.obs_names)
-    groups = values.groupby(adata.obs["cell_type"].astype(str))
-    for gene, group, mean, fraction, n in page.run("viewer.app.drawer.tabs['Dot plot'].rows()"):
-        own = groups.get_group(group)[gene]
-        assert (n, mean, fraction) == (len(own), pytest.approx(own.mean(), rel=1e-5), pytest.approx((own > 0).mean()))
-    assert "Not found: NOGENE." in page.run("document.querySelector('.drawer').textContent")
-    assert page.run("document.querySelectorAll('.dots circle').length") == 2 * len(groups)
+    facts = page.run("[...document.querySelectorAll('.facts dd')].slice(2).map((one) => Number(one.textContent))")
+    wanted = [of(part["n_genes"]) for of in (np.mean, np.median) for part in (frame.loc[left], frame)]
+    assert facts == pytest.approx(wanted, rel=5e-3)  # three digits are shown
+
+
+def test_means_of_a_gene_set_are_asked_of_the_server(browser: Browser, atlas: ra.RaggedAtlas) -> None:
+    """By a column, by kept selections and by labels given on the page; an unknown gene is refused in a line."""
+    with view(atlas, browser=False, layer="raw", color="cell_type") as server:
+        browser.go("about:blank")
+        browser.open(server.url)
+        for kind in ("Dendritic", "CD19+ B"):
+            browser.run(f"{SELECT}('{kind}')")
+        browser.run("viewer.app.drawer.tabs.Label.give('mine', 'chosen')")
+        browser.run("viewer.app.geneSet = ['LYZ', 'CD79A']; viewer.open('Means')")
+        find = "(async (by) => { const tab = viewer.app.drawer.tabs.Means; tab.by = by; await tab.find(); return tab.text(); })"
+        by_type = pd.read_csv(io.StringIO(browser.run(f"{find}('cell_type')")))
+        by_sets = pd.read_csv(io.StringIO(browser.run(f"{find}('\\u0000sets')")))
+        by_label = pd.read_csv(io.StringIO(browser.run(f"{find}('mine')")))
+        wanted = atlas.checkout(1).query().layers("raw").features("LYZ").aggregate("cell_type").to_df("mean")
+        means = by_type[by_type["gene"] == "LYZ"].set_index("group")["mean"]
+        assert means.to_dict() == pytest.approx(wanted.iloc[:, 0].to_dict())
+        assert set(by_sets["group"]) == {"Dendritic", "CD19+ B", "chosen"}
+        dendritic = by_sets[(by_sets["gene"] == "LYZ") & (by_sets["group"] == "Dendritic")]
+        assert dendritic["mean"].item() == pytest.approx(means["Dendritic"])
+        assert by_label["group"].tolist() == ["chosen", "chosen"]
+        assert by_label["mean"].tolist() == by_sets[by_sets["group"] == "chosen"]["mean"].tolist()
+        assert browser.messages == []
+        browser.run("viewer.app.geneSet = ['LYZ', 'NOGENE']; viewer.app.drawer.tabs.Means.find()")
+        assert "'NOGENE'" in browser.run("viewer.state().status")
 
 
 def test_texts_are_counted_with_the_rest_as_other(browser: Browser, tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_one_switch_takes_the_safe_palette_for_all_columns(page: Browser) -> Non
 def test_the_panel_is_drawn_light_and_dark(page: Browser, tmp_path: Path) -> None:
     """With the panel open the map and the table are drawn above each other, on a light and on a dark ground."""
     image = pytest.importorskip("PIL.Image")
-    page.run(f"{SELECT}('Dendritic').then(() => viewer.compare('Dendritic', 'rest', 'wilcoxon'))")
+    page.run(f"{SELECT}('Dendritic').then(() => viewer.open('Means'))")
     for theme, (low, high) in {"light": (235, 256), "dark": (0, 50)}.items():
         page.run(f"viewer.theme('{theme}').then(() => viewer.drawn())")
         drawn = np.asarray(image.open(page.picture(tmp_path / f"{theme}.png")).convert("RGB"))

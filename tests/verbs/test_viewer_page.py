@@ -77,14 +77,19 @@ def test_the_policy_allows_this_program_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_the_file_holds_all_data(tmp_path: Path) -> None:
-    """Each part in the file is an Arrow stream; the gene that is first coloured by comes along."""
-    scene = make_scene(["a", "b"], [[0, 0], [1, 1]], pa.table({"uid": ["a", "b"], "n": [1.5, 2.5]}), genes={"G": np.array([1, 2]), "H": np.array([3, 4])}, look=Look(color="G"))  # fmt: skip
+    """Each part in the file is an Arrow stream; the gene that is first coloured by comes along, and means of all its genes."""
+    obs = pa.table({"uid": ["a", "b"], "n": [1.5, 2.5], "type": pa.array(["B", "T"]).dictionary_encode()})
+    scene = make_scene(["a", "b"], [[0, 0], [1, 1]], obs, genes={"G": np.array([1, 2]), "H": np.array([3, 4])}, look=Look(color="G"))  # fmt: skip
     elements = Elements(write_page(scene, tmp_path / "x.html", genes=["H"]).read_text("utf-8")).found
     parts = {str(a["id"]): text for _, a, text in elements if str(a.get("id")).startswith("part-")}
-    assert list(parts) == ["part-points", "part-ids", "part-c0", "part-g0", "part-g1"]
+    assert list(parts) == ["part-points", "part-ids", "part-c0", "part-c1", "part-g0", "part-g1"]
     tables = {name: pa.ipc.open_stream(decompress(b64decode(text))).read_all() for name, text in parts.items()}
     gene = dict(zip(tables["part-ids"]["v"].to_pylist(), tables["part-g0"]["v"].to_pylist(), strict=True))
     assert gene == {"a": 1, "b": 2}
+    means = json.loads(next(text for _, a, text in elements if a.get("id") == "manifest"))["means"]
+    assert list(means) == ["type"]
+    assert (means["type"]["genes"], means["type"]["groups"]) == (["G", "H"], ["B", "T"])
+    assert means["type"]["mean"] == [[1, 3], [2, 4]]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

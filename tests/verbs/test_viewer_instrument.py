@@ -232,7 +232,9 @@ def test_counts_are_those_of_the_cells(page: Browser, atlas: ra.RaggedAtlas) -> 
     found = {label.strip('"'): (int(n), int(of)) for name, label, n, of in lines[1:] if name == '"cell_type"'}
     counts, totals = frame.loc[left, "cell_type"].value_counts(), frame["cell_type"].value_counts()
     assert found == {label: (int(n), int(totals[label])) for label, n in counts.items() if n}
-    facts = page.run("[...document.querySelectorAll('.facts dd')].slice(2).map((one) => Number(one.textContent))")
+    facts = page.run(
+        "[...document.querySelectorAll('.facts dd')].slice(2, 6).map((one) => Number(one.textContent.replace(',', '')))"
+    )
     wanted = [of(part["n_genes"]) for of in (np.mean, np.median) for part in (frame.loc[left], frame)]
     assert facts == pytest.approx(wanted, rel=5e-3)  # three digits are shown
 

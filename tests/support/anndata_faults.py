@@ -396,7 +396,6 @@ GENERAL = tuple(_damages(
     ("A19", "obsm/pca", "obsm is too short", _put("obsm/pca", _SHORT)),
     ("A19", "obsm/frame", "a short frame in obsm", _ragged_frame),
     ("A19", "obsm/frame", "a frame of other names", _element("obsm/frame/_index", texts("c1", "c3", "c2"))),
-    ("A19", "obsm/frame", "a frame of earlier names", _element("obsm/frame/_index", texts("x1", "x2", "x3"))),
     ("A20", "varm/loadings", "a mapping in varm", _group("varm/loadings", "dict", "0.1.0")),
     ("A21", "varm/loadings", "varm is too short", _put("varm/loadings", _SHORT)),
     ("A22", "obsp/graph", "text in obsp", _element("obsp/graph", texts("a", "b", "c"))),

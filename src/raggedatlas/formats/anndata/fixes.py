@@ -279,26 +279,6 @@ def move_up(node: Node) -> str:
     return f"its members are {', '.join(f'{mapping.path}/{name}' for name in names)}"
 
 
-def copy_names(node: Node) -> str:
-    """Give the rows of a frame the names of its axis, unless it has these in another order."""
-    assert node.parent is not None
-    assert node.parent.parent is not None
-    own = index_node(node)
-    axis = node.parent.parent.child("obs" if node.parent.name == "obsm" else "var")
-    index = None if axis is None else index_node(axis)
-    if encoding_of(node) != "dataframe" or own is None or index is None or not (own.is_array and index.is_array):
-        return ""
-    names = _texts(index)
-    if own.shape != index.shape or sorted(_texts(own)) == sorted(names):
-        return ""
-    write_small(own, np.array(names, dtype=object))
-    return f"rows named as those of {axis.name if axis is not None else ''}"
-
-
-def _texts(node: Node) -> list[str]:
-    return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in np.asarray(node.whole()).tolist()]
-
-
 def sort_sparse(node: Node) -> str:
     """Sort the entries of a sparse matrix and sum duplicates."""
     shape = sparse_shape(node)
@@ -402,8 +382,6 @@ FIXES: dict[str, Fix] = {
     "A04": write_as_text,
     "A05": lambda _: "metadata consolidated again",  # by `_open_for_writing`, as after every fix
     **dict.fromkeys(("A16", "A18", "A20", "A22", "A24"), move_up),
-    "A19": copy_names,
-    "A21": copy_names,
     "A59": sort_sparse,
     "A60": make_signed,
     "A71": name_index,

@@ -166,7 +166,7 @@ function layered(codes, layer, layers) {
   return order;
 }
 
-export class Words {
+class Words {
   constructor(spec, data) {
     this.spec = spec;
     this.kind = "text";

@@ -35,7 +35,7 @@ export function themed(theme) {
   return THEMED[theme];
 }
 
-export function stops(scale, theme) {
+function stops(scale, theme) {
   return SEQUENTIAL[scale] ?? THEMED[theme][scale];
 }
 

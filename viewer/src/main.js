@@ -1,7 +1,7 @@
 // The page: reads what it is to show, makes the plot and the panel, and answers to `window.viewer`.
 
 import { Category, read, Numbers } from "./coloring.js";
-import { SCALES, themed } from "./colors.js";
+import { themed } from "./colors.js";
 import { chunk, Parts, Texts } from "./data.js";
 import { copyText, count, debounce, el, ICONS, icon, saveFile } from "./dom.js";
 import { Hover } from "./hover.js";
@@ -451,10 +451,7 @@ function offered(app) {
     link: () => app.link(),
     open: (title) => app.drawer.open(title),
     drawn: () => app.plot.drawn(),
-    mode: (name) => app.setMode(name),
     theme: (name) => app.setTheme(name),
-    scales: SCALES,
-    copyText,
     state: () => ({ n: app.n, theme: app.theme, color: app.column?.name ?? null, status: app.nodes.status.textContent }),
     app,
   };

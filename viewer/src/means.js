@@ -6,7 +6,7 @@ import { pack } from "./sets.js";
 const SETS = "\u0000sets";
 const STRONGEST = 40; // percent of the accent behind the largest mean of a gene
 
-export function parseGenes(text) {
+function parseGenes(text) {
   return [...new Set(text.split(/[\s,;]+/).filter(Boolean))];
 }
 

@@ -44,10 +44,6 @@ class Column:
     values: pa.Array
     colors: Mapping[str, str] = field(default_factory=dict)
 
-    def take(self, rows: Any) -> "Column":  # noqa: ANN401  (row numbers)
-        """Return some rows, in the given order."""
-        return Column(self.name, self.kind, self.values.take(rows), self.colors)
-
 
 def read_column(
     name: str, values: pa.ChunkedArray | pa.Array, colors: Mapping[str, str] | None = None

@@ -263,7 +263,7 @@ def test_results_say_which_mapping_applied(atlas: ra.RaggedAtlas) -> None:
     plain = view.query(identity="as-given").to_anndata().uns["atlas"]
     assert plain["identity"] == "as-given"
     assert len(plain["merged"]["gene_expression"]) == 0
-    assert "identity as-given" in plain["query"]
+    assert "identity as-given" in plain["summary"]
 
 
 def test_a_query_takes_the_mapping_of_any_snapshot(atlas: ra.RaggedAtlas) -> None:

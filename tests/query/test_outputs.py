@@ -1,6 +1,7 @@
 """Laws of results: every way out gives the same cells, features and values."""
 
 import datetime as dt
+import json
 import pickle
 import re
 import sys
@@ -236,7 +237,8 @@ def test_provenance_and_cells_left_out(query: Query) -> None:
     facts = query.spaces("protein_abundance").where(col("score").is_null()).to_anndata().uns["atlas"]
     assert facts["uri"] == query.catalog.location.uri
     assert (facts["snapshot"], facts["label"]) == (1, "small")
-    assert "col('score').is_null()" in facts["query"]
+    assert json.loads(facts["query"])["filters"] == [{"operator": "is_null", "column": "score"}]
+    assert facts["summary"] == "where col('score').is_null(); spaces protein_abundance"
     assert list(facts["layers"]["protein_abundance"]) == ["counts"]
     frame = query.where(col("score").is_null()).to_pandas()
     assert facts["cells_without_space"] == (frame["dataset"] == "second").sum()

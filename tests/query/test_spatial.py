@@ -153,7 +153,7 @@ def test_a_box_composes_with_every_other_condition(view: AtlasView) -> None:
     again = view.query().where({"region": "tumour"}).within(box, BOUNDARY).order_by("segment_id").limit(2)
     assert len(again.to_pandas()) == 2
     assert "within([10.0, 10.0, 60.0, 60.0]" in repr(again)
-    assert both.to_anndata().uns["atlas"]["query"].startswith("where within")
+    assert both.to_anndata().uns["atlas"]["summary"].startswith("where within")
     twice = view.query().within(box, BOUNDARY).within((0, 0, 30, 30), BOUNDARY, by="centroid")
     assert twice.count() < len(plain)
     assert view.query().within((-np.inf, -np.inf, np.inf, np.inf), BOUNDARY).count() == 42

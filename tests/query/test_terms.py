@@ -185,7 +185,7 @@ def test_provenance_names_the_release(query: Query) -> None:
     kept = query.where(cell_type=under("T cell"), tissue=under("lung")).to_anndata()
     versions = [read_packaged(name).version for name in ("CL", "UBERON")]
     assert kept.uns["atlas"]["ontologies"] == "; ".join(versions)
-    assert "under('T cell')" in kept.uns["atlas"]["query"]
+    assert "under('T cell')" in kept.uns["atlas"]["summary"]
     assert "ontologies" not in query.where(dataset="own").to_anndata().uns["atlas"]
 
 

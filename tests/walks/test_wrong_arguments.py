@@ -7,7 +7,7 @@ import itertools
 import math
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.lightning import Split, split_loader
 from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
+from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.reader import open_vectors
@@ -223,6 +224,7 @@ CALLS: dict[str, Call] = {
         {"names": "z", "missing": "nan"},
     ),
     "query.within": lambda p: (p.query.within, {"bbox": (0, 0, 1, 1)}),
+    "query.from_dict": lambda p: (ra.Query.from_dict, {"view": p.atlas.checkout("first"), "asked": {}}),
     "query.geometry": lambda p: (p.query.geometry, {}),
     "query.write": lambda p: (
         lambda path, **given: p.query.write(
@@ -260,6 +262,13 @@ CALLS |= {
     )
     for name in typing.get_type_hints(LoaderChoices)
     if ("Loader", name) not in SPECIAL
+}
+CALLS |= {
+    f"query.from_dict({part.name})": lambda p, name=part.name: (  # type: ignore[misc]
+        lambda given: ra.Query.from_dict(p.atlas.checkout("first"), {name: given}),
+        {"given": None},
+    )
+    for part in fields(QuerySpec)
 }
 
 

@@ -449,7 +449,7 @@ class _Vectors:
         self.facts = {
             "result:verb": "annotate",
             "atlas:version": origin.get("snapshot", ""),
-            "atlas:query": origin.get("query", ""),
+            "atlas:query": origin.get("summary", ""),
         }
 
     def __len__(self) -> int:
@@ -496,7 +496,7 @@ def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], o
         )
     record = AnnotationRecord(
         uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=given.origin.get("snapshot"),
-        query=str(given.origin.get("query", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
+        query=str(given.origin.get("summary", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
     )  # fmt: skip
     return _Plan(record, cells.index, tuple(made), options, cells.n_unknown)
 

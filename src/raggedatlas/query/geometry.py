@@ -430,6 +430,11 @@ class Within(Filter):
         uids: list[str] = own.column(0).filter(pa.array(met)).to_pylist()
         return uids
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types; JSON has no infinite numbers, so these are text."""
+        bbox = [end if np.isfinite(end) else str(end) for end in (*self.box.lo, *self.box.hi)]
+        return {"operator": "within", "bbox": bbox, "space": self.name, "by": self.by}
+
     def __repr__(self) -> str:
         return f"within({[*self.box.lo, *self.box.hi]}, space={self.name!r}, by={self.by!r})"
 

@@ -1,5 +1,6 @@
 """Planning: a query and a catalog become a frozen `ReadPlan`; every error that needs no values is raised here."""
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -322,13 +323,14 @@ def requested_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str,
 
 
 def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
-    """Return the provenance of a result."""
+    """Return the provenance of a result: `query` is the JSON text of `Query.to_dict`, `summary` a line for people."""
     snapshot = catalog.snapshot
     return {
         "uri": catalog.location.uri,
         "snapshot": 0 if snapshot is None else snapshot.version,
         "label": "" if snapshot is None else snapshot.label or "",
-        "query": spec.describe(),
+        "query": json.dumps(spec.to_dict(), allow_nan=False),
+        "summary": spec.describe(),
         "identity": spec.describe_identity(),
         "on_merge": spec.on_merge,
         **({} if spec.orthologs is None else {"orthologs": spec.orthologs}),

@@ -1,8 +1,10 @@
 """The fluent query API: each call returns a new `Query`, and outputs read."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,12 +14,13 @@ from numpy.typing import ArrayLike
 from raggedatlas.catalog.assets import find_geometries, find_result
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import check_organism
-from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.errors import ArgumentError, AtlasError, QueryError
 from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.choices import By, Missing
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
+from raggedatlas.query.browse import AtlasView
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
@@ -38,7 +41,7 @@ from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.remote_path import Address
 from raggedatlas.store.sql import all_of, is_not_null
-from raggedatlas.store.sql_parser import as_filter, to_sql
+from raggedatlas.store.sql_parser import as_filter, filter_from_dict, to_sql
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -71,6 +74,73 @@ class Query:
 
     catalog: Catalog = field(repr=False)
     spec: QuerySpec = field(default_factory=QuerySpec)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the query asks in JSON's types, for `from_dict`; ``uns["atlas"]["query"]`` of a result is its JSON text.
+
+        Returns
+        -------
+        dict of str to JSON values
+            Every part, lists whole. Names of genes are as they were given, so the dictionary asks the same of every snapshot.
+
+        Examples
+        --------
+        >>> view.query().where(tissue="lung").limit(5).to_dict()["filters"]  # doctest: +SKIP
+        [{'operator': '==', 'column': 'tissue', 'value': 'lung'}]
+        """
+        return self.spec.to_dict()
+
+    @classmethod
+    def from_dict(cls, view: AtlasView, asked: Mapping[str, Any]) -> "Query":
+        """Ask a snapshot what `to_dict` of a query says.
+
+        Parameters
+        ----------
+        view : AtlasView
+            The snapshot. ``uns["atlas"]["uri"]`` and ``["snapshot"]`` of a result name the one that was asked.
+        asked : mapping
+            What `to_dict` returns; parts that are absent are those of ``view.query()``.
+
+        Returns
+        -------
+        Query
+            Of the same result, on the same snapshot.
+
+        Raises
+        ------
+        ArgumentError
+            For an unknown key, or a value that its key does not take.
+        QueryError, NotFoundError, FeatureError
+            For what the snapshot lacks, as the methods of `Query` say.
+
+        Examples
+        --------
+        >>> asked = json.loads(adata.uns["atlas"]["query"])  # doctest: +SKIP
+        >>> ra.Query.from_dict(view, asked).to_anndata()  # doctest: +SKIP
+        """
+        usual = QuerySpec().to_dict()
+        unknown = [key for key in asked if key not in usual]
+        if unknown:
+            raise ArgumentError(f"from_dict() does not know {unknown}; the parts of a query are {[*usual]}.")
+        try:
+            # JSON's types compare by `!=`, and lists are what the methods take for several names.
+            plain = json.loads(json.dumps(asked, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"from_dict() takes what JSON holds: {error}.") from None
+        given = {key: value for key, value in plain.items() if value != usual[key]}
+        start: dict[str, Any] = {key: given.pop(key) for key in ("identity", "on_merge") if key in given}
+        key = "identity"
+        try:
+            if isinstance(start.get("identity"), list):
+                start["identity"] = dict(start["identity"])
+            query = view.query(**start)
+            for key, step in _STEPS.items():
+                query = step(query, given[key]) if key in given else query
+        except AtlasError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ArgumentError(f"from_dict() cannot read {key!r} from {brief(plain[key])}: {error}.") from None
+        return query
 
     def where(
         self,
@@ -562,9 +632,9 @@ class Query:
 
         Examples
         --------
-        >>> schema = pa.schema([("n_counts", pa.float64())])  # doctest: +SKIP
+        >>> schema = pa.schema([("n_genes", pa.int64())])  # doctest: +SKIP
         >>> table = query.map(
-        ...     lambda batch: {"n_counts": batch.spaces["gene_expression"].to_csr().sum(1)}, 512, schema
+        ...     lambda batch: {"n_genes": np.diff(batch.spaces["gene_expression"].block.indptr)}, 512, schema
         ... )  # doctest: +SKIP
         """
         plan = plan_read(self.spec, self.catalog)
@@ -765,7 +835,7 @@ class Query:
         from html import escape
 
         rows = "".join(
-            f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.to_dict().items()
+            f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.summary().items()
         )
         return f"<b>{escape(repr(self).split(': ', 1)[0])}</b><table>{rows}</table>"
 
@@ -775,6 +845,31 @@ class Query:
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)
         return Query(self.catalog, replace(self.spec, **changes))
 
+
+def _condition(query: Query, given: Mapping[str, Any]) -> Query:
+    """Add a condition as `Filter.to_dict` returns it; only boxes need the atlas."""
+    if given.get("operator") != "within":
+        return query.where(filter_from_dict(given))
+    return query.within(**{key: value for key, value in given.items() if key != "operator"})
+
+
+_STEPS: dict[str, Callable[[Query, Any], Query]] = {
+    "filters": lambda query, filters: reduce(_condition, filters, query),
+    "search": lambda query, search: query.search(**search),
+    "sample": lambda query, sample: query.sample(**sample),
+    "order": lambda query, order: query.order_by([name for name, _ in order], descending=[down for _, down in order]),
+    "limit": Query.limit,
+    "spaces": Query.spaces,
+    "features": lambda query, spaces: reduce(lambda q, one: q.features(one[1], space=one[0]), spaces, query),
+    "join": lambda query, join: query.join(join) if isinstance(join, str) else query.join(min_datasets=join),
+    "layers": Query.layers,
+    "obs": Query.obs,
+    "missing": Query.missing,
+    "results": Query.with_results,
+    "centroids": lambda query, centroids: reduce(lambda q, one: q.with_centroids(*one), centroids, query),
+    "orthologs": lambda query, organism: query.join(orthologs=organism),
+}
+"""How `Query.from_dict` asks for each part of a query, but for those that `AtlasView.query` takes."""
 
 Selection = str | Mapping[str, Any] | Filter | Query | Sequence[str]
 """Cells of a query: a condition as of `Query.where`, another query, or uids."""

@@ -1,7 +1,7 @@
 """What a query asks, and the plan of what is read for it, from which arrays into which columns. Frozen and picklable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,11 @@ class QuerySpec:
     orthologs: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parts that differ from the default query, as plain values for provenance."""
+        """Return every part in JSON's types; `Query.from_dict` reads them."""
+        return {part.name: _to_json(getattr(self, part.name)) for part in fields(self)}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the parts that differ from the default query for people, long lists cut."""
         parts: dict[str, Any] = {}
         if self.filters:
             parts["where"] = " AND ".join(repr(f) for f in self.filters)
@@ -162,8 +166,18 @@ class QuerySpec:
 
     def describe(self) -> str:
         """Describe the query in one line."""
-        parts = [f"{key} {value}" for key, value in self.to_dict().items()]
+        parts = [f"{key} {value}" for key, value in self.summary().items()]
         return "; ".join(parts) if parts else "all cells"
+
+
+def _to_json(value: Any) -> Any:  # noqa: ANN401  (a part of a query)
+    if isinstance(value, Filter):
+        return value.to_dict()
+    if isinstance(value, Sample | Search):
+        return {part.name: _to_json(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, np.generic):
+        return value.item()
+    return [*map(_to_json, value)] if isinstance(value, tuple) else value
 
 
 def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
@@ -534,12 +548,13 @@ class ReadPlan:
     def part(self, start: int, stop: int) -> "ReadPlan":
         """Return the plan of the cells ``[start, stop)``, without the groups that only other cells need."""
         rows = np.arange(start, stop)
-        # These plans are for `read_batches`, which reads spaces and results but no `obsm`.
+        # These plans are for `read_batches`, which reads spaces and results but no `obsm`; the text of a query may be long.
         return replace(
             self,
             obs=self.obs.take(pa.array(rows)),
             spaces={name: space.take(rows).narrow() for name, space in self.spaces.items()},
             results={name: space.take(rows).narrow() for name, space in self.results.items()},
+            provenance={},
         )
 
     def single(self) -> SpacePlan:

@@ -1,13 +1,15 @@
 """Filters: expressions over cell columns and mappings; SQL text is parsed into the same expressions."""
 
+import datetime as dt
 import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, UnknownValueWarning
@@ -238,6 +240,16 @@ class Filter:
     def _opposite(self, columns: Columns, depth: int) -> str:
         return negation(self.to_sql(columns, depth + 1))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types; `filter_from_dict` reads it.
+
+        Examples
+        --------
+        >>> (col("n") > 3).to_dict()
+        {'operator': '>', 'column': 'n', 'value': 3}
+        """
+        raise QueryError(f"{type(self).__name__} is no complete filter.")
+
     def leaves(self, columns: Columns) -> Iterator["Filter"]:
         """Yield the conditions that this one is made of."""
         yield self
@@ -442,6 +454,10 @@ class Comparison(Condition):
         if self.operator in {"==", "!="} and isinstance(self.value, str):
             yield self.column, self.value
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": self.operator, "column": self.column, "value": _value_to_json(self.value)}
+
     def __repr__(self) -> str:
         return f"col({self.column!r}) {self.operator} {self.value!r}"
 
@@ -462,6 +478,10 @@ class Membership(Condition):
     def asked(self) -> Iterator[tuple[str, str]]:
         """Yield the column with each text."""
         yield from ((self.column, value) for value in self.values if isinstance(value, str))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types, every value."""
+        return {"operator": "isin", "column": self.column, "values": [_value_to_json(value) for value in self.values]}
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.values[:8])) + (
@@ -486,6 +506,10 @@ class IsNull(Condition):
     def _holds(self, value: str | None) -> bool | None:
         return value is None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": "is_null", "column": self.column}
+
     def __repr__(self) -> str:
         return f"col({self.column!r}).is_null()"
 
@@ -504,6 +528,10 @@ class TextMatch(Condition):
         if value is None:
             return None
         return value.startswith(self.text) if self.how == "startswith" else self.text in value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": self.how, "column": self.column, "text": self.text}
 
     def __repr__(self) -> str:
         return f"col({self.column!r}).{self.how}({self.text!r})"
@@ -535,6 +563,10 @@ class UnderTerm(Filter):
             parts[1] = Combination("AND", (IsNull(of.ids), parts[1]))
         return any_of(*(part.to_sql(columns, depth + 1) for part in parts))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": "under", "column": self.column, **asdict(self.under)}
+
     def __repr__(self) -> str:
         return f"col({self.column!r}).isin({self.under!r})"
 
@@ -560,6 +592,10 @@ class Combination(Filter):
         for part in self.parts:
             yield from part.leaves(columns)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": self.word.lower(), "filters": [part.to_dict() for part in self.parts]}
+
     def __repr__(self) -> str:
         return f" {'&' if self.word == 'AND' else '|'} ".join(f"({part!r})" for part in self.parts)
 
@@ -575,6 +611,10 @@ class Negation(Filter):
 
     def _opposite(self, columns: Columns, depth: int) -> str:
         return self.inner.to_sql(columns, depth + 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": "not", "filter": self.inner.to_dict()}
 
     def leaves(self, columns: Columns) -> Iterator[Filter]:
         """Yield the conditions of which this is the opposite."""
@@ -595,6 +635,46 @@ class Verbatim(Filter):
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _value_to_json(value: Any) -> Any:  # noqa: ANN401  (what `plain_value` returns)
+    """Write dates, times and spans of time as a mapping of their kind; other values are JSON's."""
+    if isinstance(value, np.datetime64):
+        return {"datetime64": str(value)}
+    if isinstance(value, np.timedelta64 | dt.timedelta):
+        # pandas' `Timedelta` is a `timedelta` with nanoseconds, which NumPy's constructor would drop.
+        exact = value.to_timedelta64() if hasattr(value, "to_timedelta64") else np.timedelta64(value)
+        unit, step = np.datetime_data(exact.dtype)
+        return {"timedelta64": [int(exact.astype(np.int64)) * step, unit]}
+    # A datetime is a date as well.
+    if isinstance(value, dt.date):
+        return {"datetime" if isinstance(value, dt.datetime) else "date": value.isoformat()}
+    return value
+
+
+def value_from_json(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
+    """Read a value of a condition as `Filter.to_dict` has it.
+
+    Examples
+    --------
+    >>> value_from_json({"date": "2024-02-29"}), value_from_json(3)
+    (datetime.date(2024, 2, 29), 3)
+    """
+    if not isinstance(value, Mapping):
+        return plain_value(value)
+    ((kind, text),) = value.items()
+    if kind == "datetime" and len(text) > len("2024-02-29T00:00:00.000000"):
+        # Only pandas' `Timestamp` has nanoseconds.
+        from pandas import Timestamp
+
+        return Timestamp(text)
+    readers: dict[str, Callable[[Any], Any]] = {
+        "date": dt.date.fromisoformat,
+        "datetime": dt.datetime.fromisoformat,
+        "datetime64": np.datetime64,
+        "timedelta64": lambda span: np.timedelta64(*span),
+    }
+    return plain_value(readers[kind](text))
 
 
 def warn_of_unknown(

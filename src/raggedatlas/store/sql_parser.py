@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.model.arguments import brief
 from raggedatlas.model.terms import Under
 from raggedatlas.store.filters import (
     DEEPEST,
@@ -22,7 +23,10 @@ from raggedatlas.store.filters import (
     Negation,
     UnderTerm,
     Verbatim,
+    col,
     equal_to,
+    under,
+    value_from_json,
 )
 from raggedatlas.store.sql import all_of, is_missing, quote_identifier, value_by_dataset
 
@@ -108,6 +112,53 @@ def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
     )
 
 
+def filter_from_dict(given: Mapping[str, Any], depth: int = 0) -> Filter:
+    """Read what `Filter.to_dict` returns.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown operator, or other keys than it has.
+    QueryError
+        For values that no column can be compared with, and nesting beyond all use.
+
+    Examples
+    --------
+    >>> filter_from_dict({"operator": "not", "filter": {"operator": "isin", "column": "n", "values": [1, 2]}})
+    ~(col('n').isin([1, 2]))
+    """
+    if depth > DEEPEST:
+        raise QueryError(f"The filter nests more than {DEEPEST} levels deep; use isin for lists of values.")
+
+    arguments = dict(given)
+    operator = arguments.pop("operator", None)
+
+    def inner(one: Mapping[str, Any]) -> Filter:
+        return filter_from_dict(one, depth + 1)
+
+    def combined(filters: Sequence[Mapping[str, Any]]) -> Filter:
+        first, *others = map(inner, filters)
+        return Combination(operator.upper(), (first, *others)) if others else first
+
+    makers: dict[str, Callable[..., Filter]] = {
+        "isin": lambda column, values: col(column).isin([value_from_json(value) for value in values]),
+        "is_null": lambda column: col(column).is_null(),
+        "startswith": lambda column, text: col(column).startswith(text),
+        "contains": lambda column, text: col(column).contains(text),
+        "under": lambda column, term, **options: col(column) == under(term, **options),
+        "and": combined,
+        "or": combined,
+        "not": lambda filter: ~inner(filter),
+        "sql": as_filter,
+    }
+    makers |= {
+        sign: lambda column, value: Comparison(col(column).name, operator, value_from_json(value)) for sign in _FLIPPED
+    }
+    if operator not in makers:
+        raise ArgumentError(f"A condition has an operator of {[*makers]}, not {brief(operator)}.")
+    return makers[operator](**arguments)
+
+
 def to_sql(filters: Sequence[Filter], columns: Columns) -> str | None:
     """Join filters with AND into one SQL condition; None when there are none."""
     if not filters:
@@ -173,6 +224,10 @@ class Sql(Filter):
     def leaves(self, columns: Columns) -> Iterator[Filter]:
         """Yield the conditions that the text is made of."""
         yield from self._parsed(columns).leaves(columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types."""
+        return {"operator": "sql", "condition": self.text}
 
     def __repr__(self) -> str:
         return self.text

@@ -328,7 +328,7 @@ def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
         INPUTS: _input_digest(run.loader),
         "atlas:uri": str(source["uri"]),
         "atlas:version": str(source["snapshot"]),
-        "atlas:query": str(source["query"]),
+        "atlas:query": str(source["summary"]),
     }
 
 

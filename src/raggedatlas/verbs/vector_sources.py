@@ -101,7 +101,7 @@ class QueryVectors:
         self.facts: Mapping[str, str] = {
             "atlas:uri": str(source["uri"]),
             "atlas:version": str(source["snapshot"]),
-            "atlas:query": str(source["query"]),
+            "atlas:query": str(source["summary"]),
         }
         self.config: Mapping[str, Any] | None = {"atlas": source}
         self.dataset = None

@@ -204,7 +204,7 @@ class Analysis:
         if not uids:
             raise QueryError("No cell is selected, so there is none to label.")
         # As AnnData, because `annotate` reads from `uns` what the labels were derived from.
-        origin = {"uri": place.uri, "snapshot": shown, "query": cells.query.spec.describe()}
+        origin = {"uri": place.uri, "snapshot": shown, "summary": cells.query.spec.describe()}
         labels = ad.AnnData(obs=pd.DataFrame({column: [label] * len(uids)}, index=uids), uns={"atlas": origin})
         report = atlas.annotate(labels, f"{column}: {label}", columns=[column], on_conflict=conflict)
         return {"name": report.name, "n": len(uids), "status": report.status}

@@ -20,7 +20,6 @@ from raggedatlas.model.batch import Batch
 from raggedatlas.model.choices import By, Missing
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, outputs
-from raggedatlas.query.browse import AtlasView
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
@@ -91,7 +90,11 @@ class Query:
         return self.spec.to_dict()
 
     @classmethod
-    def from_dict(cls, view: AtlasView, asked: Mapping[str, Any]) -> "Query":
+    def from_dict(
+        cls,
+        view: Any,  # noqa: ANN401  (an AtlasView, which imports this file)
+        asked: Mapping[str, Any],
+    ) -> "Query":
         """Ask a snapshot what `to_dict` of a query says.
 
         Parameters
@@ -118,6 +121,8 @@ class Query:
         >>> asked = json.loads(adata.uns["atlas"]["query"])  # doctest: +SKIP
         >>> ra.Query.from_dict(view, asked).to_anndata()  # doctest: +SKIP
         """
+        if not callable(getattr(view, "query", None)):
+            raise ArgumentError(f"from_dict() takes view as an AtlasView, e.g. atlas.checkout(1), not {brief(view)}.")
         usual = QuerySpec().to_dict()
         unknown = [key for key in asked if key not in usual]
         if unknown:

@@ -138,7 +138,7 @@ class Query:
         try:
             if isinstance(start.get("identity"), list):
                 start["identity"] = dict(start["identity"])
-            query = view.query(**start)
+            query: Query = view.query(**start)
             for key, step in _STEPS.items():
                 query = step(query, given[key]) if key in given else query
         except AtlasError:

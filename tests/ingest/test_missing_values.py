@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,9 @@ def test_what_is_missing_stays_missing(tmp_path_factory: pytest.TempPathFactory,
     for name, options in WAYS.items():
         path = query.write(str(folder / f"out{name}"), **options)
         check((ad.read_h5ad if name == ".h5ad" else ad.read_zarr)(path).obs, name)
+    if find_spec("tiledb"):
+        cxg = query.write(str(folder / "out.cxg"), compute_embedding="pca", wide_integers="text")
+        check(ra.read(cxg).obs, ".cxg")
     # As the modality has it: mudata copies its columns into those of all cells.
     check(ra.read(query.write(str(folder / "out.h5mu")))["gene_expression"].obs, ".h5mu")
     for name, mask in missing.items():

@@ -111,10 +111,13 @@ def test_faces_of_more_corners_are_cut(tmp_path: Path) -> None:
     for ending in (".stl", ".obj", ".ply"):
         assert "2 faces of more than three corners" in str(convert(tmp_path / "b.ply", tmp_path / f"c{ending}"))
         assert read_file(tmp_path / f"c{ending}").shapes.n_links == 4
-    mixed = b"\3" + np.array([0, 1, 2], ">u4").tobytes() + b"\5" + faces[1]
-    (tmp_path / "b.ply").write_bytes(header.format("binary_big_endian").encode() + rows + mixed)
-    with pytest.raises(SourceError, match="faces of equally many corners"):
-        read_file(tmp_path / "b.ply")
+    # Four, three and five corners are as many bytes as three times four.
+    for counts in ([3, 4], [4, 3], [4, 3, 5]):
+        mixed = b"".join(bytes([n]) + np.arange(n).astype(">u4").tobytes() + b"\5" for n in counts)
+        start = header.replace("face 2", f"face {len(counts)}").format("binary_big_endian").encode()
+        (tmp_path / "b.ply").write_bytes(start + rows + mixed)
+        with pytest.raises(SourceError, match="faces of equally many corners: write it as text"):
+            read_file(tmp_path / "b.ply")
 
 
 def test_objects_of_obj_of_other_programs(tmp_path: Path) -> None:

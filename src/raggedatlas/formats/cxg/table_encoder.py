@@ -358,7 +358,7 @@ class _Encoder:
         if isinstance(dtype, pd.StringDtype) or dtype.kind in "OUS":
             if not all(isinstance(value, str) for value in series.dropna()):
                 self.note(name, "converted", "values that are no text are written as text")
-            return self._text(name, series)
+            return self._text(name, series, by_codes=self.options.by_codes)
         nullable = not isinstance(dtype, np.dtype)
         if dtype.kind == "b":
             return self._booleans(name, series, nullable=nullable)
@@ -370,16 +370,24 @@ class _Encoder:
             return self._floats(name, series.to_numpy(np.float64 if nullable else None, na_value=np.nan))
         if dtype.kind in "mM":
             self.note(name, "converted", "times are written as text")
-            return self._text(name, time_texts(series))
+            return self._text(name, time_texts(series), by_codes=self.options.by_codes)
         self.note(name, "lost", f"a CXG has no columns of {dtype}")
         return None
 
-    def _text(self, name: str, series: "pd.Series[Any]") -> Column:
+    def _text(self, name: str, series: "pd.Series[Any]", *, by_codes: bool = False) -> Column:
+        """Encode text; with `by_codes`, text with missing values as categories, whose code -1 says what text cannot."""
+        import pandas as pd
+
         missing = series.isna().to_numpy()
         values = np.empty(len(series), object)
         values[:] = [_text(v) for v in series.to_numpy(object)]
         self._require_unicode(name, values.tolist())
         if missing.any():
+            values[missing] = None
+            categories = pd.Categorical(values)
+            if by_codes and not _has_too_many(categories):
+                self.note(name, "converted", "text with missing values is written as categories")
+                return self._categories(name, categories)
             text = f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
             self.note(name, "changed", text)
             values[missing] = MISSING_TEXT
@@ -432,7 +440,7 @@ class _Encoder:
                 "has 32 bits (24 with missing values). Scale them, leave the column out, or pass wide_integers='text'."
             )
         self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
-        return self._text(name, series)
+        return self._text(name, series, by_codes=self.options.by_codes)
 
     def _floats(self, name: str, values: NDArray[Any]) -> Column:
         with np.errstate(over="ignore"):
@@ -470,7 +478,7 @@ class _Encoder:
             values = pd.Categorical.from_codes(values.codes, categories=pd.Index(labels, dtype=object))
         if self.options.sort_categories:
             values = values.reorder_categories(sorted(values.categories))
-        if len(values.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(series)):
+        if _has_too_many(values):
             self.note(name, "converted", f"its {len(values.categories):,} categories are written as text")
             # `collect_metadata` writes colours for every column with labels; as text this one has no categories.
             del self.labels[name]
@@ -510,6 +518,10 @@ class _Encoder:
         assert encoded is not None
         is_text = encoded.values.dtype == object
         return encoded if is_text else replace(encoded, hint={"type": "categorical"})
+
+
+def _has_too_many(values: "pd.Categorical") -> bool:
+    return len(values.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(values))
 
 
 def _is_flag(series: "pd.Series[Any]") -> bool:

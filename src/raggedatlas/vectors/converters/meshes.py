@@ -27,6 +27,8 @@ from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, counts_to_
 
 COLOR, NORMAL, NAME = "color", "normal", "name"
 
+_AS_TEXT = "binary files need faces of equally many corners: write it as text (ASCII), or with triangles only."
+
 PLY_HOLDING = Capabilities(kinds=("point_cloud", "mesh"), dims=(3,), object=(), strings=False, float32=True)
 OBJ_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(COLOR,), link=(), object=(NAME,), apart=True)
 STL_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=(), object=(), float32=True)
@@ -72,7 +74,7 @@ def read_ply(path: Path) -> Content:
         If the file cannot be read, ends too early, or is binary with faces of different numbers of corners.
     """
     ply = load_library("trimesh.exchange.ply")
-    with _parsing(path, "complete PLY with faces of equally many corners"):
+    with _parsing(path, f"complete PLY ({_AS_TEXT[:-1]})"):
         elements = ply.load_ply(io.BytesIO(path.read_bytes()), skip_materials=True, fix_texture=False)
         tables = {name: _table(name, one, path) for name, one in elements["metadata"]["_ply_raw"].items()}
     left = [f"element {name!r} is left out" for name in tables if name not in ("vertex", "face")]
@@ -104,6 +106,9 @@ def _table(name: str, element: Mapping[str, Any], path: Path) -> Table:
         is_list = "," in kind
         column = np.asarray(data[key]) if key in (data.dtype.names if isinstance(data, np.ndarray) else data) else None
         if column is not None and column.dtype.names:
+            # trimesh takes the length of the first list for all, and notices only if the file has another length then.
+            if len({*column["f0"].tolist()}) > 1:
+                raise SourceError(f"{path}: the lists {key!r} of a {name} have different lengths; {_AS_TEXT}")
             column = column["f1"]
         # Text has an axis for the values of a row, one or, in a list, several.
         elif column is not None and column.ndim == 2 and not is_list:

@@ -16,7 +16,7 @@ import raggedatlas as ra
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats import external_sort, tenx
 from raggedatlas.formats.composite_source import CompositeSource
-from raggedatlas.formats.registry import list_sources, open_source
+from raggedatlas.formats.registry import list_left_out, list_sources, open_source
 from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
@@ -291,6 +291,10 @@ def test_samples_of_a_folder_have_prefixes(tmp_path: Path) -> None:
         open_source(tmp_path)
     matrices = [tmp_path / f"{name}_matrix.mtx.gz" for name in ("GSM1_A", "GSM2_B")]
     assert list_sources(tmp_path) == matrices
+    (tmp_path / "nested").mkdir()
+    for name in ("tree.swc", ".hidden"):
+        (tmp_path / name).touch()
+    assert list_left_out(tmp_path, matrices) == ["nested", "tree.swc"]
     source = open_source(matrices[1])
     assert source.cells().column(0).to_pylist() == [f'b"{i}' for i in range(5)]
     source.close()

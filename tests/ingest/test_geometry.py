@@ -46,7 +46,7 @@ from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.content import table_content
-from raggedatlas.vectors.converters.convert import ENDINGS, read_file, write_file
+from raggedatlas.vectors.converters.convert import ENDINGS, REORDERED, read_file, write_file
 from raggedatlas.vectors.converters.geospatial import frame_content
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
@@ -470,6 +470,15 @@ def test_what_a_file_of_shapes_lacks_stays_missing(atlas: RaggedAtlas, tmp_path:
     ]  # fmt: skip
     with pytest.raises(SourceError, match=r"1 of 3 objects .* have no cell by 'label', first None"):
         atlas.add(file, link="label", name="again", progress=False)
+
+
+def test_an_order_that_is_not_kept_is_in_the_report(atlas: RaggedAtlas, slide: Slide) -> None:
+    """Vertices that a store numbers anew are told; outlines keep their order."""
+    ring = np.array([[0.0, 0], [9, 0], [0, 1]])
+    links = np.array([[0, 1], [1, 2]])
+    cut = Shapes("graph", ring, ids=np.array([0]), links=links)
+    assert REORDERED in atlas.add(cut, progress=False).notes
+    assert REORDERED not in atlas.add(slide.outlines, **LINKED).notes
 
 
 def test_coarser_levels_and_empty_objects(atlas: RaggedAtlas, slide: Slide) -> None:

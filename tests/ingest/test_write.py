@@ -160,6 +160,20 @@ def test_names_in_memory_never_clash(atlas) -> None:  # noqa: ANN001
     assert all(note.startswith("the name") for r in reports for note in r.notes if "taken" in note)
 
 
+def test_what_is_not_read_of_a_folder_is_in_the_report(atlas, tmp_path) -> None:  # noqa: ANN001
+    """Files that nothing reads, and folders, are named once."""
+    folder = tmp_path / "files"
+    (folder / "more").mkdir(parents=True)
+    (folder / "tree.swc").touch()
+    for seed, name in enumerate(("a", "b")):
+        plain(seed).write_h5ad(folder / f"{name}.h5ad")
+    first, second = atlas.add(folder, progress=False)
+    assert [note for note in first.notes if "left out" in note] == [
+        "of the folder, more, tree.swc are left out: no files of cells; add others by their own path"
+    ]
+    assert not any("left out" in note for note in second.notes)
+
+
 @pytest.mark.parametrize("choice", ["error", "skip", "replace"])
 def test_a_folder_with_a_bad_file_and_a_repeated_one(atlas, tmp_path, choice) -> None:  # noqa: ANN001
     """The good files of a folder go in; bad ones and, unless skipped, repeated ones are named in one error."""

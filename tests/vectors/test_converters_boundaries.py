@@ -148,6 +148,18 @@ def test_cells_of_qupath_come_back(tmp_path: Path) -> None:
     assert all(feature["properties"] == own for feature in again)
 
 
+def test_geometries_beside_others_are_listed(tmp_path: Path) -> None:
+    """A second column of geometries, and members of a collection that are not read, are no attributes and are told."""
+    frame = gpd.GeoDataFrame({"nucleus": gpd.GeoSeries([SQUARE] * 2), "n": [1, 2]}, geometry=[SQUARE] * 2)
+    frame.to_parquet(tmp_path / "a.geoparquet")
+    content = read_file(tmp_path / "a.geoparquet")
+    assert content.left == ("geometries 'nucleus' are left out, beside 'geometry'",)
+    assert [*content.shapes.object_attributes] == ["n"]
+    document = {**json.loads(frame[["n", "geometry"]].to_json()), "bbox": [0, 0, 1, 1], "slide": "s1"}
+    (tmp_path / "a.geojson").write_text(json.dumps(document))
+    assert read_file(tmp_path / "a.geojson").left == ("'slide' of the collection is left out",)
+
+
 COLUMNS: dict[str, tuple[Any, list[Any]]] = {
     "Int64 with a gap": (pd.array([1, None, 3], "Int64"), [1, None, 3]),
     "Int64": (pd.array([2**60 + 1, 2, 3], "Int64"), [2**60 + 1, 2, 3]),

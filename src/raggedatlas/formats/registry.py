@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -166,13 +166,13 @@ def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     SourceError
         If nothing in it is recognised.
     """
-    from raggedatlas.formats.tenx import has_prefix, market_matrices
+    from raggedatlas.formats.tenx import market_matrices, sample_prefix
 
     folder = local_path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     # Samples that share a folder have a prefix each, and are files among others.
-    prefixed = folder.is_dir() and not any(not has_prefix(path) for path in market_matrices(folder))
+    prefixed = folder.is_dir() and not any(not sample_prefix(path) for path in market_matrices(folder))
     kind = _folder_kind(folder)
     if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]
@@ -180,6 +180,15 @@ def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     if not found:
         raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
     return found
+
+
+def list_left_out(folder: Path, sources: Sequence[Path]) -> list[str]:
+    """Return the names of what is in a folder beside its sources and the tables of its matrices, sorted; hidden files are not counted."""
+    from raggedatlas.formats.tenx import sample_prefix
+
+    known = {path.name for path in sources}
+    tables = (".", *(prefix for path in sources if (prefix := sample_prefix(path))))
+    return sorted(path.name for path in folder.iterdir() if path.name not in known and not path.name.startswith(tables))
 
 
 def _is_known_file(path: Path) -> bool:

@@ -173,17 +173,17 @@ def market_matrices(folder: Path) -> list[Path]:
     return sorted(path for path in found if _market_files(path) is not None)
 
 
-def has_prefix(matrix: Path) -> bool:
-    """Return whether the name of a matrix has a prefix, as that of one of several samples in a folder."""
+def sample_prefix(matrix: Path) -> str:
+    """Return what the name of a matrix begins with, which the tables of its sample share; none if it is alone in its folder, or no matrix."""
     files = _market_files(matrix)
-    return files is not None and matrix.name.removesuffix(".gz") != files.matrix
+    return "" if files is None else matrix.name.removesuffix(".gz").removesuffix(files.matrix)
 
 
 def _sample(path: Path) -> tuple[Path, str, MarketFiles]:
     """Return the folder of the sample at a path (a folder with one, or its matrix), the prefix of its files, and their names."""
     if path.is_dir():
         found = market_matrices(path)
-        whole = [one for one in found if not has_prefix(one)]
+        whole = [one for one in found if not sample_prefix(one)]
         found = whole or found
         if len(found) > 1 and not whole:
             raise SourceError(
@@ -191,7 +191,7 @@ def _sample(path: Path) -> tuple[Path, str, MarketFiles]:
             )
         path = found[0] if found else path / "matrix.mtx"
     files = _market_files(path) or MARKET_FILES[-1]
-    return path.parent, path.name.removesuffix(".gz").removesuffix(files.matrix), files
+    return path.parent, sample_prefix(path), files
 
 
 def is_tenx(container: Container) -> bool:

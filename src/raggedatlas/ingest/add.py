@@ -12,7 +12,7 @@ from typing import Any
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError, StoreError
 from raggedatlas.formats.containers import HDF5_ENDINGS
-from raggedatlas.formats.registry import list_sources
+from raggedatlas.formats.registry import list_left_out, list_sources
 from raggedatlas.ingest.commit import add_sources, attach, open_progress
 from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, read_options
 from raggedatlas.ingest.staging import Opener
@@ -122,10 +122,11 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
         if isinstance(path, Path) and path.is_dir():
             files = list_sources(path)
             if files != [path]:
-                if not files:
-                    raise SourceError(f"The folder {path} holds no file that can be added.")
+                left = list_left_out(path, files)
+                more = f", and {len(left) - 10:,} more" if len(left) > 10 else ""
+                note = f"of the folder, {', '.join(left[:10])}{more} are left out: no files of cells; add others by their own path"
                 # A list also for one file: the type of the answer depends on the argument alone.
-                return [Opener(file) for file in files], True
+                return [Opener(file, notes=(note,) if left and file == files[0] else ()) for file in files], True
         return [Opener(path)], False
     return [Opener(source)], False
 

@@ -37,7 +37,7 @@ from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
 from raggedatlas.vectors.converters.content import OBJECT_ID, Content
-from raggedatlas.vectors.converters.convert import ENDINGS, has_geometry, read_file
+from raggedatlas.vectors.converters.convert import ENDINGS, has_geometry, order_losses, read_file
 from raggedatlas.vectors.converters.geospatial import INDEX, is_spatialdata, spatialdata_elements
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.geometry import Geometry
@@ -72,7 +72,7 @@ class GeometrySource:
     n_unassigned : int
         Vertices that belong to no cell.
     left : tuple of str
-        What was not read of the file, one line each.
+        What was not read of the file, and whether its vertices are numbered anew, one line each.
     index : str
         Name of the ids in the file: of the index of a frame.
     """
@@ -136,7 +136,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         cutting = ChunkingOptions(axes=content.axes if len(content.axes or ()) == shapes.n_dims else None)
         geometry = make_geometry(shapes, cutting, metadata=dict(content.metadata))
         found = _source(shapes, geometry, uri, name, layout)
-        found = replace(found, digest=_hash_shapes(shapes), left=content.left)
+        found = replace(found, digest=_hash_shapes(shapes), left=(*content.left, *order_losses(shapes, geometry)))
         metadata = content.metadata
     elif isinstance(source, Geometry):
         # Written and read back, so that levels and digest are found as for a store on disk.

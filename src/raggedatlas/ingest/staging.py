@@ -143,6 +143,8 @@ class Opener:
         Schema whose missing facts are noted, or refused.
     genome : str or None
         Genome to read from a 10x file with several.
+    notes : tuple of str
+        Lines for the report, whatever is found in the source.
     """
 
     def __init__(
@@ -150,9 +152,10 @@ class Opener:
         what: Any,  # noqa: ANN401  (anything that can be added)
         curate: Literal["cellxgene", "cellxgene-strict"] | None = None,
         genome: str | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.what, self.curate, self.genome = what, curate, genome
-        self.notes: tuple[str, ...] = ()
+        self.notes = self._given = notes
         self._checked: AnyPath | None = None
 
     def __call__(self) -> Source:
@@ -168,7 +171,8 @@ class Opener:
             from raggedatlas.formats.anndata import raise_if_invalid
 
             self._checked = path
-            self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
+            broken = (f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
+            self.notes = (*self._given, *broken)
         options: dict[str, Any] = {} if self.genome is None else {"genome": self.genome}
         source = open_source(self.what, **options)
         if self.curate is not None:

@@ -321,6 +321,10 @@ def _parquet_batches(path: "Path | RemotePath") -> Iterator[pa.RecordBatch]:
     if path.is_dir():
         # By length first: `part.10.parquet` comes after `part.9.parquet`.
         files = sorted(path.glob("*.parquet"), key=lambda file: (len(file.name), file.name))
+        # `glob` of a `RemotePath` lists folders below too.
+        parts = [] if isinstance(path, RemotePath) else sorted(path.glob("*/**/*.parquet"))
+        if parts:
+            raise SourceError(f"{path} has Parquet files in folders, as {parts[0]}; read each folder by its own path.")
     if not files or not files[0].is_file():
         raise NotFoundError(f"There is no Parquet file at {path}.")
     for file in files:

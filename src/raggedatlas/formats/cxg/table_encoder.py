@@ -384,7 +384,7 @@ class _Encoder:
         self._require_unicode(name, values.tolist())
         if missing.any():
             values[missing] = None
-            categories = pd.Categorical(values)
+            categories: Any = pd.Categorical(values)
             if by_codes and not _has_too_many(categories):
                 self.note(name, "converted", "text with missing values is written as categories")
                 return self._categories(name, categories)

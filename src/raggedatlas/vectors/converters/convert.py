@@ -17,7 +17,7 @@ from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, Source
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.remote_path import AnyPath, as_path, local_path
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.chunking import chunk_coordinates
+from raggedatlas.vectors.chunking import chunk_coordinates, row_blocks
 from raggedatlas.vectors.converters import content as tables
 from raggedatlas.vectors.converters import geospatial as geo
 from raggedatlas.vectors.converters import meshes
@@ -26,7 +26,7 @@ from raggedatlas.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, object_rows, take_objects
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
 Losses = Callable[[Content], Iterable[str]]
@@ -453,27 +453,29 @@ def write_store(content: Content, target: str | os.PathLike[str], how: Conversio
     coarser = () if how.steps is None else make_pyramid(shapes, how.steps)
     geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
-    return [] if _keeps_order(shapes, geometry) else [REORDERED]
+    return order_losses(shapes, geometry)
 
 
 REORDERED = "order: the vertices of an object are numbered anew, chunk by chunk, and links with them"
 """What is told of a store; no refusal of ``strict``, as nothing refers to these numbers."""
 
 
-def _keeps_order(shapes: Shapes, geometry: Geometry) -> bool:
-    """Return whether a store gives vertices in the order of these shapes: lines are, others go by chunk, and points by bin."""
-    if shapes.kind in SEQUENTIAL or shapes.n_vertices < 2:
-        return True
+def order_losses(shapes: Shapes, geometry: Geometry) -> list[str]:
+    """Return `REORDERED` if the store gives vertices in another order than these shapes: lines keep theirs, others go by chunk, points by bin."""
     edges = [geometry.chunk_shape]
     if shapes.ids is None and geometry.bin_shape is not None:
         edges.append(geometry.bin_shape)
-    keys = np.concatenate(
-        [object_rows(shapes)[:, None], *(chunk_coordinates(shapes.positions, e) for e in edges)], axis=1
-    )
-    # The first column that differs decides between two rows.
-    steps = np.diff(keys, axis=0)
-    first = np.argmax(steps != 0, axis=1)
-    return bool((steps[np.arange(len(steps)), first] >= 0).all())
+    for rows in row_blocks(0 if shapes.kind in SEQUENTIAL else shapes.n_vertices):
+        # From the last row of the block before.
+        start = max(rows.start - 1, 0)
+        owner = np.searchsorted(shapes.offsets, np.arange(start, rows.stop), side="right")
+        places = (chunk_coordinates(shapes.positions[start : rows.stop], edge) for edge in edges)
+        steps = np.diff(np.concatenate([owner[:, None], *places], axis=1), axis=0)
+        # The first column that differs decides between two rows.
+        first = np.argmax(steps != 0, axis=1)
+        if (steps[np.arange(len(steps)), first] < 0).any():
+            return [REORDERED]
+    return []
 
 
 def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> Content:

@@ -84,11 +84,14 @@ def read_geojson(path: Path) -> Content:
         for feature, properties in zip(features, records, strict=True):
             properties["id"] = feature.get("id")
     read = {"type", "geometry", "properties", "bbox", metadata.get(INDEX)}
-    left = tuple(f"{name!r} of {n:,} features is left out" for name, n in members.items() if name not in read)
+    left = [f"{name!r} of {n:,} features is left out" for name, n in members.items() if name not in read]
+    if document.get("type") == "FeatureCollection":
+        whole = {"type", "features", "crs", "bbox", KIND}
+        left += [f"{name!r} of the collection is left out" for name in document if name not in whole]
     names = list(dict.fromkeys(name for properties in records for name in properties))
     columns = {name: column_of([properties.get(name) for properties in records]) for name in names}
     shapes = _as_kind(shapes_of_geometries(geometries, columns, str(path)), document)
-    return Content(shapes, metadata, left=left)
+    return Content(shapes, metadata, left=tuple(left))
 
 
 def _as_kind(shapes: Shapes, said: Any) -> Shapes:  # noqa: ANN401  (a JSON document, or attributes of a frame)
@@ -120,11 +123,12 @@ def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoData
 
     An index without a name becomes the attribute ``name``. The metadata name it, so that writers make it the index again.
     """
+    others = [name for name in frame.columns if name != frame.geometry.name and str(frame[name].dtype) == "geometry"]
     columns = {
         str(name): column_of(frame[name].astype(object).where(frame[name].notna(), None).tolist(), frame[name].dtype)
-        for name in frame.columns
-        if name != frame.geometry.name
+        for name in frame.columns.drop([frame.geometry.name, *others])
     }
+    left = tuple(f"geometries {name!r} are left out, beside {frame.geometry.name!r}" for name in others)
     metadata = {} if frame.crs is None else {"crs": json.loads(frame.crs.to_json())}
     index = frame.index.to_numpy()
     if index.dtype.kind in "iu":
@@ -135,7 +139,7 @@ def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoData
     else:
         metadata[INDEX] = free_name(str(frame.index.name or "name"), columns)
         columns[metadata[INDEX]] = Attribute(np.array([str(name) for name in index], dtype=str))
-    return Content(shapes_of_geometries(frame.geometry.to_numpy(), columns, what), metadata)
+    return Content(shapes_of_geometries(frame.geometry.to_numpy(), columns, what), metadata, left=left)
 
 
 def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: ANN401  (a dtype)

@@ -304,7 +304,7 @@ def _list_offsets(
     fragments: Fragments, n_all: NDArray[np.int64], n_lists: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return the running offsets of the explicit lists of all chunks, and the number of lists per chunk."""
-    # A blob without fragments ends after its header (V031): it does not even have the offset 0.
+    # A blob without fragments ends after its header: it does not even have the offset 0.
     sizes = np.where(n_all > 0, n_lists + 1, 0)
     begin = counts_to_offsets(sizes)
     steps = np.zeros(begin[-1], np.int64)

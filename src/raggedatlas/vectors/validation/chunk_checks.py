@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.store import native
 from raggedatlas.vectors.chunking import chunk_coordinates, smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import Fragments, level_chunk_shape
 from raggedatlas.vectors.storage.codecs import (
-    HEADER_BYTES,
     QUANTISATION_BITS,
     Blobs,
     Bytes,
@@ -221,39 +219,13 @@ def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
     return Fragments(bounds, fragments.is_range[part], fragments.starts[part], fragments.counts[part], fragments.rows)
 
 
-_FAULT_RULES = {
-    native.NO_HEAD: "V026",
-    native.NO_MAGIC: "V026",
-    native.BAD_VERSION: "V026",
-    native.BAD_RUNS: "V027",
-    native.BAD_OFFSETS: "V030",
-}
-"""Fault of a fragment index -> rule that it breaks; others break V041 or one that `_broken_rule` finds."""
-
-
 def _decode_fragments(checker: StoreChecker, place: Place, blob: Bytes) -> Fragments | None:
-    """Decode one fragment index; report a fault by the rule that it breaks."""
+    """Decode one fragment index; report a fault in the words of the reader."""
     result = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
     if isinstance(result, Fragments):
         return result
-    checker.report_error(place, corrupt_index_error(result[0], blob, "It"), _broken_rule(result[0], blob))
+    checker.report_error(place, corrupt_index_error(result[0], blob, "It"), "V026")
     return None
-
-
-def _broken_rule(fault: int, blob: Bytes) -> str:
-    """Return the rule that a damaged fragment index breaks."""
-    if fault not in (native.BAD_BITS, native.BAD_LISTS):
-        return _FAULT_RULES.get(fault, "V041")
-    n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[8:HEADER_BYTES]).view("<u4"))
-    if not n_all:
-        return "V031"
-    # The header is followed by the bitmap in words of 64 bits, runs of two int64, and offsets of lists as uint32.
-    runs = HEADER_BYTES + (n_all + 63) // 64 * 8
-    if fault == native.BAD_BITS:
-        return "V028" if np.unpackbits(blob[HEADER_BYTES:runs], bitorder="little")[n_all:].any() else "V027"
-    first = runs + 16 * n_runs
-    offsets = np.ascontiguousarray(blob[first : first + 4 * (n_all - n_runs + 1)]).view("<u4").astype(np.int64)
-    return "V030" if offsets[0] != 0 or (np.diff(offsets) < 0).any() else "V041"
 
 
 def _covers_once(fragments: Fragments, n_rows: int) -> bool:

@@ -288,7 +288,7 @@ def _check_delta(checker: StoreChecker, place: Place, level: LevelSummary, delta
     """Check the links of one family to one level."""
     if level.number + delta not in checker.levels:
         checker.report("V058", place, f"it links to level {level.number + delta}, which does not exist.")
-    with checker.guarded(place, "V064"):
+    with checker.guarded(place):
         if place.family.startswith("cross_chunk_links"):
             _check_records(checker, place, level, delta)
         elif checker.layout == "0.9":
@@ -374,7 +374,7 @@ def _check_streams(checker: StoreChecker, place: Place, level: LevelSummary, del
     keys = checker.keys(array, place, level.keys.shape[1])
     counts = np.full(len(keys), -1, np.int64)
     for i, own, blob in checker.blobs(array, keys, place):
-        with checker.guarded(own, "V064"):
+        with checker.guarded(own):
             chunks, rows = decode_level_links(blob, keys[i], width, block, "a chunk")
             counts[i] = len(rows)
             _check_ends(checker, own, chunks, rows, level, delta)
@@ -443,7 +443,7 @@ def _check_segment(
         level_scale(checker.root, target.facts, keys.shape[1]),
     )
     for i, own, blob in checker.blobs(array, keys, place):
-        with checker.guarded(own, "V064"):
+        with checker.guarded(own):
             stream = decode_stream(blob, "a cell")
             # A column for each end, after that of the permutation if the ends were sorted.
             rows = from_bytes(stream, dtype, len(offsets) + 1 + ordered, "a cell")

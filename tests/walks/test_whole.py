@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.formats.copying import copy
-from support.anndata_strategies import assert_equal, assert_identical, wholes
+from support.anndata_strategies import assert_equal, assert_identical, assert_same, wholes
 from support.hypothesis_profile import examples
 
 pytestmark = [
@@ -57,16 +57,18 @@ def test_any_file_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, ada
 
 @given(adata=wholes())
 @settings(examples(2), phases=NO_SHRINKING)
-def test_any_object_comes_back_identical(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
-    """What was added from memory comes back with the same classes, types, order of keys and bits."""
-    atlas = RaggedAtlas.create(str(tmp_path_factory.mktemp("x") / "atlas"))
+def test_any_object_comes_back_as_from_a_file(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
+    """What was added from memory comes back with the types that anndata reads from an h5ad file of it; tables with their own."""
+    folder = tmp_path_factory.mktemp("x")
+    atlas = RaggedAtlas.create(str(folder / "atlas"))
     atlas.add(adata, "d", progress=False)
-    back = atlas.dataset("d").to_anndata()
+    # A copy, since anndata turns text into categories when it writes.
+    back, file = atlas.dataset("d").to_anndata(), read_back(written(adata.copy(), folder / "x.h5ad"))
     for group in ("obsm", "varm", "obsp", "varp", "uns"):
-        assert_identical(group, dict(getattr(adata, group)), dict(getattr(back, group)))
+        assert_identical(group, dict(getattr(file, group)), dict(getattr(back, group)))
     for frame in ("obs", "var"):
         assert_identical(frame, getattr(adata, frame), getattr(back, frame))
-    assert_equal(adata, back)
+    assert_same(adata, back)
 
 
 def without() -> dict[str, ad.AnnData]:

@@ -91,17 +91,14 @@ class Container:
         """
         if path in self._found:
             return self._found[path]
-        node, at = self.root, ""
-        for name in path.split("/"):
-            if is_array(node):
-                return None
-            at = f"{at}/{name}".lstrip("/")
-            with readable(self.uri, at):
-                node = open_member(self.uri, node, name, at, self._places)
-            if node is None:
-                return None
-        if not hasattr(node, "id"):
-            # zarr-python objects are expensive to create and cheap to keep.
+        above, _, name = path.rpartition("/")
+        node = self.get(above) if above else self.root
+        if node is None or is_array(node):
+            return None
+        with readable(self.uri, path):
+            node = open_member(self.uri, node, name, path, self._places)
+        if node is not None and not (hasattr(node, "id") and is_array(node)):
+            # Objects of zarr-python are expensive to create and cheap to keep, like groups of HDF5, each of which is on many paths.
             self._found[path] = node
         return node
 
@@ -149,7 +146,7 @@ def check_elements(container: Container, paths: Iterable[str], limit: int) -> No
         If all of them declare more than `limit` bytes.
     """
     for path in paths:
-        container._declared[path] = _declared_bytes(container, path)
+        container._declared[path] = declared_bytes(container, path)
     total = sum(container._declared.values())
     if total > limit:
         largest = max(container._declared, key=container._declared.__getitem__)
@@ -160,12 +157,13 @@ def check_elements(container: Container, paths: Iterable[str], limit: int) -> No
         )
 
 
-def _declared_bytes(container: Container, path: str) -> int:
+def declared_bytes(container: Container, path: str) -> int:
+    """Return the declared size of an array, or of all arrays in a group."""
     node = container.get(path)
     if node is None or (is_array(node) and node.shape is None):
         return 0
     if not is_array(node):
-        return sum(_declared_bytes(container, f"{path}/{name}") for name in container.names(path))
+        return sum(declared_bytes(container, f"{path}/{name}") for name in container.names(path))
     return math.prod(map(int, node.shape)) * int(node.dtype.itemsize)
 
 

@@ -57,7 +57,7 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     parent, _, name = path.rpartition("/")
     within = group.require_group(parent) if parent else group
     with refused(path):
-        plain = _plain(value, inferred=not hasattr(group, "store"))
+        plain = plain_value(value, inferred=not hasattr(group, "store"))
     write_member(within, (name, path), plain, options)
 
 
@@ -99,7 +99,7 @@ def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[s
     Importing anndata takes longer than writing these.
     """
     name, path = where
-    grouped, array = _members(value), _plain_array(value)
+    grouped, array = members_of(value), _plain_array(value)
     if grouped is None and array is None:
         return False
     if name in group:
@@ -122,7 +122,7 @@ def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[s
     return True
 
 
-def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
+def members_of(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
     """Return the members and attributes of a mapping, a categorical or a table; None for anything else."""
     if type(value) is dict and all(type(key) is str for key in value):
         return value, {"encoding-type": "dict", "encoding-version": "0.1.0"}
@@ -395,9 +395,10 @@ def _write_in_row_chunks(write: Callable[..., None], store: Any, key: str, value
     write(store, key, value, dataset_kwargs=options)
 
 
-def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
+def plain_value(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
+    """Return a value in the types that are written, text as of `plain_column`; raise what `refused` converts if there are none."""
     if isinstance(value, dict):
-        return {name: _plain(inner, inferred=inferred) for name, inner in value.items()}
+        return {name: plain_value(inner, inferred=inferred) for name, inner in value.items()}
     if type(value) is complex:
         # anndata reads a Python complex number but writes only a NumPy one.
         return np.complex128(value)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import SourceError, StoreError
-from raggedatlas.formats.archive import pack
+from raggedatlas.errors import SchemaError, SourceError, StoreError
+from raggedatlas.formats.anndata.packing import pack
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan, OtherElements
 from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows, canonicalize, iterate_blocks, to_csr
@@ -605,14 +605,17 @@ def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
     Raises
     ------
     SchemaError
-        If something cannot be kept as it is; the message names it.
+        If there is something that AnnData cannot write; the message names it.
     """
     found = {key: source.element(key) for key in extras.elements}
     for name in extras.modalities:
         cells = source.present(f"mod/{name}/obs")
         if cells is not None:
             found[f"{PRESENT}mod/{name}/obs"] = cells
-    return pack(found) if found else b""
+    try:
+        return pack(found) if found else b""
+    except SchemaError as error:
+        raise SchemaError(f"{error} Or leave it out with extras=[...].") from error
 
 
 def write_other_elements(
@@ -640,7 +643,13 @@ def write_other_elements(
         return written
     profile = catalog.codec()
     if packed:
-        elements = _filled(catalog, f"{group}/{ELEMENTS}", np.frombuffer(packed, np.uint8))
+        # Bytes are no numbers: the packed codec would not make them smaller.
+        elements = _filled(
+            catalog,
+            f"{group}/{ELEMENTS}",
+            np.frombuffer(packed, np.uint8),
+            "archive" if profile != STANDARD else profile,
+        )
         _close_arrays(written, {ELEMENTS: elements}, bundle)
     for i, info in enumerate(extras.arrays):
         path = f"{EXTRAS}/{i}"
@@ -660,7 +669,7 @@ def write_other_elements(
                 bounds.append(block.indptr[1:] + bounds[-1][-1])
         if info.form != "dense":
             indptr = np.concatenate(bounds)
-            writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr)
+            writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr, profile)
         _close_arrays(written, writers, bundle)
         written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
     return written
@@ -671,8 +680,8 @@ def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
     return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
 
 
-def _filled(catalog: Catalog, path: str, values: NDArray[Any]) -> ArrayWriter:
-    writer = ArrayWriter(catalog.arrays, path, values.dtype, profile=catalog.codec())
+def _filled(catalog: Catalog, path: str, values: NDArray[Any], profile: str) -> ArrayWriter:
+    writer = ArrayWriter(catalog.arrays, path, values.dtype, profile=profile)
     writer.append(values)
     return writer
 

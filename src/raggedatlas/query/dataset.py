@@ -1,6 +1,6 @@
 """One dataset of an atlas, read back as it was added: as a source, and as AnnData or MuData."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import open_frame, read_frame
 from raggedatlas.catalog.deletion import rows_left
 from raggedatlas.errors import CorruptError, NotFoundError
-from raggedatlas.formats.archive import unpack
+from raggedatlas.formats.anndata.packing import unpack
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.formats.subset import select_cells
@@ -55,8 +55,8 @@ class StoredDataset:
         self._readers = [_Readers(record.zarr_group, array_readers(catalog.arrays, record)) for record in records]
 
     @cached_property
-    def elements(self) -> dict[str, Any]:
-        """Elements stored as one archive: key -> element; treat them as read-only."""
+    def elements(self) -> dict[str, Callable[[], Any]]:
+        """Elements stored in one file: key -> function that reads it."""
         reader = self._readers[0].arrays.get(ELEMENTS)
         return {} if reader is None else unpack(read_all(reader).tobytes())
 
@@ -81,8 +81,8 @@ class StoredDataset:
                 if part.info.features:
                     tables[part.info.features] = partial(self._table, f"var.{group.pointer}")
         others = [self._other_matrix(key, facts) for key, facts in self.arrays.items()]
-        elements = {key: value for key, value in self.elements.items() if not key.startswith(PRESENT)}
-        present = {key.removeprefix(PRESENT): cells for key, cells in self.elements.items() if key.startswith(PRESENT)}
+        elements = {key: read for key, read in self.elements.items() if not key.startswith(PRESENT)}
+        present = {key.removeprefix(PRESENT): read() for key, read in self.elements.items() if key.startswith(PRESENT)}
         n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
         for part in matrices:
             # The key of a modality's `obs`; rows that are all cells in order need no list.
@@ -96,7 +96,7 @@ class StoredDataset:
             tables,
             present=present,
             others=tuple(others),
-            elements={key: partial(_same, value) for key, value in elements.items()},
+            elements=elements,
             tables={"obs": partial(self._cells, n_cells)},
         )
         if self.rows is not None:
@@ -282,10 +282,6 @@ def _sparse(dense: NDArray[Any]) -> CsrBlock:
 def _free_key(key: str, taken: Collection[str]) -> str:
     """Return a key that no element has: the file may come from an atlas that had cells of it deleted."""
     return key if key not in taken else _free_key(f"{key}_", taken)
-
-
-def _same(value: Any) -> Any:  # noqa: ANN401
-    return value
 
 
 @checked

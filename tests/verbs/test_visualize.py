@@ -215,8 +215,30 @@ def test_a_file_is_shown_as_its_atlas_would_be(form: str, tmp_path: Path) -> Non
         assert ours.values.take(pa.array(order)).to_pylist() == theirs.values.to_pylist()
         assert ours.colors == theirs.colors == {"B": "#ff0000", "T": "#00ff00"}
         assert np.array_equal(shown.gene("LYZ")[order], expected.gene("LYZ"))
+        ours, theirs = (scene.read_genes(["LYZ", "CD3D"]) for scene in (shown, expected))
+        assert list(ours) == list(theirs) == ["LYZ", "CD3D"]
+        assert np.array_equal(np.stack([*ours.values()])[:, order], np.stack([*theirs.values()]))
     raw = make_view("umap", path, layer="raw").gene("LYZ")
     assert np.array_equal(np.log1p(raw)[order], expected.gene("LYZ"))
+
+
+def test_genes_of_several_modalities_are_read_at_once() -> None:
+    """In the order asked for, each missing for the cells that its modality lacks, as when it is read alone."""
+    mudata = pytest.importorskip("mudata")
+    rna, adt = donor_file(6, GENES, ["#ff0000", "#00ff00"]), donor_file(7, ["CD3", "CD19"], ["#ff0000", "#00ff00"])
+    adt.obs_names = rna.obs_names
+    with warnings.catch_warnings(action="ignore"):
+        both = mudata.MuData({"rna": rna[: N - 5].copy(), "adt": adt[5:].copy()})
+    scene = make_view("mod/rna/obsm/X_umap", both)
+    found = scene.read_genes(["CD19", "LYZ", "CD3"])
+    assert list(found) == ["CD19", "LYZ", "CD3"]
+    at = {name: i for i, name in enumerate(rna.obs_names)}
+    rows = [at[name] for name in scene.ids.to_pylist()]
+    assert found["LYZ"].tolist() == rna.X[rows, 2].tolist()
+    for column, name in enumerate(["CD3", "CD19"]):
+        wanted = [adt.X[row, column] if row >= 5 else np.nan for row in rows]
+        np.testing.assert_array_equal(found[name], np.array(wanted, np.float32))
+        np.testing.assert_array_equal(found[name], scene.gene(name))
 
 
 def cell_names(atlas: Any) -> tuple[list[str], list[str]]:

@@ -135,7 +135,7 @@ class Analysis:
             groups = [(str(one.get("name")), self._rows(one, "rows")) for one in sets]
         else:
             raise ArgumentError(f"sets is a list of at most {MOST_SETS} names and sets of points.")
-        return compute_means({name: self.scene.gene(name) for name in map(str, genes)}, groups)
+        return compute_means(self.scene.read_genes([str(name) for name in genes]), groups)
 
     def _neighbors(self, body: Mapping[str, Any]) -> dict[str, Any]:
         origin, name, k = self.scene.origin, _text(body, "embedding"), body.get("k")

@@ -68,8 +68,8 @@ def write_parquet(
     }
     for column in scene.columns:
         columns[_free(column.name, "obs", columns)] = _plain(column)
-    for name in genes:
-        columns[_free(name, "gene", columns)] = pa.array(scene.gene(name), from_pandas=True)
+    for name, values in scene.read_genes(genes).items():
+        columns[_free(name, "gene", columns)] = pa.array(values, from_pandas=True)
     with atomic_write(target) as temporary:
         parquet.write_table(pa.table(columns), temporary, compression="zstd")
     return target
@@ -150,8 +150,9 @@ def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
     for name, column in zip(names, scene.columns, strict=True):
         # Without their index: pandas would align a series with the ids, and all values would be missing.
         obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
-    values = np.column_stack([scene.gene(name) for name in genes]) if genes else np.zeros((scene.n, 0), np.float32)
-    var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))
+    found = scene.read_genes(genes)
+    values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
+    var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
     adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
     with warnings_as("ignore"):
         # Chunks of one gene, so that a viewer that shows a gene fetches only its column.

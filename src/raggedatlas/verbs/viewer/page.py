@@ -170,7 +170,7 @@ def write_page(
     if color is not None and color not in {column.name for column in scene.columns}:
         # A file has no server to ask for the gene that it is first coloured by.
         genes = [color, *(name for name in genes if name != color)]
-    values = {name: scene.gene(name) for name in genes}
+    values = scene.read_genes(genes)
     program, style = bundled(PROGRAM), bundled(STYLE)
     rules = policy(_hash_of(program), _hash_of(style), "'none'")
     manifest = embed_json(manifest_of(scene, values))

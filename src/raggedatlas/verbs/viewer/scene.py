@@ -32,8 +32,8 @@ class Genes(Protocol):
     def find(self, text: str, most: int) -> list[tuple[str, str]]:
         """Find genes by part of a name: return at most this many pairs of a name and a note."""
 
-    def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Return a gene's values with the ids that they belong to; ids that are not there were not measured.
+    def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
+        """Return ids and the values of genes, (n_ids, n_names); NaN, or an id that is not there, was not measured.
 
         Raises
         ------
@@ -66,11 +66,12 @@ class GivenGenes:
         """Find genes by part of their name."""
         return [(name, "") for name in self.table if text.lower() in name.lower()][:most]
 
-    def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Return a gene's values."""
-        if name not in self.table:
-            raise FeatureError(f"There are no values of {name!r}; there are those of {list(self.table)[:20]}.")
-        return self.ids, np.asarray(self.table[name])
+    def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
+        """Return the values of genes."""
+        absent = next((name for name in names if name not in self.table), None)
+        if absent is not None:
+            raise FeatureError(f"There are no values of {absent!r}; there are those of {list(self.table)[:20]}.")
+        return self.ids, np.stack([self.table[name] for name in names], axis=1)
 
 
 @dataclass(frozen=True)
@@ -180,13 +181,26 @@ class Scene:
         FeatureError
             If there is no such gene, or none at all.
         """
+        return self.read_genes([name])[name]
+
+    def read_genes(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Read genes, as `gene` does each, at once.
+
+        Raises
+        ------
+        FeatureError
+            If one is unknown.
+        """
+        names = list(dict.fromkeys(names))
+        if not names:
+            return {}
         if self.genes is None:
-            raise FeatureError(f"There are no genes to show, so not {name!r}; name an atlas to read them of.")
-        ids, values = self.genes.values(name)
+            raise FeatureError(f"There are no genes to show, so not {names[0]!r}; name an atlas to read them of.")
+        ids, values = self.genes.values(names)
         rows = match_ids(self.ids, ids)
-        found = np.full(self.n, np.nan, np.float32)
-        found[rows >= 0] = np.asarray(values, np.float32)[rows[rows >= 0]]
-        return found
+        found = np.full((len(names), self.n), np.nan, np.float32)
+        found[:, rows >= 0] = np.asarray(values, np.float32)[rows[rows >= 0]].T
+        return dict(zip(names, found, strict=True))
 
     def colored_by(self) -> str | None:
         """Return the column or gene that comes first."""

@@ -1,7 +1,7 @@
 """Where a scene comes from: results joined with cells by id, or an embedding that the cells have; cells of an atlas or of a file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -174,7 +174,7 @@ def open_cells(cells: Cells) -> KnownCells:
 
 @dataclass(frozen=True)
 class QueryGenes:
-    """Genes of a query, each read when it is asked for.
+    """Genes of a query, read when they are asked for.
 
     Parameters
     ----------
@@ -199,14 +199,14 @@ class QueryGenes:
         """Find genes by part of a symbol or id."""
         return _found(self._names, text, most)
 
-    def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Read a gene of all cells of the query, NaN where a dataset did not measure it."""
-        asked = self.query.features(name, space=self.space).spaces(self.space)
+    def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
+        """Read genes of all cells of the query, NaN where a dataset did not measure them."""
+        asked = self.query.features(*names, space=self.space).spaces(self.space)
         # a gene that only some datasets measured is shown for these, whatever the query joins
         with self._layer_named():
             adata = asked.join("union").missing("nan").to_anndata()
         dense = adata.X.toarray() if hasattr(adata.X, "toarray") else np.asarray(adata.X)
-        return pa.array(list(adata.obs_names), pa.string()), dense[:, 0] if dense.shape[1] else np.zeros(0)
+        return pa.array(list(adata.obs_names), pa.string()), dense if dense.size else np.zeros((0, len(names)))
 
     def compare(self, group: pa.Array, reference: pa.Array, options: CompareOptions) -> "pd.DataFrame":
         """Compare two sets of cells; see `Query.compare`."""
@@ -460,7 +460,7 @@ def _dense(block: Block) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FileGenes:
-    """Genes of a file; each that is asked for is read in one walk down its matrix, in bounded memory.
+    """Genes of a file; those that are asked for are read in one walk down their matrix.
 
     Parameters
     ----------
@@ -491,13 +491,22 @@ class FileGenes:
         """Find genes by part of a symbol or id."""
         return _found(self._names, text, most)
 
-    def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Read a gene of the cells of its modality."""
-        info, column = self._place_of(name)
+    def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
+        """Read genes of all cells, NaN where a modality lacks a cell."""
+        places = [self._place_of(name) for name in names]
         with _opened(self.what) as source:
-            steps = source.blocks((info.key,), self._step(info))
-            parts = [_column(block, column) for (block,) in steps]
-            return _ids_of(source, info.key), np.concatenate([np.zeros(0, np.float64), *parts])
+            ids = source.cells().column(INDEX).cast(pa.string()).combine_chunks()
+            found = np.full((len(ids), len(names)), np.nan, np.float32)
+            for info in self.matrices:
+                own = [(i, column) for i, (matrix, column) in enumerate(places) if matrix is info]
+                present = source.present(info.key)
+                rows = np.arange(len(ids)) if present is None else present
+                start = 0
+                for (block,) in source.blocks((info.key,), self._step(info)) if own else ():
+                    for i, column in own:
+                        found[rows[start : start + block.n_rows], i] = _column(block, column)
+                    start += block.n_rows
+            return ids, found
 
     def compare(self, group: pa.Array, reference: pa.Array, options: CompareOptions) -> "pd.DataFrame":
         """Compare two sets of cells of the first modality, in one or a few walks down its matrix."""

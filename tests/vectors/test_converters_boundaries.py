@@ -402,3 +402,17 @@ def test_lines_of_several_parts_are_graphs(tmp_path: Path) -> None:
     convert(tmp_path / "a.zv", tmp_path / "b.geoparquet", Conversion(strict=True))
     again = read_file(tmp_path / "b.geoparquet").shapes
     assert sorted(again.positions[again.links].tolist()) == sorted(ends)
+
+
+def test_properties_of_spatialdata_are_no_ids_and_radii(tmp_path: Path) -> None:
+    """An attribute with the name of ids or geometries is listed as lost, and does not replace them; polygons may have a radius."""
+    own = {name: Attribute(np.array([5.0])) for name in ("object_id", "geometry", "radius")}
+    outline = Shapes("polyline", shapely.get_coordinates(SQUARE), ids=np.array([7]), object_attributes=own)
+    losses = write_file(outline, tmp_path / "a.zarr", format="spatialdata")
+    assert [line.split("'")[1] for line in losses] == ["object_id", "geometry"]
+    back = read_file(tmp_path / "a.zarr").shapes
+    assert (back.kind, back.ids.tolist(), [*back.object_attributes]) == ("polyline", [7], ["radius"])
+    # Objects of several points are no circles, whatever they have.
+    cloud = Shapes("point_cloud", np.eye(2), np.array([0, 2]), np.array([7]), vertex_attributes={"radius": np.ones(2)})
+    write_file(cloud, tmp_path / "b.zarr", format="spatialdata", strict=True)
+    assert read_file(tmp_path / "b.zarr", objects="object_id").shapes.ids.tolist() == [7]

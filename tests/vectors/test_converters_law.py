@@ -16,7 +16,7 @@ from raggedatlas.vectors.converters.interop import vertex_edges
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 
 NAMES = st.sampled_from(["cell#1", "cell#2", "7", "a b", " edge ", "", "Ä\n", "b\\", "usemtl x"])
-COLUMNS = st.sampled_from(["q", "Q", "name", "x", "z", "object_id", "geometry", "color", "nx", "a b", "id"])
+COLUMNS = st.sampled_from(["q", "Q", "name", "x", "z", "object_id", "geometry", "radius", "color", "nx", "a b", "id"])
 PARTS = ("ids", "names", "attributes", "groups", "links")
 
 
@@ -45,7 +45,10 @@ def written(draw: st.DrawFn, kind: str, parts: set[str], holds: tuple[int, ...])
             draw(COLUMNS) + "2": Attribute(np.arange(3 * total, dtype=np.uint8).reshape(-1, 3)),
             "color": Attribute(np.arange(3 * total, dtype=np.uint8).reshape(-1, 3)),
         }
-        own = {draw(COLUMNS): Attribute(np.arange(len(counts)) / 2)}
+        own = {
+            draw(COLUMNS): Attribute(np.arange(len(counts)) / 2),
+            "pair": Attribute(np.arange(2 * len(counts)).reshape(-1, 2)),
+        }
         link = {} if links is None else {"w": np.arange(len(links)) / 2}
     if "names" in parts:
         own["name"] = Attribute(np.array([draw(NAMES) for _ in counts], dtype=str))
@@ -62,7 +65,8 @@ def objects(shapes: Shapes, named: dict[str, list[str]], told: str) -> Counter[A
     places = [tuple(row) for row in np.round(np.asarray(shapes.positions, float) + 0.0, 6).tolist()]
     columns = [decode_categories(shapes.vertex_attributes[name]).tolist() for name in named["vertex"] if places]
     between = [shapes.link_attributes[name].values.tolist() for name in named["link"] if len(links)]
-    own = [shapes.object_attributes[name].values.tolist() for name in named["object"] if shapes.n_objects]
+    own = [shapes.object_attributes[name].values for name in named["object"] if shapes.n_objects]
+    own = [[str(row) for row in values] if values.ndim == 2 else values.tolist() for values in own]
     ids = None if "their ids" in told else shapes.ids
     seen: Counter[Any] = Counter()
     for row in range(shapes.n_objects):

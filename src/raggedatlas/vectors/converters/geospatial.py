@@ -31,7 +31,7 @@ from raggedatlas.vectors.converters.content import (
 from raggedatlas.vectors.converters.interop import ORDER, PART, RING, shapely_geometries, to_geopandas
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.libraries import load_library
-from raggedatlas.vectors.shapes import Attribute, Shapes, check_ids, counts_to_offsets, object_rows
+from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, check_ids, counts_to_offsets, object_rows
 
 OUTLINE = (PART, RING, ORDER)
 RESERVED = (OBJECT_ID, "geometry")
@@ -444,10 +444,15 @@ def boundary_losses(content: Content) -> Iterator[str]:
         if len(np.unique(places, axis=0)) < len(used):
             yield "vertices: those of an object at one place become one"
     family = "vertex" if shapes.ids is None else "object"
-    for name, attribute in getattr(shapes, f"{family}_attributes").items():
+    yield from _property_losses(family, getattr(shapes, f"{family}_attributes"), RESERVED)
+
+
+def _property_losses(family: str, attributes: Attributes, reserved: Sequence[str]) -> Iterator[str]:
+    """Yield which attributes cannot be properties of a feature."""
+    for name, attribute in attributes.items():
         if attribute.values.ndim == 2:
             yield f"{family} attribute {name!r} is left out: it has {attribute.n_channels} channels"
-        elif name in RESERVED:
+        elif name in reserved:
             yield f"{family} attribute {name!r} is left out: the file has another property of this name"
 
 
@@ -579,7 +584,8 @@ def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
         return _old_shapes(folder, attributes)
     with read_errors(folder / "shapes.parquet", "GeoParquet"):
         frame = geopandas.read_parquet(folder / "shapes.parquet")
-    radius = frame.pop("radius") if "radius" in frame.columns else None
+    points = {*frame.geometry.geom_type} <= {"Point"}
+    radius = frame.pop(RADIUS) if points and RADIUS in frame.columns else None
     content = frame_content(frame, str(folder))
     return content if radius is None else _circles(content, radius.to_numpy())
 
@@ -596,7 +602,7 @@ def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
         names = sorted(name for name in group if name.startswith("offset"))
         offsets = tuple(np.asarray(group[name]).ravel() for name in names)
         geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
-        radius = np.asarray(group["radius"]) if "radius" in group else None
+        radius = np.asarray(group[RADIUS]) if RADIUS in group else None
     content = frame_content(load_library("geopandas").GeoDataFrame(geometry=list(geometries), index=index), str(folder))
     return content if radius is None else _circles(content, radius)
 
@@ -608,7 +614,7 @@ def _circles(content: Content, radius: NDArray[Any]) -> Content:
         old,
         offsets=np.arange(old.n_vertices + 1),
         ids=np.arange(old.n_vertices) if old.ids is None else old.ids,
-        vertex_attributes={"radius": Attribute(np.asarray(radius))},
+        vertex_attributes={RADIUS: Attribute(np.asarray(radius))},
         object_attributes=old.vertex_attributes if old.ids is None else old.object_attributes,
     )
     return replace(content, shapes=shapes)
@@ -635,7 +641,7 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
     linear = matrix[:-1, :-1]
     positions = old.positions.astype(np.float64) @ linear.T + matrix[:-1, -1]
     moved = replace(old, positions=positions)
-    if old.kind == "point_cloud" and old.ids is not None and "radius" in old.vertex_attributes:
+    if _are_circles(old):
         gram = linear.T @ linear
         if not np.allclose(gram, np.eye(len(gram)) * gram[0, 0], rtol=1e-6, atol=1e-9 * np.abs(gram).max()):
             raise SourceError(
@@ -691,7 +697,7 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
 
     shapes = content.shapes
     axes = ["x", "y", "z"][: shapes.n_dims]
-    circles = shapes.kind == "point_cloud" and shapes.ids is not None and "radius" in shapes.vertex_attributes
+    circles = _are_circles(shapes)
     kind = "shapes" if circles or shapes.kind != "point_cloud" else "points"
     element = path / kind / name
     element.mkdir(parents=True)
@@ -703,13 +709,15 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
         (element / "points.parquet").mkdir()
         papq.write_table(vertex_table(named), element / "points.parquet" / "part.0.parquet", compression="zstd")
     else:
-        frame = to_geopandas(shapes)
+        lost = {*RESERVED, RADIUS} if circles else {*RESERVED}
+        own = {n: a for n, a in shapes.object_attributes.items() if n not in lost and a.values.ndim == 1}
+        frame = to_geopandas(replace(shapes, object_attributes=own))
         kinds = {*frame.geometry.geom_type}
         # Refused after folders were made; `_write_aside` removes them.
         if not kinds <= ({"Point"} if circles else {"Polygon", "MultiPolygon"}):
             raise SourceError(f"SpatialData holds circles and polygons; these are {', '.join(sorted(kinds))}.")
         if circles:
-            frame["radius"] = next(split_channels("", shapes.vertex_attributes["radius"]))[1]
+            frame[RADIUS] = next(split_channels("", shapes.vertex_attributes[RADIUS]))[1]
         _indexed(frame, content).to_parquet(element / "shapes.parquet")
     space = [{"name": axis, "type": "space", "unit": "unit"} for axis in axes]
     identity = {
@@ -735,15 +743,26 @@ def _group(folder: Path, attributes: dict[str, Any]) -> None:
     (folder / "zarr.json").write_text(text, encoding="utf-8")
 
 
+RADIUS = "radius"
+"""Vertex attribute and column of circles."""
+
+
+def _are_circles(shapes: Shapes) -> bool:
+    """Return whether shapes are objects of one point each with a radius."""
+    if shapes.kind != "point_cloud" or shapes.ids is None or RADIUS not in shapes.vertex_attributes:
+        return False
+    alone = len(shapes.ids) == shapes.n_vertices and bool((shapes.vertex_counts == 1).all())
+    return alone and shapes.vertex_attributes[RADIUS].values.ndim == 1
+
+
 def spatialdata_losses(content: Content) -> list[str]:
-    """Return what is left out: attributes of objects of points, of vertices of polygons; and what a table of points does not hold."""
-    shapes = content.shapes
-    circles = "radius" in shapes.vertex_attributes and shapes.ids is not None
+    """Return what is left out: attributes of vertices of polygons and circles, and what a table of points does not hold."""
+    shapes, circles = content.shapes, _are_circles(content.shapes)
     if shapes.kind == "point_cloud" and not circles:
         table = replace(content, axes=None)
         losses = [*TABLE_HOLDING.losses(replace(shapes, groups=None)), *table_losses(table)]
         return list(dict.fromkeys(losses))
-    family = "object" if shapes.kind == "point_cloud" and not circles else "vertex"
-    kept = {"vertex": ("radius",) if shapes.kind == "point_cloud" else OUTLINE, "object": ()}[family]
-    names = getattr(shapes, f"{family}_attributes")
-    return [f"{family} attribute {name!r} is left out" for name in names if name not in kept]
+    kept = (RADIUS,) if circles else OUTLINE
+    lost = [f"vertex attribute {name!r} is left out" for name in shapes.vertex_attributes if name not in kept]
+    reserved = (*RESERVED, RADIUS) if circles else RESERVED
+    return [*lost, *_property_losses("object", shapes.object_attributes, reserved)]

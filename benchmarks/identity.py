@@ -42,7 +42,7 @@ from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import Layout, register_features
 from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo
-from raggedatlas.query.modalities import Axis, FeatureRows, build_axis
+from raggedatlas.query.modalities import FeatureAxis, FeatureRows, build_axis
 
 ASKED = 1_000
 ROUNDS = 5
@@ -180,7 +180,7 @@ def row(kind: str, registry: Registry, layouts: dict[str, Layout], join: str | i
     """Measure one query with the mapping and without."""
     plain = replace(registry, identity=IDENTITY_SCHEMA.empty_table())
 
-    def plan(of: Registry) -> Axis:
+    def plan(of: Registry) -> FeatureAxis:
         # A separate registry, as in a new snapshot: what is derived from it is computed again.
         features = FeatureRows(replace(of), layouts)
         datasets = [(uid,) for uid in layouts]
@@ -193,7 +193,7 @@ def row(kind: str, registry: Registry, layouts: dict[str, Layout], join: str | i
     return f"| {kind} | {n_cols:,} | {mapped:.2f} | {none:.2f} | {held[0]:.0f} | {held[1]:.0f} |"
 
 
-def seconds(plan: Callable[[Registry], Axis], registry: Registry) -> float:
+def seconds(plan: Callable[[Registry], FeatureAxis], registry: Registry) -> float:
     """Processor seconds of one plan."""
     gc.collect()
     start = time.process_time()
@@ -201,7 +201,7 @@ def seconds(plan: Callable[[Registry], Axis], registry: Registry) -> float:
     return time.process_time() - start
 
 
-def most_held(plan: Callable[[Registry], Axis], registry: Registry) -> float:
+def most_held(plan: Callable[[Registry], FeatureAxis], registry: Registry) -> float:
     """Most bytes that one plan holds at a time, its result included."""
     gc.collect()
     pool = pa.proxy_memory_pool(pa.default_memory_pool())

@@ -25,7 +25,7 @@ from raggedatlas.ingest.csc import STEP_ENTRIES, _sorted
 from raggedatlas.ingest.group_writer import reorder_columns
 from raggedatlas.ingest.values import dense_to_csr, scan_integers
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.store.native import I64, Columns, csr_of, library
+from raggedatlas.store.native import I64, RaColumns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, move_runs, remap_csr
 from raggedatlas.vectors.geometry import Fragments, Objects
 from raggedatlas.vectors.storage.codecs import (
@@ -322,7 +322,7 @@ def _from_columns(n: int, every: int) -> Iterator[Pair]:
     columns = np.arange(len(bounds) - 1)
 
     def fill() -> Any:
-        of = Columns(I64.address(bounds), I64.address(columns), len(columns), n)
+        of = RaColumns(I64.address(bounds), I64.address(columns), len(columns), n)
         out = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
         last = np.zeros(n_out, np.int32)
         assert not library().ra_fill_places(

@@ -116,6 +116,17 @@ def test_file_names_say_something() -> None:
     assert [name_of(path) for path in FILES if {part.lstrip("_") for part in parts[path]} & BANNED_NAMES] == []
 
 
+def test_classes_have_names_of_their_own() -> None:
+    """A name means one class of the package; those of the command line have the names of the options that they fill."""
+    owners: dict[str, list[str]] = {}
+    for path in FILES:
+        if path.relative_to(SRC).parts[0] != "cli":
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef):
+                    owners.setdefault(node.name, []).append(name_of(path))
+    assert {name: files for name, files in owners.items() if len(files) > 1} == {}
+
+
 GROWING = re.compile(r"(\w+\.)*(LRUCache|OrderedDict|defaultdict|deque|dict|list|set|Weak\w+)(\[.*\])?\(.*|\{\}|\[\]")
 """Values that a module makes to be filled later."""
 

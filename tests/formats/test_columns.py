@@ -20,7 +20,7 @@ from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.element_writer import plain_text, write_element, write_table
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.model.frames import Column, ColumnTable, Texts, arrow_table, frame_to_arrow
+from raggedatlas.model.frames import ColumnTable, TableColumn, Texts, arrow_table, frame_to_arrow
 from support.anndata_strategies import make_obs
 
 TARGETS = ["gzip", "plain", "zarr2", "zarr3"]
@@ -78,8 +78,8 @@ def held(frame: pd.DataFrame) -> ColumnTable:
         is_na_text = isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA
         return column if is_na_text or column.dtype == "category" else texts(column.array) or column
 
-    columns = tuple(Column(name, lambda name=name: read(frame[name])) for name in frame.columns)
-    return ColumnTable(len(frame), Column(frame.index.name, lambda: texts(frame.index.array)), columns)
+    columns = tuple(TableColumn(name, lambda name=name: read(frame[name])) for name in frame.columns)
+    return ColumnTable(len(frame), TableColumn(frame.index.name, lambda: texts(frame.index.array)), columns)
 
 
 @pytest.mark.long
@@ -175,7 +175,7 @@ class Watched:
         self.asked: list[str] = []
         self.most = 0
 
-    def column(self, name: str, n: int) -> Column:
+    def column(self, name: str, n: int) -> TableColumn:
         """Make one column of numbers."""
 
         def read() -> pd.Series:
@@ -185,7 +185,7 @@ class Watched:
             self.alive.append(weakref.ref(made))
             return made
 
-        return Column(name, read)
+        return TableColumn(name, read)
 
     def texts(self, n: int, step: int) -> Texts:
         """Make text whose blocks are watched as the columns are."""
@@ -211,7 +211,7 @@ def test_one_column_is_alive_at_a_time(tmp_path: Path, name: str, monkeypatch: p
     monkeypatch.setattr("raggedatlas.formats.element_writer.COLUMN_CHUNK", 8)
     watched, n = Watched(), 64
     table = ColumnTable(
-        n, Column("cell", lambda: watched.texts(n, 8)), tuple(watched.column(f"n{i}", n) for i in range(6))
+        n, TableColumn("cell", lambda: watched.texts(n, 8)), tuple(watched.column(f"n{i}", n) for i in range(6))
     )
     sink = open_sink(tmp_path / name)
     sink.begin(())
@@ -286,9 +286,9 @@ def test_a_damaged_column_leaves_no_file(tmp_path: Path, fault: str, monkeypatch
 def test_what_no_file_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of one name, of reserved ones, whose path is that of others, or with text that HDF5 cannot hold."""
     monkeypatch.setattr("raggedatlas.formats.element_writer.COLUMN_CHUNK", 2)
-    index = Column(None, lambda: pd.Index(["a", "b", "c"]))
-    ones = lambda name: Column(name, lambda: pd.Series([1, 1, 1]))  # noqa: E731
-    null = Column("t", lambda: Texts(3, lambda: iter([np.array(["a", "b\0", "c"], object)])))
+    index = TableColumn(None, lambda: pd.Index(["a", "b", "c"]))
+    ones = lambda name: TableColumn(name, lambda: pd.Series([1, 1, 1]))  # noqa: E731
+    null = TableColumn("t", lambda: Texts(3, lambda: iter([np.array(["a", "b\0", "c"], object)])))
     for name, columns, said in (
         ("a.h5ad", (ones("n"), ones("n")), "duplicated"),
         ("b.h5ad", (ones("_index"),), "keeps for the index"),

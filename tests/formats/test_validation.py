@@ -41,7 +41,7 @@ from raggedatlas.formats.copying import copy
 from support.anndata_faults import (
     DAMAGES,
     FORMS,
-    Damage,
+    AnnDataDamage,
     Form,
     damage,
     declare,
@@ -82,7 +82,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> RaggedAtlas:
 
 @pytest.mark.long
 @pytest.mark.parametrize("found", [d for d in DAMAGES if "hdf5" in d.forms], ids=lambda d: f"{d.rule}: {d.label}")
-def test_each_damage_is_told(found: Damage, atlas: RaggedAtlas, tmp_path: Path) -> None:
+def test_each_damage_is_told(found: AnnDataDamage, atlas: RaggedAtlas, tmp_path: Path) -> None:
     """A damaged file is told by the rule that it breaks and by no other, and adding it is refused by that rule or works.
 
     It works where the rule says so; nothing of a refused file is left in the atlas.
@@ -124,9 +124,9 @@ def apart(one: str, other: str) -> bool:
     return not (f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/"))
 
 
-def batches(form: Form) -> list[list[Damage]]:
+def batches(form: Form) -> list[list[AnnDataDamage]]:
     """Gather damages that do not touch each other into few files; of Zarr only the first of each rule."""
-    found: list[list[Damage]] = []
+    found: list[list[AnnDataDamage]] = []
     firsts = {d.rule: d for d in reversed(DAMAGES) if form in d.forms}
     for new in (d for d in DAMAGES if form in d.forms and (form == "hdf5" or firsts[d.rule] is d)):
         alone = new.rule in ALONE or not new.place
@@ -143,7 +143,7 @@ BATCHES = [("hdf5", batch) for batch in batches("hdf5")]
 BATCHES += [("zarr2" if i % 2 else "zarr3", batch) for i, batch in enumerate(batches("zarr3"))]
 
 
-def told(found: Damage, problems: list[Problem]) -> bool:
+def told(found: AnnDataDamage, problems: list[Problem]) -> bool:
     """Tell whether a damage is among the problems of a file that has several."""
     inside = (p for p in problems if p.rule == found.rule)
     return any(not p.path or not apart(p.path, found.place) for p in inside)
@@ -153,7 +153,9 @@ def told(found: Damage, problems: list[Problem]) -> bool:
 @pytest.mark.parametrize(
     ("form", "batch"), BATCHES, ids=[f"{form}: {' '.join(d.rule for d in batch)}" for form, batch in BATCHES]
 )
-def test_damages_are_told_and_mended_in_every_kind_of_file(form: Form, batch: list[Damage], tmp_path: Path) -> None:
+def test_damages_are_told_and_mended_in_every_kind_of_file(
+    form: Form, batch: list[AnnDataDamage], tmp_path: Path
+) -> None:
     """Many faults of one file are all told, by metadata where that is enough; a copy has those mended that have the rule's own advice.
 
     The file stays as it was. A copy that would break a must is refused, and anndata reads any other.
@@ -192,7 +194,7 @@ def test_damages_are_told_and_mended_in_every_kind_of_file(form: Form, batch: li
         read(tmp_path / "fixed")
 
 
-def musts_left(found: Damage, problem: Problem) -> bool:
+def musts_left(found: AnnDataDamage, problem: Problem) -> bool:
     """Tell whether a problem of a damaged place is a must that no fix is offered for."""
     inside = not problem.path or not apart(problem.path, found.place)
     return inside and problem.level == "must" and not is_fixable(problem)

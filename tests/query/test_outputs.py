@@ -26,7 +26,7 @@ from raggedatlas.ingest.add import add
 from raggedatlas.query.identity import FeatureIdentity
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
-from raggedatlas.query.read import read_cells
+from raggedatlas.query.read import SpaceReader
 from raggedatlas.store.filters import col
 from raggedatlas.store.location import Location
 from raggedatlas.store.upkeep import compact, index
@@ -130,8 +130,8 @@ def test_any_cells_in_any_order(small: Any, rows: list[int]) -> None:
     """A plan gives any cells in the order asked, repeats included, and survives a pickle."""
     plan = plan_read(small.query.layers("counts", "scaled").spec, small.query.catalog)
     space = pickle.loads(pickle.dumps(plan)).single()
-    whole = read_cells(space, np.arange(plan.n_cells))
-    some = read_cells(space, np.array(rows, np.int64))
+    whole = SpaceReader(space).read_batch(np.arange(plan.n_cells))
+    some = SpaceReader(space).read_batch(np.array(rows, np.int64))
     for layer in ("counts", "scaled"):
         np.testing.assert_array_equal(batch_layer(some.block, layer), batch_layer(whole.block, layer)[rows])
 

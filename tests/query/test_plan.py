@@ -20,7 +20,7 @@ from raggedatlas.ingest.add import add
 from raggedatlas.query.modalities import FeatureRows, join_dtypes
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
-from raggedatlas.query.read import read_cells
+from raggedatlas.query.read import SpaceReader
 from raggedatlas.store.location import Location
 
 pytestmark = pytest.mark.fast
@@ -50,10 +50,10 @@ def test_damaged_groups_are_refused(query: Query) -> None:
     ((layout, column_map),) = space.column_maps.items()
     short = dataclasses.replace(space, column_maps={layout: column_map[:2]})
     with pytest.raises(CorruptError, match="has not got"):
-        read_cells(short, np.arange(20))
+        SpaceReader(short).read_batch(np.arange(20))
     folded = dataclasses.replace(space, column_maps={layout: np.zeros_like(column_map)})
     with pytest.raises(CorruptError, match="twice"):
-        read_cells(folded, np.arange(20))
+        SpaceReader(folded).read_batch(np.arange(20))
 
 
 @pytest.mark.parametrize("index", [3, 2**40, 2**62])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
+from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, RaColumns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, map_rows, move_runs, remap_csr, sorting_order
 from support.hypothesis_profile import examples
 
@@ -175,7 +175,7 @@ def test_entries_of_a_copy_find_their_rows() -> None:
 
     def fill(bounds: list[int], numbers: list[int], room: int = 3) -> int:
         arrays = np.array(bounds), np.array(numbers)
-        of = Columns(*map(I64.address, arrays), len(numbers), 4)
+        of = RaColumns(*map(I64.address, arrays), len(numbers), 4)
         cursor, last = np.array([0, 1]), np.zeros(2, np.int32)
         status = library().ra_fill_places(byref(of), places, values, 2, cursor, last, 2, columns, False, out, room)
         return int(status)

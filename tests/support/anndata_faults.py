@@ -31,7 +31,7 @@ AWKWARD_FORM = {
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class AnnDataDamage:
     """One way to break one rule.
 
     Parameters
@@ -295,12 +295,12 @@ def _element(path: str, value: Any) -> Change:
     return change
 
 
-def _damages(*found: tuple[Any, ...]) -> Iterator[Damage]:
+def _damages(*found: tuple[Any, ...]) -> Iterator[AnnDataDamage]:
     """Read rows of rule, place, label, change, and what else is broken, the forms, or whether it must have awkward arrays."""
     for rule, place, label, change, *rest in found:
         also = next((r for r in rest if isinstance(r, set)), set())
         forms = next((r for r in rest if isinstance(r, tuple)), FORMS)
-        yield Damage(rule, place, label, change, frozenset(also), forms, awkward=place == "obsm/ragged")
+        yield AnnDataDamage(rule, place, label, change, frozenset(also), forms, awkward=place == "obsm/ragged")
 
 
 _ANY = np.ones(2)
@@ -531,5 +531,5 @@ COLUMNS = tuple(_damages(
     ("A152", "obsm/ragged", "being one", lambda root: None),
 ))  # fmt: skip
 
-DAMAGES: tuple[Damage, ...] = (*GENERAL, *MATRICES, *FRAMES, *SCALARS, *COLUMNS)
+DAMAGES: tuple[AnnDataDamage, ...] = (*GENERAL, *MATRICES, *FRAMES, *SCALARS, *COLUMNS)
 """All of them, in the order of the rules."""

@@ -37,7 +37,7 @@ META = "cxg_group_metadata"
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class CxgDamage:
     """One way to break one rule.
 
     Parameters
@@ -64,12 +64,12 @@ class Damage:
     also: frozenset[str] = frozenset()
 
 
-def _damages(*found: tuple[Any, ...]) -> Iterator[Damage]:
+def _damages(*found: tuple[Any, ...]) -> Iterator[CxgDamage]:
     """Read rows of rule, form, label, change, and, in any order, a milder level and what else is broken."""
     for rule, form, label, change, *rest in found:
         also = next((one for one in rest if isinstance(one, set)), set())
         level = next((one for one in rest if isinstance(one, str)), "must")
-        yield Damage(rule, form, label, change, level, frozenset(also))
+        yield CxgDamage(rule, form, label, change, level, frozenset(also))
 
 
 def _drop(*names: str) -> Change:
@@ -430,5 +430,5 @@ METADATA = tuple(_damages(
     ("C71", "sparse", "shifts of fewer features", _dense("X_col_shift", SHIFT[:3])),
 ))  # fmt: skip
 
-DAMAGES: tuple[Damage, ...] = (*GENERAL, *ARRAYS, *HINTS, *MATRIX, *METADATA)
+DAMAGES: tuple[CxgDamage, ...] = (*GENERAL, *ARRAYS, *HINTS, *MATRIX, *METADATA)
 """All of them, in the order of the rules."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import AtlasError, CorruptError, ValuesError
-from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE, U8, Fragments, library
+from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE, U8, RaFragments, library
 from raggedatlas.vectors import geometry
 from raggedatlas.vectors.chunking import chunk_coordinates, encode_positions
 from raggedatlas.vectors.pyramid import vertex_tolerances
@@ -119,7 +119,7 @@ def test_rooms_that_do_not_fit_are_refused() -> None:
         assert lib.ra_count_fragments(*args, counts, pointer) == BAD_BOUNDS
     kinds, starts, sizes = np.zeros(3, np.uint8), np.array([0, 2**62, -1]), np.array([3, 3, 1])
     rows = np.arange(4)
-    known = Fragments(U8.address(kinds), I64.address(starts), I64.address(sizes), 3, I64.address(rows), 4)
+    known = RaFragments(U8.address(kinds), I64.address(starts), I64.address(sizes), 3, I64.address(rows), 4)
     for wanted, n_out, status in [(0, 2, BAD_SIZE), (0, 4, BAD_SIZE), (1, 3, BEYOND), (2, 1, BEYOND), (3, 1, BEYOND)]:
         out = np.zeros(n_out, np.int64)
         assert lib.ra_expand_fragments(known, np.array([wanted]), 1, out, n_out) == status

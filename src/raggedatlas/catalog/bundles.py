@@ -323,8 +323,7 @@ def respanned(
     facts = record.file_facts
     if facts.frames and (old is None or (facts.bundle is not None and facts.bundle.file == old)):
         frames = {name: spans[frame_file(record.uid, name)] for name in facts.frames}
-        made = bundle.model_copy(update={"frames": frames}).model_dump(mode="json", exclude_defaults=True)
-        changed["facts"] = json.dumps({**json.loads(record.facts), "bundle": made}, sort_keys=True)
+        changed["facts"] = facts.model_copy(update={"bundle": bundle.model_copy(update={"frames": frames})}).to_json()
     return record.model_copy(update=changed)
 
 

@@ -77,7 +77,7 @@ class CopyOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _ModalityCopy:
     """One modality to copy: its prefix in the target and the selected rows and columns."""
 
     mod: Modality
@@ -284,7 +284,7 @@ def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Progress) 
     tasks = [_plan_task(mod, options, rows, n_cells, f"{MOD}{mod.name}/" if multimodal else "") for mod in modalities]
     if multimodal:
         over_all = _shared_elements(source, whole, options)
-        tasks.append(_Task(over_all, "", n_cells if rows is None else len(rows), rows, None))
+        tasks.append(_ModalityCopy(over_all, "", n_cells if rows is None else len(rows), rows, None))
     matrices = [(task, matrix) for task in tasks for matrix in _matrices_in_blocks(task)]
     # A CXG judges embeddings in `begin`, so `wants` is asked after it, and accepts elements only before rows.
     sink.begin(tuple(_describe_matrix(task, matrix) for task, matrix in matrices))
@@ -321,14 +321,14 @@ def _with_layers(mod: Modality, options: CopyOptions) -> Modality:
     return replace(mod, matrices=matrices, elements={k: v for k, v in mod.elements.items() if k not in dropped})
 
 
-def _plan_task(mod: Modality, options: CopyOptions, wanted: Rows, n_cells: int, prefix: str) -> _Task:
+def _plan_task(mod: Modality, options: CopyOptions, wanted: Rows, n_cells: int, prefix: str) -> _ModalityCopy:
     own = np.arange(n_cells) if mod.cells is None else mod.cells
     rows = None
     if wanted is not None:
         # Row numbers of the modality, ascending: `_copy_matrix` finds those of a step by bisection.
         rows = wanted if mod.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
     columns = None if options.features is None else find_features(mod.features(), list(options.features))
-    return _Task(mod, prefix, len(own) if rows is None else len(rows), rows, columns)
+    return _ModalityCopy(mod, prefix, len(own) if rows is None else len(rows), rows, columns)
 
 
 def _shared_elements(source: Source, whole: Modalities, options: CopyOptions) -> Modality:
@@ -339,7 +339,7 @@ def _shared_elements(source: Source, whole: Modalities, options: CopyOptions) ->
     return Modality("", whole.matrices, elements, lambda: pa.table({}))
 
 
-def _obs_map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
+def _obs_map(task: _ModalityCopy, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
     """Return for each cell its row in a modality, counted from 1; 0 if it is missing there."""
     own = np.arange(n_cells) if task.mod.cells is None else task.mod.cells
     own = own if task.rows is None else own[task.rows]
@@ -350,17 +350,17 @@ def _obs_map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
     return out
 
 
-def _matrices_in_blocks(task: _Task) -> list[ModalityMatrix]:
+def _matrices_in_blocks(task: _ModalityCopy) -> list[ModalityMatrix]:
     """Return the matrices that are copied in blocks: those whose first axis is cells or is not subset."""
     return [matrix for matrix in task.mod.matrices if _in_blocks(task, matrix.key)]
 
 
-def _in_blocks(task: _Task, key: str) -> bool:
+def _in_blocks(task: _ModalityCopy, key: str) -> bool:
     head = key.split("/", maxsplit=1)[0]
     return task.columns is None or head not in ("varm", "varp") or key.startswith("raw/")
 
 
-def _describe_matrix(task: _Task, matrix: ModalityMatrix) -> SinkMatrix:
+def _describe_matrix(task: _ModalityCopy, matrix: ModalityMatrix) -> SinkMatrix:
     shape = list(matrix.shape)
     for axis, taken in enumerate(task.chosen(matrix.key)):
         shape[axis] = shape[axis] if taken is None else len(taken)
@@ -373,7 +373,7 @@ def _describe_matrix(task: _Task, matrix: ModalityMatrix) -> SinkMatrix:
     return SinkMatrix(task.prefix + matrix.key, form, dtype, tuple(shape), n_entries, matrix.infos[0].wide, whole)
 
 
-def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
+def _write_elements(source: Source, sink: Sink, task: _ModalityCopy) -> None:
     whole = {p.key: p.infos[0].key for p in task.mod.matrices if not _in_blocks(task, p.key)}
     readers = {**task.mod.elements, **{key: _whole(source, at) for key, at in whole.items()}}
     for key, read in readers.items():
@@ -402,7 +402,7 @@ def _whole(source: Source, key: str) -> Callable[[], Any]:
     return lambda: source.element(key)
 
 
-def _copy_matrix(source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix, progress: Progress) -> None:
+def _copy_matrix(source: Source, sink: Sink, task: _ModalityCopy, matrix: ModalityMatrix, progress: Progress) -> None:
     height = matrix.shape[0]
     rows, columns = (*task.chosen(matrix.key), None, None)[:2]
     key, keys = task.prefix + matrix.key, tuple(info.key for info in matrix.infos)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError, SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts, is_pandas
+from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts, is_pandas
 from raggedatlas.model.ids import is_unicode
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
@@ -482,7 +482,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
 def _write_column(
     group: Any,  # noqa: ANN401
     where: tuple[str, str],
-    column: Column,
+    column: TableColumn,
     options: dict[str, Any],
     *,
     is_index: bool,

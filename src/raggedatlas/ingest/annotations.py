@@ -323,7 +323,7 @@ class _NewColumn:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _AnnotationPlan:
     """What is known before the cells are read: the cells by uid, and their new values."""
 
     record: AnnotationRecord
@@ -378,7 +378,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     if not given.table.num_rows:
         raise SourceError("The annotation has no rows; there is nothing to write.")
     cells = _find_cells(catalog, given.table, options)
-    vectors = [_Vectors(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
+    vectors = [_ObsmResult(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
     # Results are commits of their own: they are tried first, so that one that is refused stops the call before
     # columns are written.
     results = tuple(_add_vectors(catalog, one, options, dry_run=True) for one in vectors)
@@ -398,7 +398,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     return replace(report, results=results, status="dry run" if options.dry_run else report.status)
 
 
-def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
+def _write(catalog: Catalog, plan: _AnnotationPlan) -> AnnotationReport:
     """Commit the columns, compared with the cells at the version that the commit is based on."""
     reports: list[AnnotationReport] = []
 
@@ -419,7 +419,7 @@ def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
     return reports[0]
 
 
-def _settle_types(catalog: Catalog, plan: _Plan) -> None:
+def _settle_types(catalog: Catalog, plan: _AnnotationPlan) -> None:
     """Give covered columns without values the type of the annotation, so that values added later are of one type with it."""
     schema = catalog.tables.schema(CELLS)
     stacks = column_stacks(schema)
@@ -440,7 +440,7 @@ class _Cells:
     n_unknown: int
 
 
-class _Vectors:
+class _ObsmResult:
     """A member of `obsm` in the form in which a model's results are added."""
 
     def __init__(self, key: str, values: NDArray[Any], uids: pa.Array, origin: Mapping[str, Any]) -> None:
@@ -465,7 +465,7 @@ class _Vectors:
         return self._values[rows]
 
 
-def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, *, dry_run: bool) -> ResultReport:
+def _add_vectors(catalog: Catalog, vectors: _ObsmResult, options: AnnotateOptions, *, dry_run: bool) -> ResultReport:
     """Add a member of `obsm` as a result, unless the atlas has the same already."""
     there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(vectors.key)
     # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
@@ -481,7 +481,9 @@ def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, 
     return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")), progress=False)
 
 
-def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions) -> _Plan:
+def _plan(
+    given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions
+) -> _AnnotationPlan:
     table = given.table.take(cells.rows) if cells.n_unknown else given.table
     made = [
         _NewColumn(
@@ -498,7 +500,7 @@ def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], o
         uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=given.origin.get("snapshot"),
         query=str(given.origin.get("summary", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
     )  # fmt: skip
-    return _Plan(record, cells.index, tuple(made), options, cells.n_unknown)
+    return _AnnotationPlan(record, cells.index, tuple(made), options, cells.n_unknown)
 
 
 def _text_casts(options: AnnotateOptions) -> list[str]:
@@ -632,7 +634,7 @@ def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
         yield pc.if_else(in_datasets(batch, visible), batch.column("uid"), None)
 
 
-def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
+def _places(catalog: Catalog, plan: _AnnotationPlan, at: Tables) -> pa.Array:
     """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
     blocks = [plan.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
     # Without cells there are no blocks, and `concatenate` refuses an empty list.
@@ -641,7 +643,7 @@ def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
 
 
 def _merge(
-    catalog: Catalog, plan: _Plan, at: Tables, places: pa.Array
+    catalog: Catalog, plan: _AnnotationPlan, at: Tables, places: pa.Array
 ) -> tuple[list[_Merge], AnnotationRecord, AnnotationReport]:
     """Compare new and old values at one version of the cells, and refuse what the caller did not allow."""
     schema = at.schema(CELLS)
@@ -662,7 +664,7 @@ def _merge(
     return merges, record, report
 
 
-def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalog: Catalog) -> str:
+def _free_name(plan: _AnnotationPlan, written: Sequence[str], taken: Sequence[str], catalog: Catalog) -> str:
     if not written and plan.options.name is not None:
         return plan.options.name  # the same call again, which may still have members of obsm to write
     if plan.options.name is not None and plan.options.name in taken:
@@ -673,7 +675,7 @@ def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalo
     return free_name(plan.record.name or (written[0] if len(written) == 1 else "annotation"), taken, "-")
 
 
-def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
+def _merge_column(plan: _AnnotationPlan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
     schema, options = at.schema(CELLS), plan.options
     under = column_stacks(schema).get(new.name, (None,))[0]
     # A name of its own, so that the covered column stays and is shown again by `drop_annotation`.

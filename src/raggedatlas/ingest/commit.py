@@ -33,7 +33,7 @@ from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matrix_facts, specs_json
 from raggedatlas.ingest.options import AddOptions, IngestOptions
-from raggedatlas.ingest.plan import ColumnOrders, GroupPlan, IngestPlan, plan_cells
+from raggedatlas.ingest.plan import ColumnOrders, IngestPlan, NewGroup, plan_cells
 from raggedatlas.ingest.staging import (
     Opener,
     PlanAhead,
@@ -397,7 +397,7 @@ def _commit(
     attached: AttachedColumns | None = None,
 ) -> list[Outcome]:
     """Make staged sources visible, except those that another process added first; return the outcome of each."""
-    by_space: dict[str, list[GroupPlan]] = {}
+    by_space: dict[str, list[NewGroup]] = {}
     for group in (written.group for one in staged for written in one.groups):
         by_space.setdefault(group.space.name, []).append(group)
     for groups in by_space.values():
@@ -501,7 +501,7 @@ def _write_cells(
     catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
 
 
-def _write_layouts(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
+def _write_layouts(catalog: Catalog, groups: Sequence[NewGroup]) -> None:
     lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
     if lists:
         registry = catalog.tables.read(groups[0].space.registry, ["uid", "global_index"])

@@ -16,7 +16,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SchemaError, SourceError, StoreError
 from raggedatlas.formats.anndata.packing import pack
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan, OtherElements
+from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
@@ -46,7 +46,7 @@ class WrittenGroup:
 
     Parameters
     ----------
-    group : GroupPlan
+    group : NewGroup
         The plan.
     path : str
         Path of the group.
@@ -67,7 +67,7 @@ class WrittenGroup:
         consolidated metadata.
     """
 
-    group: GroupPlan
+    group: NewGroup
     path: str
     layers: dict[str, LayerPlan] = field(default_factory=dict)
     stored: dict[str, np.dtype[Any]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _LayerFormat(NamedTuple):
 class _LayerWriter:
     """Writes one layer in the smallest exact dtype, which is widened when later values need it."""
 
-    def __init__(self, source: Source, plan: LayerPlan, group: GroupPlan, options: IngestOptions) -> None:
+    def __init__(self, source: Source, plan: LayerPlan, group: NewGroup, options: IngestOptions) -> None:
         self.plan = plan
         self.name = ""
         self.known: np.dtype[Any] | None = None
@@ -173,7 +173,7 @@ class _LayerWriter:
         )
         self.writer: ArrayWriter | None = None
 
-    def decide(self, group: GroupPlan, taken: set[str]) -> str:
+    def decide(self, group: NewGroup, taken: set[str]) -> str:
         """Return the layer's name, chosen from the values so far."""
         if self.plan.name:
             return self.plan.name
@@ -214,7 +214,7 @@ class _LayerWriter:
 
 
 def write_group(
-    catalog: Catalog, source: Source, path: str, group: GroupPlan, options: IngestOptions, progress: Progress, *,
+    catalog: Catalog, source: Source, path: str, group: NewGroup, options: IngestOptions, progress: Progress, *,
     taken: set[str], content: ContentHash | None, bundle: Bundle,
 ) -> PendingWrite:  # fmt: skip
     """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
@@ -229,7 +229,7 @@ def write_group(
         The source.
     path : str
         Path of the group.
-    group : GroupPlan
+    group : NewGroup
         What it holds.
     options : IngestOptions
         The caller's options; with ``dry_run`` everything is read and checked, nothing written.
@@ -395,7 +395,7 @@ class _Reading:
 class _Arrays:
     """The arrays of a group that is being written."""
 
-    def __init__(self, catalog: Catalog, path: str, group: GroupPlan, send: BackgroundWriter) -> None:
+    def __init__(self, catalog: Catalog, path: str, group: NewGroup, send: BackgroundWriter) -> None:
         self.catalog, self.group, self.send = catalog, group, send
         sparse = group.space.kind is PointerKind.SPARSE
         self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"

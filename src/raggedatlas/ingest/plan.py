@@ -148,7 +148,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
+class NewGroup:
     """Matrices that share features and, in a sparse space, their entries; they become one Zarr group.
 
     Parameters
@@ -192,7 +192,7 @@ class GroupPlan:
         # `argsort` inverts the permutation: it gives the column of the file for each stored column.
         return uids if self.columns is None else tuple(np.array(uids, object)[np.argsort(self.columns)].tolist())
 
-    def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "GroupPlan":
+    def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "NewGroup":
         """Return the same group with other stored columns.
 
         Parameters
@@ -218,7 +218,7 @@ class IngestPlan:
         Of the dataset.
     schema : SourceSchema
         The source.
-    groups : tuple of GroupPlan
+    groups : tuple of NewGroup
         What is written.
     cells : pyarrow.Table
         The source's cells, index first.
@@ -237,7 +237,7 @@ class IngestPlan:
     uid: str
     name: str
     schema: SourceSchema
-    groups: tuple[GroupPlan, ...]
+    groups: tuple[NewGroup, ...]
     cells: pa.Table
     columns: tuple[ColumnPlan, ...]
     column_reports: tuple[ColumnReport, ...]
@@ -246,7 +246,7 @@ class IngestPlan:
     extras: OtherElements
     cell_names: str
 
-    def group_path(self, group: GroupPlan) -> str:
+    def group_path(self, group: NewGroup) -> str:
         """Path of a group in the Zarr store."""
         return f"{self.uid}/{group.pointer}"
 
@@ -328,7 +328,7 @@ def plan_ingest(
     schema = source.describe()
     options, spaces = plan_embeddings(schema, options, catalog.spaces())
     chosen, element_reports = _choose_matrices(schema, options)
-    groups: list[GroupPlan] = []
+    groups: list[NewGroup] = []
     for space_name, infos in _by_space(chosen, options, spaces).items():
         groups += _plan_groups(catalog, source, spaces[space_name], infos, options)
     cells = source.cells()
@@ -541,11 +541,11 @@ def _by_space(
 
 def _plan_groups(
     catalog: Catalog, source: Source, space: FeatureSpace, layers: Sequence[LayerPlan], options: IngestOptions
-) -> list[GroupPlan]:
+) -> list[NewGroup]:
     by_features: dict[str, list[LayerPlan]] = {}
     for layer in layers:
         by_features.setdefault(layer.info.features, []).append(layer)
-    groups: list[GroupPlan] = []
+    groups: list[NewGroup] = []
     schema = catalog.tables.schema(CELLS)
     results = result_columns(schema)
     # Pointer columns of spaces stay free, as all datasets share them; those of results do not.
@@ -561,7 +561,7 @@ def _plan_groups(
             pointer = free_name(space.name if not groups else f"{space.name}__{slug}", used)
             used.add(pointer)
             hashes = ("", "") if features is None else (layout_uid(features.uids), feature_set(features.uids))
-            groups.append(GroupPlan(space, pointer, tuple(together), features, *hashes))
+            groups.append(NewGroup(space, pointer, tuple(together), features, *hashes))
     return groups
 
 
@@ -721,7 +721,7 @@ def order_columns(
         return plan
     records = read_records(catalog)
     known = {g.feature_set: g for p in staged for g in p.groups if g.features is not None}
-    groups: list[GroupPlan] = []
+    groups: list[NewGroup] = []
     for group in plan.groups:
         if group.features is None or group.space.kind is not PointerKind.SPARSE:
             groups.append(group)
@@ -740,19 +740,19 @@ def order_columns(
     return replace(plan, groups=tuple(groups))
 
 
-def _in_order(group: GroupPlan, there: Sequence[str]) -> GroupPlan:
+def _in_order(group: NewGroup, there: Sequence[str]) -> NewGroup:
     place = {uid: i for i, uid in enumerate(there)}
     uids = () if group.features is None else group.features.uids
     return group.reordered(np.array([place[uid] for uid in uids], np.int64), "shared")
 
 
-def _stored_order(catalog: Catalog, group: GroupPlan, records: Sequence[DatasetRecord]) -> Sequence[str]:
+def _stored_order(catalog: Catalog, group: NewGroup, records: Sequence[DatasetRecord]) -> Sequence[str]:
     same = records_with_features(catalog, records, group.space.name, group.width, group.feature_set)
     layouts = read_layouts(catalog, [r.layout_uid for r in same[:1]])
     return tuple(layouts[same[0].layout_uid].features.tolist()) if layouts else ()
 
 
-def _counts(source: Source, group: GroupPlan, groups: Sequence[GroupPlan]) -> NDArray[np.int64]:
+def _counts(source: Source, group: NewGroup, groups: Sequence[NewGroup]) -> NDArray[np.int64]:
     """Add up over all groups with these features: a matrix without zeros, as scaling makes it, says nothing by itself."""
     uids = () if group.features is None else group.features.uids
     place = {uid: i for i, uid in enumerate(uids)}

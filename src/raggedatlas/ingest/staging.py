@@ -34,8 +34,8 @@ from raggedatlas.ingest.group_writer import (
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import (
     ColumnOrders,
-    GroupPlan,
     IngestPlan,
+    NewGroup,
     dataset_name,
     order_columns,
     plan_ingest,
@@ -564,7 +564,7 @@ def _write_groups(
     return content.hexdigest()
 
 
-def _count_new(catalog: Catalog, group: GroupPlan) -> int:
+def _count_new(catalog: Catalog, group: NewGroup) -> int:
     if group.features is None:
         return 0
     if not catalog.tables.has(group.space.registry):

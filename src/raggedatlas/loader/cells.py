@@ -134,7 +134,7 @@ def _restore(request: CellRequest, spaces: Mapping[str, SpacePlan], facts: Batch
     return found
 
 
-def read_cells(request: CellRequest) -> PlannedCells:
+def cells_in_memory(request: CellRequest) -> PlannedCells:
     """Read the cells into memory."""
     plan = plan_read(request.query.spec, request.query.catalog)
     shown = cell_columns(request.query.catalog).shown

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
 from raggedatlas.loader.batch import BatchMetadata
-from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, read_cells, stream_cells
+from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
 from raggedatlas.loader.order import (
     BALANCED,
     GROUPED,
@@ -362,7 +362,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     names = {name: _stored(query, name) for name in asked}
     request = CellRequest(query, names, options.categories, None if extra is None else _stored(query, extra))
     streamed = stream_cells(request)
-    cells = read_cells(request) if streamed is None else streamed
+    cells = cells_in_memory(request) if streamed is None else streamed
     if not cells.n:
         raise QueryError(f"{query!r} has no cells with {list(cells.spaces)}; there is nothing to train on.")
     return BatchPlan(cells, options), cells.extra

@@ -551,7 +551,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column of a table, or its index.
 
     Parameters
@@ -578,9 +578,9 @@ class ColumnTable:
     ----------
     n_rows : int
         Its length.
-    index : Column
+    index : TableColumn
         Names of its rows.
-    columns : tuple of Column
+    columns : tuple of TableColumn
         The others, in order.
 
     Examples
@@ -592,8 +592,8 @@ class ColumnTable:
     """
 
     n_rows: int
-    index: Column
-    columns: tuple[Column, ...]
+    index: TableColumn
+    columns: tuple[TableColumn, ...]
 
     def __len__(self) -> int:
         return self.n_rows
@@ -634,16 +634,16 @@ def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Itera
     chunks_of : callable
         Number of a column -> walks down its values.
     """
-    found: list[Column] = []
-    index = Column(None, lambda: _numbers(n_rows))
+    found: list[TableColumn] = []
+    index = TableColumn(None, lambda: _numbers(n_rows))
     for i, field in enumerate(schema):
         facts = facts_of(field) or ColumnFacts(field.name, "")
         chunks = partial(chunks_of, i)
         read, plain = partial(arrow_values, field, chunks, n_rows), partial(plain_array, field, chunks, n_rows)
         if field.name == INDEX:
-            index = Column(facts.name or None, partial(_as_index, read), plain)
+            index = TableColumn(facts.name or None, partial(_as_index, read), plain)
         else:
-            found.append(Column(facts.name or field.name, read, plain))
+            found.append(TableColumn(facts.name or field.name, read, plain))
     return ColumnTable(n_rows, index, tuple(found))
 
 

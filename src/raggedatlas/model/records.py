@@ -464,7 +464,7 @@ EXTRAS = "extras"
 """Group below a dataset's first group that keeps everything of the source except cells, features and layers."""
 
 ELEMENTS = "extras/elements"
-"""Array of the bytes of the HDF5 file that holds the other elements, (n_bytes,) uint8; see ``raggedatlas.formats.anndata.packing``."""
+"""Array of the bytes of the zip file that holds the other elements, (n_bytes,) uint8; see ``raggedatlas.formats.anndata.packing``."""
 
 DATASETS_SCHEMA = pa.schema(
     [

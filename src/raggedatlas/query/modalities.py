@@ -37,7 +37,7 @@ LEGACY = "data"
 
 
 @dataclass(frozen=True)
-class Modality:
+class SpacePointers:
     """One feature space as the cell table points into it: its main pointer column and those of single layers.
 
     Parameters
@@ -91,7 +91,7 @@ class CellPointers:
     datasets: tuple[str, ...]
     columns: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]
 
-    def present(self, modality: Modality) -> NDArray[np.bool_]:
+    def present(self, modality: SpacePointers) -> NDArray[np.bool_]:
         """Return a mask of the cells that have a modality."""
         found = np.zeros(len(self.dataset_code), bool)
         for column in modality.pointers:
@@ -99,14 +99,14 @@ class CellPointers:
                 found |= self.columns[column][2]
         return found
 
-    def having(self, modalities: Sequence[Modality]) -> NDArray[np.bool_]:
+    def having(self, modalities: Sequence[SpacePointers]) -> NDArray[np.bool_]:
         """Return a mask of the cells that have one of some modalities; all of them where there is none to have."""
         found = np.full(len(self.dataset_code), not modalities)
         for modality in modalities:
             found |= self.present(modality)
         return found
 
-    def touched(self, modality: Modality) -> tuple[str, ...]:
+    def touched(self, modality: SpacePointers) -> tuple[str, ...]:
         """List the datasets of the cells that have a modality."""
         n_cells = np.bincount(self.dataset_code[self.present(modality)], minlength=len(self.datasets))
         return tuple(uid for uid, n in zip(self.datasets, n_cells, strict=True) if n and uid in modality.records)
@@ -117,12 +117,12 @@ def pointer_column(record: DatasetRecord) -> str:
     return record.pointer or record.feature_space
 
 
-def choose_layers(modality: Modality, datasets: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
+def choose_layers(modality: SpacePointers, datasets: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
     """Choose the layers to read.
 
     Parameters
     ----------
-    modality : Modality
+    modality : SpacePointers
         The space.
     datasets : sequence of str
         Touched datasets.
@@ -151,7 +151,7 @@ _LISTED = 20
 """Up to this many datasets are named in a call that leaves others out."""
 
 
-def _layer_counts(modality: Modality, held: Mapping[str, tuple[str, ...]], asked: Sequence[str]) -> str:
+def _layer_counts(modality: SpacePointers, held: Mapping[str, tuple[str, ...]], asked: Sequence[str]) -> str:
     """List how many datasets and cells have each layer, and the call that takes the most cells."""
     n_cells = {uid: modality.records[uid][0].n_cells for uid in held}
     having = {layer: [uid for uid in held if layer in held[uid]] for layers in held.values() for layer in layers}
@@ -179,13 +179,13 @@ def _layer_counts(modality: Modality, held: Mapping[str, tuple[str, ...]], asked
 
 
 def plan_parts(
-    modality: Modality, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, catalog: Catalog
+    modality: SpacePointers, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, catalog: Catalog
 ) -> tuple[PartPlan, ...]:
     """Plan the groups that each layer is read from; layers stored together in every dataset become one part.
 
     Parameters
     ----------
-    modality : Modality
+    modality : SpacePointers
         The space.
     datasets : sequence of str
         Touched datasets; each has every layer.
@@ -237,7 +237,7 @@ class PartSource:
 
 
 def part_sources(
-    modality: Modality, datasets: Sequence[str], layers: Sequence[str], every: Sequence[str], catalog: Catalog
+    modality: SpacePointers, datasets: Sequence[str], layers: Sequence[str], every: Sequence[str], catalog: Catalog
 ) -> tuple[PartSource, ...]:
     """Return the parts that `plan_parts` plans, for cells whose datasets are positions in `every`."""
     together: dict[tuple[str, ...], list[str]] = {}
@@ -248,7 +248,7 @@ def part_sources(
 
 
 def _source(
-    modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], every: Sequence[str], catalog: Catalog
+    modality: SpacePointers, datasets: Sequence[str], layers: tuple[str, ...], every: Sequence[str], catalog: Catalog
 ) -> PartSource:
     records = [modality.layers(uid)[layers[0]] for uid in datasets]
     distinct = {record.zarr_group: record for record in records}
@@ -363,7 +363,7 @@ def join_dtypes(
     return joined
 
 
-def read_modalities(catalog: Catalog) -> dict[str, Modality]:
+def read_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
     """Return the modalities of the atlas by main pointer column, in the order of adding."""
     spaces = catalog.spaces()
     found: dict[str, dict[str, list[object]]] = {}
@@ -375,14 +375,14 @@ def read_modalities(catalog: Catalog) -> dict[str, Modality]:
             space_of[name] = record.feature_space
             found.setdefault(name, {}).setdefault(uid, []).append(record)
     known = {
-        name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
+        name: SpacePointers(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
         for name, held in found.items()
         if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
     }
     return known | result_modalities(catalog)
 
 
-def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) -> Modality:
+def find_modality(known: Mapping[str, SpacePointers], name: str, catalog: Catalog) -> SpacePointers:
     """Find what a space name means: the pointer column of that name, or the only one that points into the space.
 
     Raises
@@ -402,7 +402,7 @@ def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) ->
     raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
 
 
-def result_modalities(catalog: Catalog) -> dict[str, Modality]:
+def result_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
     """Return the results that are feature spaces: name -> modality, whose datasets share one group."""
     spaces, found = catalog.spaces(), {}
     inventory = {record.uid for record in read_records(catalog)} if RESULT_ASSETS.read(catalog) else set()
@@ -412,7 +412,7 @@ def result_modalities(catalog: Catalog) -> dict[str, Modality]:
         group = (result.as_group(),)
         # The empty uid is a placeholder if no dataset of the result is left: an empty result keeps its width.
         records = {uid: group for uid in result.cells_of if uid in inventory} or {"": group}
-        found[result.name] = Modality(result.name, spaces[result.space], records, is_result=True)
+        found[result.name] = SpacePointers(result.name, spaces[result.space], records, is_result=True)
     return found
 
 
@@ -422,7 +422,7 @@ def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
 
 
 @dataclass(frozen=True)
-class Axis:
+class FeatureAxis:
     """The columns of a result.
 
     Parameters
@@ -562,7 +562,7 @@ def build_axis(
     join: str | int = "union",
     drop: bool = False,
     asked: Sequence[str] | None = None,
-) -> Axis:
+) -> FeatureAxis:
     """Decide the columns of a result.
 
     Parameters
@@ -613,9 +613,9 @@ def build_axis(
     named: NDArray[np.object_] = uids.take(pa.array(kept)).to_numpy()
     if features.apart:
         columns = column[np.unique(np.concatenate([np.empty(0, np.int64), *apart]))]
-        return Axis(named, maps, layouts, measured, repeated=np.sort(columns[columns >= 0]))
+        return FeatureAxis(named, maps, layouts, measured, repeated=np.sort(columns[columns >= 0]))
     merged, added = _number_repeats(maps, len(kept))
-    return Axis(named, maps, layouts, measured, merged, added, np.unique(merged))
+    return FeatureAxis(named, maps, layouts, measured, merged, added, np.unique(merged))
 
 
 def _count_datasets(
@@ -644,7 +644,7 @@ def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple
     Returns
     -------
     (merged, added)
-        As in `Axis`. Layouts share the columns: the second of a feature has the same number in all of them.
+        As in `FeatureAxis`. Layouts share the columns: the second of a feature has the same number in all of them.
     """
     first = np.empty(n_cols, np.int64)
     found: list[tuple[str, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []

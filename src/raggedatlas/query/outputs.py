@@ -20,9 +20,9 @@ from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, assemble_csr, sparse_dtype
 from raggedatlas.model.frames import (
-    Column,
     ColumnFacts,
     ColumnTable,
+    TableColumn,
     Texts,
     arrow_table,
     arrow_to_frame,
@@ -292,7 +292,8 @@ def obs_columns(table: LazyTable) -> ColumnTable:
     """Turn a plan's deferred `obs` into a table of the same values, each column of which is made when it is asked for."""
     fields = {field.name: i for i, field in enumerate(table.schema)}
     columns = {
-        name: Column(name, partial(_obs_values, table, i), partial(_obs_array, table, i)) for name, i in fields.items()
+        name: TableColumn(name, partial(_obs_values, table, i), partial(_obs_array, table, i))
+        for name, i in fields.items()
     }
     return ColumnTable(table.num_rows, columns.pop("uid"), tuple(columns.values()))
 
@@ -559,7 +560,7 @@ def _obs(sink: Sink, plan: ReadPlan, space: SpacePlan | None) -> Any:  # noqa: A
     if space is None:
         return table
     columns = {column.name: column for column in table.columns}
-    columns["layout_uid"] = Column("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
+    columns["layout_uid"] = TableColumn("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
     return replace(table, columns=tuple(columns.values()))
 
 

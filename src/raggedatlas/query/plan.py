@@ -37,10 +37,10 @@ from raggedatlas.query.cells import (
 )
 from raggedatlas.query.modalities import (
     DEFAULT_SPACE,
-    Axis,
     CellPointers,
+    FeatureAxis,
     FeatureRows,
-    Modality,
+    SpacePointers,
     build_axis,
     choose_layers,
     find_modality,
@@ -127,7 +127,7 @@ def _open_tables(catalog: Catalog) -> None:
 def plan_spaces(
     spec: QuerySpec,
     catalog: Catalog,
-    chosen: Sequence[Modality],
+    chosen: Sequence[SpacePointers],
     results: Sequence[ResultRecord],
     pointers: CellPointers,
     cells: Cells | None = None,
@@ -283,7 +283,7 @@ def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple
     return pa.schema(fields), found
 
 
-def default_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalog) -> tuple[str, ...]:
+def default_spaces(spec: QuerySpec, known: Mapping[str, SpacePointers], catalog: Catalog) -> tuple[str, ...]:
     """Decide which spaces a query reads: those it names, those its features are of, else gene expression or the only one."""
     if spec.spaces is not None:
         if not spec.spaces and (spec.layers or spec.features):
@@ -310,7 +310,7 @@ def default_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Cata
     raise QueryError(f"The datasets hold {sorted(known)}; name one with .spaces(...).")
 
 
-def requested_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str, tuple[str, ...]]:
+def requested_features(spec: QuerySpec, chosen: Sequence[SpacePointers]) -> dict[str, tuple[str, ...]]:
     """Assign the asked features to spaces: modality name -> names."""
     found = {}
     for space, names in spec.features:
@@ -362,7 +362,9 @@ def _release() -> str:
         return ""
 
 
-def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modality], n_spaces: int) -> tuple[str, ...]:
+def _layers_for(
+    spec: QuerySpec, modality: SpacePointers, known: Mapping[str, SpacePointers], n_spaces: int
+) -> tuple[str, ...]:
     """Return the requested layers that a space has; with one space, all of them, so that a missing one is refused."""
     if n_spaces == 1:
         return spec.layers
@@ -378,7 +380,7 @@ def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modalit
 def _plan_space(
     spec: QuerySpec,
     catalog: Catalog,
-    modality: Modality,
+    modality: SpacePointers,
     cells: CellPointers,
     asked: Sequence[str] | None,
     layers: tuple[str, ...],
@@ -406,12 +408,12 @@ def layout_codes(layouts: Sequence[str], part: PartPlan) -> NDArray[np.int32]:
     return np.array([*(position.get(g.layout_uid, -1) for g in part.groups), -1], np.int32)[part.code]
 
 
-def chosen_datasets(modality: Modality, cells: CellPointers, layers: Sequence[str]) -> tuple[str, ...]:
+def chosen_datasets(modality: SpacePointers, cells: CellPointers, layers: Sequence[str]) -> tuple[str, ...]:
     """Return the datasets whose layers are read: those that the cells touch, or without cells those that stand in for them."""
     return cells.touched(modality) or _standing_in(modality, layers)
 
 
-def _standing_in(modality: Modality, layers: Sequence[str]) -> tuple[str, ...]:
+def _standing_in(modality: SpacePointers, layers: Sequence[str]) -> tuple[str, ...]:
     """Choose the datasets whose features an empty result has: those that have the layers."""
     held = {uid: modality.layers(uid) for uid in modality.records}
     if layers:
@@ -422,12 +424,12 @@ def _standing_in(modality: Modality, layers: Sequence[str]) -> tuple[str, ...]:
 
 
 def _axis(
-    spec: QuerySpec, catalog: Catalog, modality: Modality, parts: Sequence[PartPlan], asked: Sequence[str] | None
-) -> Axis:
+    spec: QuerySpec, catalog: Catalog, modality: SpacePointers, parts: Sequence[PartPlan], asked: Sequence[str] | None
+) -> FeatureAxis:
     if not modality.space.has_features:
         if asked is not None:
             raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
-        return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
+        return FeatureAxis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
     # Each part has one group for each dataset, in the same order, so group i is of the same dataset in all parts.
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
     registry, orthologs = apply_identity(spec, catalog, modality.space.name)
@@ -439,7 +441,7 @@ def _axis(
         warnings.warn(said, stacklevel=calling_level())
     join, drop, apart = spec.join, spec.missing == "drop", spec.on_merge == "apart"
 
-    def build() -> Axis:
+    def build() -> FeatureAxis:
         features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}), apart)
         return build_axis(
             features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, drop=drop, asked=uids
@@ -495,7 +497,9 @@ def _refuse_several(orthologs: OrthologFeatures, asked: Sequence[str]) -> None:
             )
 
 
-def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: Sequence[PartPlan], axis: Axis) -> None:
+def _refuse_sums(
+    spec: QuerySpec, catalog: Catalog, modality: SpacePointers, parts: Sequence[PartPlan], axis: FeatureAxis
+) -> None:
     """Refuse columns of one dataset that are one feature, where the query or the type of a layer does not let them be added."""
     groups = ((part, group) for part in parts for group in part.groups if group.layout_uid in axis.added)
     whys = (
@@ -531,7 +535,7 @@ def _why_not(spec: QuerySpec, layer: str, array: ArraySpec, n: int) -> str:
     return "" if sum_dtype(stored, n, array.largest) else f"no type holds every sum of the {stored} of layer {layer!r}"
 
 
-def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
+def _any_missing(axis: FeatureAxis, parts: Sequence[PartPlan]) -> bool:
     n = len(axis.features)
     maps = [axis.column_maps[g.layout_uid] for part in parts for g in part.groups if g.layout_uid in axis.column_maps]
     # Columns from n on are added to a column that the layout has anyway, so they measure no further feature.
@@ -539,7 +543,7 @@ def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
     return absent or any(bool((part.code < 0).any()) for part in parts)
 
 
-def _width(modality: Modality, parts: Sequence[PartPlan]) -> int:
+def _width(modality: SpacePointers, parts: Sequence[PartPlan]) -> int:
     """Return the number of columns of a space without features; every group must agree."""
     if modality.space.has_features:
         return 0

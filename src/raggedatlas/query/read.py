@@ -13,18 +13,13 @@ from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.query.read_plan import ColumnCopy, PartPlan, ReadPlan, SpacePlan, read_group_rows
 from raggedatlas.store.gather import RowGatherer, RowGroup
-from raggedatlas.store.native import I64, REPEATED, Columns, library
+from raggedatlas.store.native import I64, REPEATED, RaColumns, library
 from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges
 from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
 from raggedatlas.store.sparse import move_runs, sorting_order
 
 BLOCK_BYTES = 64 * 2**20
 """Approximate bytes of one step when a query is streamed."""
-
-
-def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
-    """Read some cells of one space once; see `SpaceReader.read_batch`."""
-    return SpaceReader(space).read_batch(rows)
 
 
 def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
@@ -497,7 +492,7 @@ def _fill_columns(
     values = read_ranges(one.copy.layers[layer], one.starts, one.ends).astype(out[1].dtype, copy=False)
     bounds = np.zeros(len(one.starts) + 1, np.int64)
     np.cumsum(one.ends - one.starts, out=bounds[1:])
-    columns = Columns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(places))
+    columns = RaColumns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(places))
     last, n = np.zeros(len(cursor), np.int32), len(cursor)
     wide, room = out[0].itemsize == 8, len(out[0])
     fault = library().ra_fill_places(

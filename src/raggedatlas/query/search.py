@@ -16,7 +16,7 @@ from raggedatlas.model.arguments import brief
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.choices import METRICS
 from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
-from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, read_modalities, vector_results
+from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.read_plan import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.indexes import index_serves
@@ -69,7 +69,7 @@ def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) 
 
 
 def search_columns(
-    search: Search | None, columns: Columns, known: Mapping[str, Modality], vectors: Mapping[str, ResultRecord]
+    search: Search | None, columns: Columns, known: Mapping[str, SpacePointers], vectors: Mapping[str, ResultRecord]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the stored columns and pointer columns that a search needs.
 
@@ -119,7 +119,7 @@ def search_columns(
 
 
 def rank_cells(
-    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, Modality]
+    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, SpacePointers]
 ) -> Cells:
     """Keep the best cells of a search, best first; ties in table order.
 
@@ -197,7 +197,7 @@ def _checked(search: Search, width: int) -> NDArray[np.float64]:
 
 
 def _nearest_cells(
-    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, among: Modality | ResultRecord
+    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, among: SpacePointers | ResultRecord
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Find the cells nearest to a vector, or to a cell that is named by its uid and never its own neighbour."""
     search = spec.search
@@ -212,7 +212,7 @@ def _nearest_cells(
             )
         # One more, because the cell itself is found too, and removed below.
         search = replace(search, query=tuple(vector.astype(np.float64).tolist()), k=k + 1)
-    if isinstance(among, Modality):
+    if isinstance(among, SpacePointers):
         rows, values = _nearest_embedded(cells, search, catalog, columns, among)
     else:
         rows, values = _nearest_result(cells, search, _prefilter(spec, columns), catalog, among)
@@ -223,7 +223,7 @@ def _nearest_cells(
 
 
 def _vector_of(
-    uid: str, name: str, catalog: Catalog, columns: Columns, among: Modality | ResultRecord
+    uid: str, name: str, catalog: Catalog, columns: Columns, among: SpacePointers | ResultRecord
 ) -> NDArray[np.floating[Any]]:
     """Read the vector of one cell.
 
@@ -275,7 +275,7 @@ def _nearest_result(
 
 
 def _embedded(
-    cells: Cells, catalog: Catalog, columns: Columns, modality: Modality
+    cells: Cells, catalog: Catalog, columns: Columns, modality: SpacePointers
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
     """Iterate over the vectors of a feature space, with the rows of their cells."""
     pointers = cells.pointers(columns.schema)
@@ -293,7 +293,7 @@ def _embedded(
 
 
 def _nearest_embedded(
-    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: Modality
+    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: SpacePointers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     values = np.full(cells.n, np.nan)
     for block, vectors in _embedded(cells, catalog, columns, modality):

@@ -13,8 +13,8 @@ from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.query.cells import Cells, cell_columns, pointer_parts, warn_of_values
 from raggedatlas.query.modalities import (
     CellPointers,
-    Modality,
     PartSource,
+    SpacePointers,
     find_modality,
     part_sources,
     read_modalities,
@@ -92,7 +92,7 @@ class CellStream:
     spec: QuerySpec
     columns: Columns
     pointers: tuple[str, ...]
-    modalities: Mapping[str, Modality]
+    modalities: Mapping[str, SpacePointers]
     n_spaces: int
     _sources: dict[str, tuple[PartSource, ...]] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ from raggedatlas.results.folder import (
 from raggedatlas.results.row_readers import (
     LanceRowReader,
     ObjectIds,
-    RowReader,
+    VectorReader,
     array_reader,
     is_mapping_enabled,
     lookup_rows,
@@ -114,8 +114,8 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         self.columns = read_columns(self._table.schema, self._location.uri)
         self._n_rows = int(self._table.count_rows())
         self._column = self.columns[0]
-        self._readers: dict[str, RowReader] = {}
-        self._first: RowReader | None = None
+        self._readers: dict[str, VectorReader] = {}
+        self._first: VectorReader | None = None
 
     def _open(self, version: int | None) -> "lance.LanceDataset":
         if version is not None and version < 1:
@@ -368,19 +368,19 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             f"{self._location.uri} has no output {name!r}; available are {[column.name for column in self.columns]}."
         )
 
-    def _reader(self, column: ResultColumn) -> RowReader:
+    def _reader(self, column: ResultColumn) -> VectorReader:
         """Return the row reader of a column; it is chosen at the first read."""
         if column.name not in self._readers:
             self._readers[column.name] = self._map(column) or self._read_through_lance(column)
             self._first = self._readers.get(self._column.name)
         return self._readers[column.name]
 
-    def _map(self, column: ResultColumn) -> RowReader | None:
+    def _map(self, column: ResultColumn) -> VectorReader | None:
         if not (self._mapped and self._location.is_local and is_mapping_enabled()):
             return None
         return map_column(self._table, column, table_path(self._location.path))
 
-    def _read_through_lance(self, column: ResultColumn) -> RowReader:
+    def _read_through_lance(self, column: ResultColumn) -> VectorReader:
         """Return a reader that holds a small column in memory, and reads rows of a large one through Lance on demand."""
         taken = LanceRowReader(self._table, column, self._n_rows)
         # `mapped=False` reads every row through Lance, so nothing is kept in memory either.

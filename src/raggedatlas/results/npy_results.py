@@ -533,7 +533,7 @@ _CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Conversion:
+class ResultConversion:
     """Report of `convert_results`.
 
     Parameters
@@ -574,7 +574,7 @@ def convert_results(
     promote: bool = False,
     spot_check: int | None = None,
     progress: Progress = no_progress,
-) -> Conversion:
+) -> ResultConversion:
     """Convert the ``.npy`` results of a folder to a Lance table in the same folder (seed 003, step 5).
 
     The ``.npy`` files are never changed. Rows are in batch order, which is the order in which they were computed.
@@ -630,7 +630,7 @@ def convert_results(
     dataset = ResultDataset({}, files.folder, mapped=False)
     if len(dataset) != files.n_rows:
         raise CorruptError(f"{files.folder}: the table has {len(dataset):,} rows, but the index has {files.n_rows:,}.")
-    return Conversion(files.folder, files.n_rows, len(files.batches), tensor.shape, tensor.base, len(rows))
+    return ResultConversion(files.folder, files.n_rows, len(files.batches), tensor.shape, tensor.base, len(rows))
 
 
 def _sample(n_rows: int, size: int) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ BLOCK_ROWS = 2048
 """Number of rows prefetched when a column is read sequentially, row by row."""
 
 
-class RowReader(Protocol):
+class VectorReader(Protocol):
     """Random access to the flattened rows of a column; the caller validates row numbers."""
 
     def one(self, row: int) -> NDArray[Any]:

@@ -115,7 +115,7 @@ def run_tasks(
     workers = executor if isinstance(executor, Workers) else Workers(executor)
     # Threads get the task itself; `_work` recognizes by `bytes` that a task was pickled and its error must be too.
     shared = isinstance(workers.executor, ThreadPoolExecutor)
-    run = _Run[T](workers, place, lost)
+    run = _SubmittedTasks[T](workers, place, lost)
     numbered = enumerate(tasks)
     n_sent = 0
     try:
@@ -173,7 +173,7 @@ class _Outcome(Generic[T]):
     error: Exception | None = None
 
 
-class _Run(Generic[T]):
+class _SubmittedTasks(Generic[T]):
     """The tasks of one call that are with workers."""
 
     def __init__(self, workers: Workers, place: Location | None, lost: str) -> None:

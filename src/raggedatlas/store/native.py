@@ -163,7 +163,7 @@ class Csr(ctypes.Structure):
     _fields_ = _fields(pointers="bounds", longs="n_rows", pointers_="columns", longs_="n", ints="itemsize")
 
 
-class Columns(ctypes.Structure):
+class RaColumns(ctypes.Structure):
     """``struct ra_columns``."""
 
     _fields_ = _fields(pointers="bounds columns", longs="n n_entries")
@@ -175,7 +175,7 @@ class Manifests(ctypes.Structure):
     _fields_ = _fields(pointers="bounds chunks modes starts counts items", longs="n n_dims n_blocks n_items")
 
 
-class Fragments(ctypes.Structure):
+class RaFragments(ctypes.Structure):
     """``struct ra_fragments``."""
 
     _fields_ = _fields(pointers="is_run starts counts", longs="n", pointers_="rows", longs_="n_rows")
@@ -237,7 +237,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_fill_places": (
         _int,
         (
-            ctypes.POINTER(Columns), I32, ANY, _int, OUT_I64, OUT_I32, _long, OUT, _int, OUT, _long,
+            ctypes.POINTER(RaColumns), I32, ANY, _int, OUT_I64, OUT_I32, _long, OUT, _int, OUT, _long,
         ),
     ),
     "ra_write_dense": (_int, (_csr, ANY, _int, OUT, _long, _where)),
@@ -257,7 +257,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_count_fragments": (_int, (U8, _long, I64, _long, OUT_I64, _where)),
     "ra_read_fragments": (_int, (U8, _long, I64, _long, OUT_U8, OUT_I64, OUT_I64, _long, OUT_I64, _long, _where)),
     "ra_locate_fragments": (_int, (U8, _long, I64, _long, _long, OUT_I64)),
-    "ra_expand_fragments": (_int, (ctypes.POINTER(Fragments), I64, _long, OUT_I64, _long)),
+    "ra_expand_fragments": (_int, (ctypes.POINTER(RaFragments), I64, _long, OUT_I64, _long)),
     "ra_copy_fragments": (_int, (U8, _long, U8, _long, I64, I64, _long, _long, OUT_U8, _long)),
     "ra_number_cells": (_int, (ANY, _long, _long, _int, F64, I64, I64, OUT_I64)),
     "ra_weigh_lines": (_int, (F64, _long, _long, I64, _long, OUT_F64, OUT_I64, OUT_F64, _long)),

@@ -126,7 +126,7 @@ class ArrayReader:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ChunkPieces:
     """Which chunks a read touches, ascending, and the pieces of each.
 
     `bounds` has one entry more than `chunks`; the other three describe pieces: first row inside the chunk, number of
@@ -376,7 +376,7 @@ def _check_bounds(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[
         )
 
 
-def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -> _Plan:
+def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -> _ChunkPieces:
     """Cut ranges at chunk borders and sort the pieces by chunk."""
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
     n_pieces = library().ra_count_pieces(starts, ends, starts.size, chunk_rows)
@@ -388,10 +388,10 @@ def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -
         chunks, sources, lengths, targets = (item[order] for item in (chunks, sources, lengths, targets))
     new = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]])) if chunks.size else chunks
     bounds = np.append(new, chunks.size).astype(np.int64)
-    return _Plan(chunks[new], bounds, sources, lengths, targets, int((ends - starts).sum()))
+    return _ChunkPieces(chunks[new], bounds, sources, lengths, targets, int((ends - starts).sum()))
 
 
-def _refuse_hollow(reader: ArrayReader, plan: _Plan) -> None:
+def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces) -> None:
     """Check, before large allocations, that the shards exist and can hold the requested rows."""
     spec = reader.spec
     n_bytes = plan.chunks.size * _chunk_bytes(spec)
@@ -406,7 +406,7 @@ def _refuse_hollow(reader: ArrayReader, plan: _Plan) -> None:
         )
 
 
-def _read_wave(reader: ArrayReader, plan: _Plan, wave: slice, out: NDArray[Any]) -> None:
+def _read_wave(reader: ArrayReader, plan: _ChunkPieces, wave: slice, out: NDArray[Any]) -> None:
     """Decode some chunks and place their pieces; the threads share the chunks in runs."""
     n = len(plan.chunks[wave])
     if reader.decoder is None:
@@ -485,7 +485,7 @@ def native_kind(reader: ArrayReader) -> int | None:
 
 def _decode_run(
     reader: ArrayReader,
-    plan: _Plan,
+    plan: _ChunkPieces,
     offset: int,
     frames: Frames,
     run: tuple[int, int],
@@ -523,7 +523,7 @@ class _Target:
     `scratch` has room for a decoded chunk, `fill` is one row of fill values.
     """
 
-    plan: _Plan
+    plan: _ChunkPieces
     scratch: NDArray[Any]
     fill: NDArray[Any]
     out: NDArray[Any]
@@ -571,7 +571,7 @@ def _decode_one(
     decoder(memoryview(raw), scratch)
 
 
-def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArray[Any]) -> None:
+def _decode_foreign(reader: ArrayReader, plan: _ChunkPieces, chunks: range, out: NDArray[Any]) -> None:
     """Read chunks of an array that only zarr-python knows, and place their pieces."""
     from zarr import open_array
 

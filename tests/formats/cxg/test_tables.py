@@ -18,7 +18,7 @@ from raggedatlas.formats.cxg.table_encoder import BATCH_ROWS, ColumnSpill, Encod
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.cxg.validation import validate
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.model.frames import Column, ColumnTable, Texts
+from raggedatlas.model.frames import ColumnTable, TableColumn, Texts
 
 N = 2300
 
@@ -188,7 +188,7 @@ def test_a_refusal_leaves_no_column_behind(tmp_path: Path, stored: Path) -> None
     with pytest.raises(SourceError, match="strict"):
         write(stored, tmp_path / "out" / "x.cxg", profile="0.2.0", strict=True)
     texts = Texts(2, lambda: iter([np.array(["a"], object), np.array(["\ud800"], object)]))
-    table = ColumnTable(2, Column(None, lambda: pd.Index(["a", "b"])), (Column("t", lambda: texts),))
+    table = ColumnTable(2, TableColumn(None, lambda: pd.Index(["a", "b"])), (TableColumn("t", lambda: texts),))
     for spool in (None, ColumnSpill(tmp_path / "spool")):
         with pytest.raises(SourceError, match="C28: obs column 't' has text that is not Unicode"):
             encode_table(table, EncodingOptions(), spool=spool)

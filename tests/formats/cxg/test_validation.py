@@ -17,7 +17,7 @@ from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.model.reports import Element
 from support import cxg_files
-from support.cxg_faults import DAMAGES, Damage
+from support.cxg_faults import DAMAGES, CxgDamage
 from support.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
@@ -43,7 +43,7 @@ def test_a_good_cxg_breaks_no_rule(form: Form, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: f"{d.rule}-{d.form}: {d.label}")
-def test_each_damage_is_told(damage: Damage, tmp_path: Path) -> None:
+def test_each_damage_is_told(damage: CxgDamage, tmp_path: Path) -> None:
     """A damaged CXG is told by the rule that it breaks, at the level that was meant, and by no other rule.
 
     What values must be read for is told at the level full alone; the folder stays as it was.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
@@ -407,9 +407,9 @@ def open_table(container: Container, path: str) -> ColumnTable | None:
     _check_members(container, path, n_rows)
     index = index_name(node)
     read = partial(_read_column, container, n_rows)
-    columns = tuple(Column(name, partial(read, f"{path}/{name}", is_index=False)) for name in names)
+    columns = tuple(TableColumn(name, partial(read, f"{path}/{name}", is_index=False)) for name in names)
     names_of_rows = partial(read, f"{path}/{index}", is_index=True)
-    return ColumnTable(n_rows, Column(None if index == "_index" else index, names_of_rows), columns)
+    return ColumnTable(n_rows, TableColumn(None if index == "_index" else index, names_of_rows), columns)
 
 
 def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts
 from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.remote_path import AnyPath
 
@@ -499,8 +499,8 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
 def open_column_table(stored: TableInfo) -> ColumnTable:
     """Open a table for reading column by column, long text in blocks; values and errors are those of `read_dataframe`."""
     at = stored.index
-    columns = [Column(name, partial(_column, stored, name)) for name in stored.columns if name != at]
-    return ColumnTable(stored.n_rows, Column(_label(stored), partial(_index, stored)), tuple(columns))
+    columns = [TableColumn(name, partial(_column, stored, name)) for name in stored.columns if name != at]
+    return ColumnTable(stored.n_rows, TableColumn(_label(stored), partial(_index, stored)), tuple(columns))
 
 
 def _label(stored: TableInfo) -> str | None:

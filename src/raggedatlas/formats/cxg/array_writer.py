@@ -65,7 +65,7 @@ MAX_FRAGMENTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class NewDimension:
     """A dimension of a new array."""
 
     name: str
@@ -81,7 +81,7 @@ class Form:
 
     Parameters
     ----------
-    axes : tuple of Axis
+    axes : tuple of NewDimension
         The dimensions, each from 0 to its length, exclusive.
     attributes : mapping of str to str
         Name -> NumPy dtype, ``"text"`` for text.
@@ -91,7 +91,7 @@ class Form:
         Whether tiles are laid out by columns.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[NewDimension, ...]
     attributes: Mapping[str, str]
     sparse: bool = False
     by_columns: bool = False
@@ -103,21 +103,24 @@ TEXT = "text"
 def split_spec(name: str, n: int, other: str) -> Form:
     """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): value and position on the other axis of every entry."""
     # TileDB refuses a tile that is longer than its axis, hence `min` here and in the forms below.
-    return Form((Axis(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
+    return Form(
+        (NewDimension(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True
+    )
 
 
 def matrix_spec(shape: tuple[int, int], *, sparse: bool) -> Form:
     """Return the form of ``X``."""
     tiles = SPARSE_TILE if sparse else MATRIX_TILE
     axes = tuple(
-        Axis(name, n, min(n, tile), shuffled=sparse) for name, n, tile in zip((OBS, VAR), shape, tiles, strict=True)
+        NewDimension(name, n, min(n, tile), shuffled=sparse)
+        for name, n, tile in zip((OBS, VAR), shape, tiles, strict=True)
     )
     return Form(axes, {ANONYMOUS: "float32"}, sparse=sparse, by_columns=sparse)
 
 
 def grid_spec(shape: tuple[int, ...], attributes: Mapping[str, str], dtype: str = "uint32") -> Form:
     """Return the form of a table, an embedding, or any other dense array."""
-    axes = tuple(Axis(f"__dim_{i}", n, min(n, TABLE_TILE), dtype=dtype) for i, n in enumerate(shape))
+    axes = tuple(NewDimension(f"__dim_{i}", n, min(n, TABLE_TILE), dtype=dtype) for i, n in enumerate(shape))
     return Form(axes, attributes)
 
 

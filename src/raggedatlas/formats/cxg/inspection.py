@@ -23,8 +23,8 @@ from raggedatlas.formats.cxg.options import (
     X,
 )
 from raggedatlas.formats.cxg.tiledb_arrays import (
+    ArrayAttribute,
     ArrayInfo,
-    Attribute,
     open_array,
     read_array_info,
     stored_bytes,
@@ -339,7 +339,7 @@ def _hints(info: ArrayInfo) -> dict[str, Any]:
     return hints if isinstance(hints, dict) else {}
 
 
-def _column(path: str, one: Attribute, shape: tuple[int, ...], hints: dict[str, Any]) -> Element:
+def _column(path: str, one: ArrayAttribute, shape: tuple[int, ...], hints: dict[str, Any]) -> Element:
     hint = hints.get(one.name)
     reason = _hint_text(hint) if isinstance(hint, dict) else "attribute"
     if hints.get("index") == one.name:

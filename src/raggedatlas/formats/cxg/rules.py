@@ -36,8 +36,8 @@ from raggedatlas.formats.cxg.options import (
     X,
 )
 from raggedatlas.formats.cxg.tiledb_arrays import (
+    ArrayAttribute,
     ArrayInfo,
-    Attribute,
     read_array_info,
 )
 from raggedatlas.formats.cxg.unstructured import parse_json
@@ -456,7 +456,7 @@ def _check_hint(checker: CxgChecker, name: str, column: str, hint: Any) -> None:
         checker.report("C30", where, "its categories are not all text.", "practice")
 
 
-def _check_column(checker: CxgChecker, name: str, attribute: Attribute, hints: dict[str, Any]) -> None:
+def _check_column(checker: CxgChecker, name: str, attribute: ArrayAttribute, hints: dict[str, Any]) -> None:
     hint = hints.get(attribute.name)
     where = f"{name}/{attribute.name}"
     kind = None if hint is None else hint.get("type")
@@ -476,7 +476,7 @@ def _check_column(checker: CxgChecker, name: str, attribute: Attribute, hints: d
             checker.report("C28", where, f"it is {attribute.dtype}.", "practice" if small else None)
 
 
-def _check_coded(checker: CxgChecker, name: str, attribute: Attribute, hint: dict[str, Any]) -> None:
+def _check_coded(checker: CxgChecker, name: str, attribute: ArrayAttribute, hint: dict[str, Any]) -> None:
     """Check integers that are hinted as categorical: codes if there are categories, else numbers."""
     where = f"{name}/{attribute.name}"
     if hint.get("categories") is None:

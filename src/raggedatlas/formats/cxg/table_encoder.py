@@ -19,8 +19,8 @@ from raggedatlas.formats.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS,
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.element_writer import time_texts
 from raggedatlas.model.choices import Profile
-from raggedatlas.model.frames import Column as Given
 from raggedatlas.model.frames import ColumnTable, Texts
+from raggedatlas.model.frames import TableColumn as Given
 from raggedatlas.store.runtime import release_unused_memory
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ _ROWS = {OBS: "cells", VAR: "features"}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class EncodedColumn:
     """An encoded column.
 
     Parameters
@@ -152,7 +152,7 @@ class Table:
 
     Parameters
     ----------
-    columns : tuple of Column
+    columns : tuple of EncodedColumn
         The columns, including the index.
     index : str
         The column that viewers show.
@@ -164,7 +164,7 @@ class Table:
         Name of a column in the frame -> its name in the CXG.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[EncodedColumn, ...]
     index: str
     losses: tuple[ConversionLoss, ...]
     labels: dict[str, list[str]]
@@ -313,7 +313,7 @@ class _Encoder:
     def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
         self.losses.append(ConversionLoss(f"{self.options.axis}/{name}", fate, what))
 
-    def index(self, name: str, given: Given) -> Column:
+    def index(self, name: str, given: Given) -> EncodedColumn:
         import pandas as pd
 
         index = given.read()
@@ -324,29 +324,29 @@ class _Encoder:
             self.note("index", "converted", "its names are written as text")
         return self._spill(encoded)
 
-    def column(self, name: str, given: Given) -> Column | None:
+    def column(self, name: str, given: Given) -> EncodedColumn | None:
         values = given.read()
         if isinstance(values, Texts):
             return self._texts(name, values)
         encoded = self._encoded(name, values)
         return None if encoded is None else self._spill(encoded)
 
-    def _spill(self, column: Column) -> Column:
+    def _spill(self, column: EncodedColumn) -> EncodedColumn:
         if self._spool is None or isinstance(column.values, SpilledColumn):
             return column
         return replace(column, values=self._spool.keep([column.values]))
 
-    def _texts(self, name: str, texts: Texts) -> Column:
+    def _texts(self, name: str, texts: Texts) -> EncodedColumn:
         """Encode text in blocks, without missing values."""
         blocks = (self._checked(name, block) for block in texts.even(BATCH_ROWS))
         values = np.concatenate(list(blocks)) if self._spool is None else self._spool.keep(blocks)
-        return Column(name, values, {"type": "string"})
+        return EncodedColumn(name, values, {"type": "string"})
 
     def _checked(self, name: str, block: NDArray[np.object_]) -> NDArray[np.object_]:
         self._require_unicode(name, block.tolist())
         return block
 
-    def _encoded(self, name: str, series: "pd.Series[Any]") -> Column | None:
+    def _encoded(self, name: str, series: "pd.Series[Any]") -> EncodedColumn | None:
         import pandas as pd
 
         if self.options.axis == OBS and name == IN_TISSUE and _is_flag(series):
@@ -374,7 +374,7 @@ class _Encoder:
         self.note(name, "lost", f"a CXG has no columns of {dtype}")
         return None
 
-    def _text(self, name: str, series: "pd.Series[Any]", *, by_codes: bool = False) -> Column:
+    def _text(self, name: str, series: "pd.Series[Any]", *, by_codes: bool = False) -> EncodedColumn:
         """Encode text; with `by_codes`, text with missing values as categories, whose code -1 says what text cannot."""
         import pandas as pd
 
@@ -391,7 +391,7 @@ class _Encoder:
             text = f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
             self.note(name, "changed", text)
             values[missing] = MISSING_TEXT
-        return Column(name, values, {"type": "string"})
+        return EncodedColumn(name, values, {"type": "string"})
 
     def _require_unicode(self, name: str, values: list[str]) -> None:
         try:
@@ -402,7 +402,7 @@ class _Encoder:
                 f"C28: {self.options.axis} column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave the column out."
             ) from error
 
-    def _booleans(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
+    def _booleans(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> EncodedColumn:
         missing = series.isna().to_numpy()
         if missing.any():
             self.note(name, "converted", "booleans with missing values are written as categories")
@@ -416,9 +416,9 @@ class _Encoder:
         # Viewers list the categories that occur; a column without a False has codes beyond them.
         whole = self.options.by_codes and bool(values.all())
         hint = {"type": "categorical", "categories": list(TRUTHS)} if whole else {"type": "boolean"}
-        return Column(name, values.astype(np.uint8), hint)
+        return EncodedColumn(name, values.astype(np.uint8), hint)
 
-    def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
+    def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> EncodedColumn:
         missing = series.isna().to_numpy()
         # By default pandas returns objects for some dtypes.
         known = series[~missing].to_numpy(f"{series.dtype.kind}8" if nullable else None)
@@ -427,13 +427,13 @@ class _Encoder:
             return self._wide_integers(name, series, (low, high))
         if missing.any():
             self.note(name, "converted", f"{series.dtype} with missing values is written as float32 with NaN")
-            return Column(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
+            return EncodedColumn(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
         if str(series.dtype) != "int32":
             self.note(name, "converted", f"{series.dtype} is written as int32")
         # `known` is the column itself here, since nothing is missing.
-        return Column(name, known.astype(np.int32), {"type": "int32"})
+        return EncodedColumn(name, known.astype(np.int32), {"type": "int32"})
 
-    def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> Column:
+    def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> EncodedColumn:
         if self.options.wide_integers != "text":
             raise SourceError(
                 f"C28: {self.options.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
@@ -442,7 +442,7 @@ class _Encoder:
         self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
         return self._text(name, series, by_codes=self.options.by_codes)
 
-    def _floats(self, name: str, values: NDArray[Any]) -> Column:
+    def _floats(self, name: str, values: NDArray[Any]) -> EncodedColumn:
         with np.errstate(over="ignore"):
             small = values.astype(np.float32)
         over = np.flatnonzero(np.isinf(small) & np.isfinite(values))
@@ -456,9 +456,9 @@ class _Encoder:
             self.note(name, "rounded", f"{changed:,} of {len(values):,} values of {values.dtype}")
         elif values.dtype == np.float64:
             self.note(name, "converted", "float64 is written as float32; every value is exact")
-        return Column(name, small, {"type": "float32"})
+        return EncodedColumn(name, small, {"type": "float32"})
 
-    def _categorical(self, name: str, series: "pd.Series[Any]") -> Column:
+    def _categorical(self, name: str, series: "pd.Series[Any]") -> EncodedColumn:
         import pandas as pd
 
         values: Any = series.array
@@ -485,12 +485,12 @@ class _Encoder:
             return self._text(name, pd.Series(values.astype(object)))
         return self._categories(name, values)
 
-    def _categories(self, name: str, categorical: "pd.Categorical") -> Column:
+    def _categories(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
         labels = [str(category) for category in categorical.categories]
         # `_categorical` has set them in the order of the frame, in which `uns` has the colours.
         self.labels.setdefault(name, labels)
         if self.options.by_codes:
-            return Column(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})
+            return EncodedColumn(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})
         codes = np.asarray(categorical.codes)
         missing = int((codes < 0).sum())
         shown = labels
@@ -501,9 +501,9 @@ class _Encoder:
             self.note(name, "changed", f"{missing:,} missing values join the category {MISSING_TEXT!r}")
         # Code -1, a missing value, takes the last item, which is `nan`.
         values = np.array([*labels, MISSING_TEXT], object)[codes]
-        return Column(name, values, {"type": "categorical", "categories": shown})
+        return EncodedColumn(name, values, {"type": "categorical", "categories": shown})
 
-    def _numbers(self, name: str, categorical: "pd.Categorical") -> Column:
+    def _numbers(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
         """Encode categories that are numbers as those numbers, which viewers enumerate."""
         import pandas as pd
 

@@ -441,7 +441,7 @@ MAX_BOXES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Dimension:
     """A dimension of an array.
 
     Parameters
@@ -469,7 +469,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class ArrayAttribute:
     """An attribute of an array.
 
     Parameters
@@ -511,9 +511,9 @@ class ArrayInfo:
     ----------
     sparse : bool
         Whether the array is sparse.
-    axes : tuple of Axis
+    axes : tuple of Dimension
         Its dimensions.
-    attributes : tuple of Attribute
+    attributes : tuple of ArrayAttribute
         Its attributes.
     capacity : int
         Cells per tile of a sparse array.
@@ -526,8 +526,8 @@ class ArrayInfo:
     """
 
     sparse: bool
-    axes: tuple[Axis, ...]
-    attributes: tuple[Attribute, ...]
+    axes: tuple[Dimension, ...]
+    attributes: tuple[ArrayAttribute, ...]
     capacity: int
     written: tuple[tuple[Any, Any], ...] | None
     is_fully_written: bool
@@ -559,7 +559,7 @@ class ArrayInfo:
         cells = self.capacity if self.sparse else prod(self.tile)
         return cells * max((a.dtype.itemsize for a in self.attributes if not a.variable), default=0)
 
-    def attribute(self, name: str) -> Attribute | None:
+    def attribute(self, name: str) -> ArrayAttribute | None:
         """Return an attribute by name, or None."""
         return next((one for one in self.attributes if one.name == name), None)
 
@@ -658,15 +658,15 @@ def _filter_text(one: Any) -> str:  # noqa: ANN401  (a tiledb.Filter)
     return name if level is None else f"{name} {level}"
 
 
-def _axis(dim: Any) -> Axis:  # noqa: ANN401
+def _axis(dim: Any) -> Dimension:  # noqa: ANN401
     dtype = np.dtype(dim.dtype)
     low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
-    return Axis(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile))
+    return Dimension(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile))
 
 
-def _attribute(attr: Any) -> Attribute:  # noqa: ANN401
+def _attribute(attr: Any) -> ArrayAttribute:  # noqa: ANN401
     filters = " + ".join(_filter_text(attr.filters[i]) for i in range(len(attr.filters)))
-    return Attribute(attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters)
+    return ArrayAttribute(attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters)
 
 
 def _to_python(value: Any) -> Any:  # noqa: ANN401

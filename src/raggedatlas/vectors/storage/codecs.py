@@ -455,7 +455,7 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
     rows = np.empty(counts.sum(), np.int64)
     kinds = np.ascontiguousarray(fragments.is_range).view(np.uint8)
     starts, sizes, listed = map(np.ascontiguousarray, (fragments.starts, fragments.counts, fragments.rows))
-    columns = native.Fragments(
+    columns = native.RaFragments(
         U8.address(kinds), I64.address(starts), I64.address(sizes), len(kinds), I64.address(listed), len(listed)
     )
     if library().ra_expand_fragments(byref(columns), np.ascontiguousarray(which), len(which), rows, len(rows)):

@@ -211,7 +211,7 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class _Vectors:
+class _ArrayRows:
     """Rows of an array, as `exact_neighbors` reads results."""
 
     values: NDArray[Any]
@@ -228,7 +228,7 @@ def _nearest(
     vectors: NDArray[Any], asked: NDArray[np.int64], among: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the rows that are among the k nearest of any row asked for, nearest first, and their squared Euclidean distances."""
-    near = exact_neighbors(_Vectors(vectors), DATA, vectors[asked].astype(np.float64), k, among=among)
+    near = exact_neighbors(_ArrayRows(vectors), DATA, vectors[asked].astype(np.float64), k, among=among)
     # A cell may be near several of the selected ones; the least of its distances counts.
     least = np.full(len(vectors), np.inf)
     np.minimum.at(least, near.rows[near.rows >= 0], near.distances[near.rows >= 0])

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.verbs.viewer.columns import Column
+from raggedatlas.verbs.viewer.columns import PointColumn
 from raggedatlas.verbs.viewer.palette import read_colors
 from raggedatlas.verbs.viewer.scene import Scene
 
@@ -59,7 +59,7 @@ def _pieces(ids: pa.Array, size: int = 2**16) -> list[pa.Array]:
     return [ids.slice(start, size) for start in range(0, len(ids), size)]
 
 
-def column_part(column: Column) -> bytes:
+def column_part(column: PointColumn) -> bytes:
     """Encode a column: categories as the smallest codes, whose last category means missing; numbers; texts."""
     if column.kind != "category":
         return _stream({VALUE: column.values.cast(pa.string()) if column.kind == "text" else column.values})

@@ -23,7 +23,7 @@ _PARTS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
-class Column:
+class PointColumn:
     """One column, a value for every point.
 
     Parameters
@@ -47,7 +47,7 @@ class Column:
 
 def read_column(
     name: str, values: pa.ChunkedArray | pa.Array, colors: Mapping[str, str] | None = None
-) -> Column | None:
+) -> PointColumn | None:
     """Read a column; None for what cannot be shown, such as lists.
 
     Parameters
@@ -75,7 +75,7 @@ def read_column(
     if pa.types.is_integer(kind):
         return _read_whole(name, array, colors or {})
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return Column(name, "number", _floats(array.cast(pa.float64())))
+        return PointColumn(name, "number", _floats(array.cast(pa.float64())))
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
         array, kind = array.cast(pa.string()), pa.string()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -83,7 +83,7 @@ def read_column(
     return None
 
 
-def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str, str]) -> Column | None:
+def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str, str]) -> PointColumn | None:
     kind = array.type.value_type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         return None
@@ -93,30 +93,30 @@ def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str,
     order = [label for i, label in enumerate(labels.to_pylist()) if i in used and label is not None]
     texts = labels.take(array.indices)
     if len(order) > MOST_CATEGORIES:
-        return Column(name, "text", texts.fill_null(""))
+        return PointColumn(name, "text", texts.fill_null(""))
     return _category(name, texts, order, colors)
 
 
-def _read_whole(name: str, array: pa.Array, colors: Mapping[str, str]) -> Column:
+def _read_whole(name: str, array: pa.Array, colors: Mapping[str, str]) -> PointColumn:
     n_distinct = pc.count_distinct(array).as_py()
     if 0 < n_distinct <= _FEW_WHOLE and len(array) > 2 * n_distinct:
         distinct = sorted(pc.unique(array).drop_null().to_pylist())
         return _category(name, array.cast(pa.string()), [str(value) for value in distinct], colors)
-    return Column(name, "number", _floats(array.cast(pa.float64(), safe=False)))
+    return PointColumn(name, "number", _floats(array.cast(pa.float64(), safe=False)))
 
 
-def _read_text(name: str, array: pa.Array, colors: Mapping[str, str]) -> Column:
+def _read_text(name: str, array: pa.Array, colors: Mapping[str, str]) -> PointColumn:
     n_distinct = pc.count_distinct(array).as_py()
     if n_distinct > MOST_CATEGORIES or 2 * n_distinct > len(array) + 2:
-        return Column(name, "text", array.fill_null(""))
+        return PointColumn(name, "text", array.fill_null(""))
     distinct = [value for value in pc.unique(array).to_pylist() if value is not None]
     return _category(name, array, sorted(distinct, key=natural), colors)
 
 
-def _category(name: str, texts: pa.Array, order: list[str], colors: Mapping[str, str]) -> Column:
+def _category(name: str, texts: pa.Array, order: list[str], colors: Mapping[str, str]) -> PointColumn:
     codes = pc.index_in(texts, value_set=pa.array(order, pa.string()), skip_nulls=True)
     values = pa.DictionaryArray.from_arrays(codes, pa.array(order, pa.string()))
-    return Column(name, "category", values, {label: colors[label] for label in order if label in colors})
+    return PointColumn(name, "category", values, {label: colors[label] for label in order if label in colors})
 
 
 def _floats(array: pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ from raggedatlas.formats.output_files import partial_path, publish_folder
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.remote_path import local_path
 from raggedatlas.store.runtime import warnings_as
-from raggedatlas.verbs.viewer.columns import Column
+from raggedatlas.verbs.viewer.columns import PointColumn
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import category_colors, read_colors
 from raggedatlas.verbs.viewer.scene import Scene
@@ -83,7 +83,7 @@ def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
     return name
 
 
-def _plain(column: Column) -> pa.Array:
+def _plain(column: PointColumn) -> pa.Array:
     if column.kind == "number":
         return pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
     return column.values.cast(pa.string())
@@ -159,7 +159,7 @@ def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
         adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
 
 
-def _series(column: Column) -> Any:  # noqa: ANN401  (a pandas series)
+def _series(column: PointColumn) -> Any:  # noqa: ANN401  (a pandas series)
     import pandas as pd
 
     if column.kind == "category":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.verbs.reduction import check_seed
-from raggedatlas.verbs.viewer.columns import Column, as_table, read_column
+from raggedatlas.verbs.viewer.columns import PointColumn, as_table, read_column
 from raggedatlas.verbs.viewer.palette import read_colors
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SPACE = 3
 """Most dimensions of an embedding that are projected onto a plane."""
 
 
-class Genes(Protocol):
+class GeneValues(Protocol):
     """Values of genes, read when they are asked for."""
 
     def find(self, text: str, most: int) -> list[tuple[str, str]]:
@@ -124,9 +124,9 @@ class Scene:
         One per point, each once.
     coordinates : (n, 2) float32
         Finite.
-    columns : tuple of Column
+    columns : tuple of PointColumn
         Metadata in the order of the points.
-    genes : Genes or None
+    genes : GeneValues or None
         Values of genes by id.
     look : Look
         Title, first colour, theme.
@@ -140,8 +140,8 @@ class Scene:
 
     ids: pa.Array
     coordinates: NDArray[np.float32]
-    columns: tuple[Column, ...]
-    genes: Genes | None
+    columns: tuple[PointColumn, ...]
+    genes: GeneValues | None
     look: Look
     n_total: int
     notes: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Scene:
         """Number of points."""
         return len(self.ids)
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> PointColumn:
         """Find a column.
 
         Raises
@@ -220,7 +220,7 @@ def make_scene(
     coordinates: Any,  # noqa: ANN401  (anything that NumPy reads)
     obs: "pa.Table | pd.DataFrame | None" = None,
     *,
-    genes: Genes | Mapping[str, NDArray[Any]] | None = None,
+    genes: GeneValues | Mapping[str, NDArray[Any]] | None = None,
     look: Look | None = None,
     id_column: str = "uid",
 ) -> Scene:
@@ -234,7 +234,7 @@ def make_scene(
         d of 2, or 3, which are projected onto the plane of most variance; more need ``look.axes``.
     obs : pyarrow.Table, pandas.DataFrame or None
         Metadata of the same or other cells in any order, with the ids in `id_column` or in the frame's index.
-    genes : Genes, mapping of str to (n,) array, or None
+    genes : GeneValues, mapping of str to (n,) array, or None
         Values of genes; a mapping has them in the order of `ids`.
     look : Look or None
         Title, colours, sampling.

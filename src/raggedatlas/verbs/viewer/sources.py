@@ -36,7 +36,7 @@ from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
 from raggedatlas.store.remote_path import as_path
 from raggedatlas.verbs.viewer.palette import is_color
-from raggedatlas.verbs.viewer.scene import Genes, Look, Scene, make_scene, match_ids
+from raggedatlas.verbs.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ class KnownCells(Protocol):
             If there is no embedding of that name; the message lists them.
         """
 
-    def genes(self, layer: str | None) -> Genes | None:
+    def genes(self, layer: str | None) -> GeneValues | None:
         """Open their genes, in a layer; None where they have none.
 
         Raises

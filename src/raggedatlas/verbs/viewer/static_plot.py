@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.remote_path import local_path
-from raggedatlas.verbs.viewer.columns import Column
+from raggedatlas.verbs.viewer.columns import PointColumn
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import MISSING, category_colors
 from raggedatlas.verbs.viewer.scene import Scene
@@ -99,7 +99,7 @@ def _dots(axes: "Axes", scene: Scene, rows: NDArray[Any], colors: Any, **more: A
     return axes.scatter(places[:, 0], places[:, 1], s=size, c=colors, linewidths=0, rasterized=True, **more)
 
 
-def _draw_categories(axes: "Axes", scene: Scene, column: Column, ink: str) -> None:
+def _draw_categories(axes: "Axes", scene: Scene, column: PointColumn, ink: str) -> None:
     from matplotlib.lines import Line2D
 
     labels = column.values.dictionary.to_pylist()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
-from raggedatlas.verbs.viewer.columns import Column
+from raggedatlas.verbs.viewer.columns import PointColumn
 
 MOST_GROUPS = 60
 """Categories of a column that means are offered for."""
@@ -16,12 +16,12 @@ Groups = Sequence[tuple[str, NDArray[np.int64]]]
 """Names of groups and the rows of their points; a point may be in several."""
 
 
-def has_groups(column: Column) -> bool:
+def has_groups(column: PointColumn) -> bool:
     """Return whether means are offered by the categories of a column."""
     return column.kind == "category" and len(column.values.dictionary) <= MOST_GROUPS
 
 
-def groups_of(column: Column) -> Groups:
+def groups_of(column: PointColumn) -> Groups:
     """Return the points of each category in the order of the legend, those without one last.
 
     Raises

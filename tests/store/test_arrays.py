@@ -22,11 +22,12 @@ from raggedatlas.store.arrays import (
     read_group,
     write_group_attributes,
 )
-from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_exact
+from raggedatlas.store.codecs import DTYPES, extend_checksum, is_exact
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice, verify
 from raggedatlas.store.runtime import BackgroundWriter
 from support.hypothesis_profile import examples
+from support.zarr_codecs import array_codecs
 
 pytestmark = pytest.mark.fast
 

@@ -17,7 +17,6 @@ from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import (
     PROFILES,
     PackedEncoder,
-    array_codecs,
     decode_packed,
     encode_packed,
     encode_packed_chunk,
@@ -25,6 +24,7 @@ from raggedatlas.store.codecs import (
 )
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_ranges, verify
+from support.zarr_codecs import array_codecs
 
 pytestmark = pytest.mark.fast
 

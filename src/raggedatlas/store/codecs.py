@@ -547,19 +547,6 @@ def chunk_encoder(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = N
     return PROFILES[profile if values.ndim == 1 else STANDARD](kind, delta)
 
 
-def array_codecs(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = None) -> dict[str, Any]:
-    """Return the arguments of zarr-python's ``create_array`` that write a 1-D array as `chunk_encoder` does."""
-    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
-    from zarr.registry import get_codec_class
-
-    known: dict[str, Any] = {"blosc": BloscCodec, "crc32c": Crc32cCodec, "bytes": BytesCodec}
-    codecs = chunk_encoder(profile, dtype, first).codecs()
-    classes = [known.get(item["name"]) or get_codec_class(item["name"]) for item in codecs]
-    built = [kind.from_dict(item) for kind, item in zip(classes, codecs, strict=True)]
-    place = next(i for i, item in enumerate(codecs) if item["name"] in {"bytes", PACKED})
-    return {"filters": built[:place] or None, "serializer": built[place], "compressors": built[place + 1 :]}
-
-
 def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> bytes:
     """Pack one chunk and add its crc32c; `breaks` are the places, ascending, where rows begin."""
     return with_checksum(encode_packed(np.ascontiguousarray(values).reshape(-1), breaks).tobytes())

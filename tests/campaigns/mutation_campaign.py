@@ -570,7 +570,7 @@ def _work(folder: Path) -> None:
 
 def _judge(path: Path, expected: dict[str, str], number: int) -> dict[str, Any]:
     """Use a mutated atlas in every way, and compare with what the sound one gives; writers take part every few mutations."""
-    from raggedatlas.catalog.checks import validate
+    from raggedatlas.catalog.validation import validate
     from raggedatlas.errors import AtlasError
 
     bits = bool(number % 2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, verification
+from raggedatlas.catalog import assets, file_checks, maintenance, optimization, snapshots, validation
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
@@ -20,11 +20,11 @@ from raggedatlas.store.upkeep import clean_up
 from support.atlases import SPACE, write_dataset
 
 Two = tuple[Catalog, str, str]
-LEVELS: tuple[checks.Level, ...] = ("quick", "rows", "deep")
+LEVELS: tuple[validation.Level, ...] = ("quick", "rows", "deep")
 
 
-def rules(catalog: Catalog, level: checks.Level) -> set[str]:
-    return {problem.rule for problem in checks.validate(catalog, level) if problem.level == "must"}
+def rules(catalog: Catalog, level: validation.Level) -> set[str]:
+    return {problem.rule for problem in validation.validate(catalog, level) if problem.level == "must"}
 
 
 def change_record(catalog: Catalog, uid: str, **changes: object) -> None:
@@ -54,13 +54,13 @@ def test_a_sound_atlas_has_no_problems_at_any_level(two: Two) -> None:
     catalog = two[0]
     record = snapshots.snapshot(catalog)
     for level in LEVELS:
-        assert checks.validate(catalog, level) == []
-        assert checks.validate(catalog.at(record), level) == []
+        assert validation.validate(catalog, level) == []
+        assert validation.validate(catalog.at(record), level) == []
 
 
 def test_an_empty_atlas_is_sound(atlas: Catalog) -> None:
     """An atlas without datasets validates and snapshots."""
-    assert checks.validate(atlas, "deep") == []
+    assert validation.validate(atlas, "deep") == []
     assert snapshots.snapshot(atlas).n_datasets == 0
 
 
@@ -68,7 +68,7 @@ def test_validation_writes_nothing(two: Two) -> None:
     """No table gets a new version."""
     catalog = two[0]
     before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
-    assert {problem.rule for problem in checks.validate(catalog, "deep")} == {"unassigned-index"}
+    assert {problem.rule for problem in validation.validate(catalog, "deep")} == {"unassigned-index"}
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
 
 
@@ -92,7 +92,7 @@ def test_a_lost_version_of_a_snapshot_is_found(two: Two) -> None:
     catalog.tables.untag(CELLS, record.tag)
     assets.drop_dataset(catalog, two[1])
     clean_up(catalog.tables, CELLS, timedelta(0))
-    [problem] = [p for p in checks.validate(catalog) if p.level == "must"]
+    [problem] = [p for p in validation.validate(catalog) if p.level == "must"]
     assert (problem.rule, problem.path) == ("lost-version", "snapshot 1")
     assert rules(catalog.at(record), "quick") == {"missing-table"}
 
@@ -226,7 +226,7 @@ def test_missing_arrays_and_shards_are_found(two: Two, path: str) -> None:
     catalog.arrays.child(first, SPACE, *path.split("/")).delete_prefix()
     assert rules(catalog, "rows") == {"missing-array"}
     catalog.arrays.child(second).delete_prefix()
-    assert len([p for p in checks.validate(catalog, "rows") if p.rule == "missing-array"]) == 4
+    assert len([p for p in validation.validate(catalog, "rows") if p.rule == "missing-array"]) == 4
 
 
 @pytest.mark.long
@@ -244,7 +244,7 @@ def test_deep_finds_every_flipped_byte(two: Two) -> None:
         at = data.draw(st.integers(0, len(before) - 1))
         bit = data.draw(st.integers(0, 7))
         file.write_bytes(before[:at] + bytes([before[at] ^ (1 << bit)]) + before[at + 1 :])
-        found = [p for p in checks.validate(catalog, "deep") if p.level == "must"]
+        found = [p for p in validation.validate(catalog, "deep") if p.level == "must"]
         file.write_bytes(before)
         assert {p.rule for p in found} == {"array-damaged"}
         assert found[0].path.startswith(first)
@@ -316,14 +316,14 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
     catalog = two[0]
     optimization.optimize(catalog)
     reads: list[int] = []
-    original = checks.read_layouts
+    original = validation.read_layouts
 
     def damaged_once(*args: Any, **kwargs: Any) -> Any:
         reads.append(1)
         return {} if len(reads) == 1 else original(*args, **kwargs)
 
-    monkeypatch.setattr(checks, "read_layouts", damaged_once)
-    (found,) = checks.validate(catalog)
+    monkeypatch.setattr(validation, "read_layouts", damaged_once)
+    (found,) = validation.validate(catalog)
     assert (found.rule, found.level) == ("seen-once", "practice")
     assert "do not drop" in found.fix
     reads.clear()
@@ -334,7 +334,7 @@ def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, mo
     """Validation beside a drop and a collection reports neither damage nor a failed read."""
     catalog, first, _ = two
     optimization.optimize(catalog)
-    original, dropped = verification.check_bytes, []
+    original, dropped = file_checks.check_bytes, []
 
     def check_bytes(*args: Any) -> Any:
         if not dropped:
@@ -342,6 +342,6 @@ def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, mo
             maintenance.gc(catalog.tip(), dry_run=False)
         return original(*args)
 
-    monkeypatch.setattr(verification, "check_bytes", check_bytes)
-    assert [problem for problem in checks.validate(catalog, "deep") if problem.rule != "unassigned-index"] == []
+    monkeypatch.setattr(file_checks, "check_bytes", check_bytes)
+    assert [problem for problem in validation.validate(catalog, "deep") if problem.rule != "unassigned-index"] == []
     assert dropped

@@ -398,7 +398,7 @@ def test_a_feature_registered_twice_under_an_old_uid_is_one(two: tuple[Catalog, 
 
 def test_damage_of_the_mapping_is_found(two: tuple[Catalog, str, str]) -> None:
     """A mapping that names features which are not there, or takes two steps, is reported."""
-    from raggedatlas.catalog.checks import validate
+    from raggedatlas.catalog.validation import validate
 
     catalog = two[0]
     update_identity(catalog, registry_tables(catalog))

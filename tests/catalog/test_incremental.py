@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import raggedatlas as ra
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, versions
+from raggedatlas.catalog import assets, maintenance, optimization, snapshots, validation, versions
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.location import Location
@@ -44,7 +44,7 @@ def test_counts_are_those_of_a_complete_check(tmp_path_factory: pytest.TempPathF
             optimization.optimize(catalog)
         elif step == "snapshot":
             record = snapshots.snapshot(catalog)
-            whole = checks.check_new(catalog.at(record), None)
+            whole = validation.check_content(catalog.at(record), "rows", None)
             assert not [problem for problem in whole.problems if problem.level == "must"]
             assert (record.n_cells, record.n_datasets, record.ignored) == (
                 whole.n_cells, whole.n_datasets, whole.ignored,
@@ -94,7 +94,9 @@ def test_damage_since_the_last_snapshot_is_found(two: Two, name: str, *, compact
     damage(catalog, first, second)
     if compacted:
         optimization.optimize(catalog)
-    found = checks.check_new(catalog.tip().hold().at(versions.consistent_versions(catalog)), catalog.at(record))
+    found = validation.check_content(
+        catalog.tip().hold().at(versions.consistent_versions(catalog)), "rows", catalog.at(record)
+    )
     assert rule in {problem.rule for problem in found.problems}
     with pytest.raises(CorruptError, match="not sound"):
         snapshots.snapshot(catalog)
@@ -105,16 +107,16 @@ def test_an_unchanged_atlas_is_not_read(two: Two, monkeypatch: pytest.MonkeyPatc
     """A snapshot of what the last one holds records the same, under its own number and label, and reads no table but the list."""
     catalog = two[0]
     first = snapshots.snapshot(catalog, "one")
-    for owner, name in ((checks, "check_new"), (snapshots, "write_manifest"), (snapshots, "update_tables")):
+    for owner, name in ((validation, "check_content"), (snapshots, "write_manifest"), (snapshots, "update_tables")):
         monkeypatch.delattr(owner, name)
     second = snapshots.snapshot(catalog, "two")
     same = {"version": 2, "label": "two", "created_at": second.created_at}
     assert second == first.model_copy(update=same).sealed()
     monkeypatch.undo()
-    assert checks.validate(catalog, "deep") == []
+    assert validation.validate(catalog, "deep") == []
     snapshots.drop_snapshot(catalog, "one")
     maintenance.gc(catalog, dry_run=False)
-    assert not checks.validate(catalog.at(second), "deep")
+    assert not validation.validate(catalog.at(second), "deep")
 
 
 @given(st.lists(st.one_of(st.integers(1, 50), st.integers(1, 2 * LARGE_ROWS)), max_size=40))

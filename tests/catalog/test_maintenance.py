@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, purge, snapshots
+from raggedatlas.catalog import assets, maintenance, optimization, purge, snapshots, validation
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.errors import (
@@ -50,7 +50,7 @@ def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
     """Afterwards indices are 0..N-1 in registry and layouts, each table is one fragment, and every index covers it."""
     catalog = two[0]
     optimization.optimize(catalog)
-    assert checks.validate(catalog, "deep") == []
+    assert validation.validate(catalog, "deep") == []
     registry = catalog.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(registry) == [0, 1, 2, 3]
     for name in (CELLS, DATASETS, LAYOUTS, f"{SPACE}_registry"):
@@ -118,7 +118,7 @@ def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
         with pytest.raises(CorruptError, match=f"global_index of table '{table}'"):
             call(catalog)
     assert catalog.tables.version(table) == before
-    assert "global-index" in {problem.rule for problem in checks.validate(catalog)}
+    assert "global-index" in {problem.rule for problem in validation.validate(catalog)}
 
 
 def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
@@ -129,8 +129,8 @@ def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
     assert (report.n_cells, report.groups) == (30, (f"{first}/{SPACE}",))
     assert [r.uid for r in read_records(catalog)] == [second]
     assert catalog.tables.count(CELLS) == 20
-    assert not checks.validate(catalog, "deep")
-    assert not checks.validate(view, "deep")
+    assert not validation.validate(catalog, "deep")
+    assert not validation.validate(view, "deep")
     with pytest.raises(NotFoundError):
         assets.drop_dataset(catalog, "a")
 
@@ -141,7 +141,7 @@ def test_a_killed_drop_is_finished_by_repair(two: Two, dying: Dying) -> None:
     with dying(1) as done:
         assets.drop_dataset(catalog, first)
     assert done == [f"overwrite_if {DATASETS}"]
-    assert {p.rule for p in checks.validate(catalog, "rows") if p.level == "must"} == set()
+    assert {p.rule for p in validation.validate(catalog, "rows") if p.level == "must"} == set()
     report = maintenance.repair(catalog)
     assert (report.n_cells, report.groups) == (30, (first,))
     assert catalog.tables.count(CELLS) == 20
@@ -160,7 +160,7 @@ def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
     assert catalog.arrays.child(first).exists()
     assert maintenance.gc(catalog, dry_run=False).groups == (first,)
     assert catalog.arrays.list_children() == [second]
-    assert not checks.validate(catalog, "deep")
+    assert not validation.validate(catalog, "deep")
 
 
 @pytest.mark.long
@@ -176,7 +176,7 @@ def test_what_a_killed_add_leaves_is_swept(two: Two, last: str) -> None:
     report = maintenance.repair(catalog)
     assert (report.groups, report.n_cells) == ((uid,), 4 if last == "cells" else 0)
     assert sorted(catalog.arrays.list_children()) == sorted([first, second])
-    assert not checks.validate(catalog, "deep") or {p.rule for p in checks.validate(catalog, "deep")} == {
+    assert not validation.validate(catalog, "deep") or {p.rule for p in validation.validate(catalog, "deep")} == {
         "unassigned-index"
     }
     snapshots.snapshot(catalog)

@@ -15,8 +15,8 @@ import pytest
 
 from raggedatlas.catalog import assets, maintenance, mirror, purge, snapshots
 from raggedatlas.catalog.catalog import Catalog, create_catalog, open_catalog
-from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.integrity import read_manifest
+from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.ingest.csc import add_csc

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from raggedatlas.catalog import checks, optimization, snapshots
+from raggedatlas.catalog import optimization, snapshots, validation
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
 from support.atlases import SPACE
@@ -79,7 +79,7 @@ def test_parallel_snapshots_get_different_numbers(two: tuple[Catalog, str, str])
     assert [record.version for record in records] == numbers
     for record in records:
         assert catalog.tables.tags(CELLS)[record.tag] == record.table_versions[CELLS]
-        assert not checks.validate(catalog.at(record), "rows")
+        assert not validation.validate(catalog.at(record), "rows")
 
 
 @pytest.mark.nightly
@@ -91,7 +91,7 @@ def test_four_add_while_a_fifth_snapshots(atlas: Catalog) -> None:
     assert len(records) == len({record.uid for record in records}) == 20
     assert atlas.tables.count(CELLS) == 120
     optimization.optimize(atlas)
-    assert checks.validate(atlas, "deep") == []
+    assert validation.validate(atlas, "deep") == []
     index = atlas.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(index) == list(range(9 + 20))
     layouts = atlas.tables.read(LAYOUTS, ["layout_uid", "local_index"]).to_pylist()
@@ -101,5 +101,5 @@ def test_four_add_while_a_fifth_snapshots(atlas: Catalog) -> None:
     assert len({record.n_datasets for record in found}) >= 4
     for record in found:
         view = atlas.at(record)
-        assert not [p for p in checks.validate(view, "deep") if p.level == "must"]
+        assert not [p for p in validation.validate(view, "deep") if p.level == "must"]
         assert record.n_cells == 6 * record.n_datasets == 6 * len(read_records(view))

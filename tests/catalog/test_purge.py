@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import assets, checks, maintenance, purge, snapshots
+from raggedatlas.catalog import assets, maintenance, purge, snapshots, validation
 from raggedatlas.catalog.assets import purged, read_records
 from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog, open_catalog
 from raggedatlas.errors import ConflictError, NotFoundError
@@ -78,9 +78,9 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
     ]  # fmt: skip
     for record in records:
         assert catalog.at(record).tables.read(CELLS).equals(kept[record.label])
-        assert checks.validate(catalog.at(record), "deep") == []
+        assert validation.validate(catalog.at(record), "deep") == []
     assert catalog.tables.read(CELLS).equals(tip)
-    assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"]
+    assert not [p for p in validation.validate(catalog, "deep") if p.level == "must"]
     assert snapshots.snapshot(catalog).version == 4
     with pytest.raises(NotFoundError, match="Neither"):
         purge.purge(catalog, first)
@@ -111,7 +111,7 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path, step: 
         assert [record.uid for record in read_records(now)] == (before if whole else before[1:]), done
         assert now.tables.read(CELLS).equals(with_it if whole else tip), done
         if mark is not None:
-            assert "unfinished-purge" in {p.rule for p in checks.validate(catalog)}
+            assert "unfinished-purge" in {p.rule for p in validation.validate(catalog)}
             with pytest.raises(ConflictError, match=first):
                 purge.purge(catalog, "b")
             next(finish)(catalog)
@@ -126,7 +126,7 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path, step: 
         assert [(record.label, record.n_datasets) for record in records] == [("one", 1), ("two", 2), ("three", 3)]
         for record in records:
             assert catalog.at(record).tables.read(CELLS).equals(kept[record.label]), done
-        assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"], done
+        assert not [p for p in validation.validate(catalog, "deep") if p.level == "must"], done
         shutil.rmtree(catalog.location.uri)
         if finished:
             break

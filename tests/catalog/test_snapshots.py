@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import assets, checks, maintenance, optimization, snapshots, versions
+from raggedatlas.catalog import assets, maintenance, optimization, snapshots, validation, versions
 from raggedatlas.catalog.assets import drop_dataset, find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
-from raggedatlas.catalog.checks import validate
 from raggedatlas.catalog.maintenance import rename_dataset
+from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import (
     ArgumentError,
@@ -99,7 +99,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
     for record in snapshots.list_versions(catalog):
         view = snapshots.open_snapshot(catalog, record)
         assert view.tables.read(CELLS).equals(before[record.version])
-        assert not checks.validate(view, "deep")
+        assert not validation.validate(view, "deep")
 
 
 @pytest.mark.long
@@ -158,7 +158,7 @@ def test_an_add_under_way_is_left_out(two: Two) -> None:
     uid = write_dataset(catalog, "half", ["A"], np.ones((4, 1), "u1"), last="cells")
     record = snapshots.snapshot(catalog)
     assert (record.n_cells, record.n_datasets, record.ignored) == (50, 2, [uid])
-    assert {p.rule for p in checks.validate(catalog, "rows")} == {"uncommitted-cells"}
+    assert {p.rule for p in validation.validate(catalog, "rows")} == {"uncommitted-cells"}
 
 
 def test_what_is_not_sound_is_not_recorded(two: Two) -> None:
@@ -189,7 +189,7 @@ def test_death_before_any_write_leaves_a_sound_atlas(two: Two, dying: Dying) -> 
     assert [record.version for record in records] == list(range(1, len(records) + 1))
     assert len(records) > 1
     for record in records:
-        assert not checks.validate(catalog.at(record), "rows")
+        assert not validation.validate(catalog.at(record), "rows")
         assert catalog.tables.tags(CELLS)[record.tag] == record.table_versions[CELLS]
     assert set(catalog.tables.tags(CELLS)) == {record.tag for record in records}
 
@@ -231,7 +231,7 @@ def test_a_dataset_dropped_while_versions_are_chosen_is_not_half_there(
     record = snapshots.snapshot(catalog)
     assert len(calls) > 3
     assert uids(catalog.at(record)) == [second]
-    assert not checks.validate(catalog.at(record), "rows")
+    assert not validation.validate(catalog.at(record), "rows")
 
 
 def test_restore_brings_back_and_keeps_the_rest(two: Two) -> None:
@@ -248,7 +248,7 @@ def test_restore_brings_back_and_keeps_the_rest(two: Two) -> None:
     assert uids(catalog) == [first, second]
     assert catalog.tables.read(CELLS).equals(cells)
     assert catalog.spaces() == spaces
-    assert not checks.validate(catalog, "deep")
+    assert not validation.validate(catalog, "deep")
     kept = catalog.tables.read("gene_expression_registry", ["uid", "global_index"])
     assert kept.slice(0, index.num_rows).equals(index)
     assert uids(catalog.at(later)) == [second, third]
@@ -270,7 +270,7 @@ def test_death_in_a_restore_leaves_a_complete_atlas(two: Two, dying: Dying) -> N
         with dying(n):
             snapshots.restore(catalog, 1)
             finished = True
-        assert not [p for p in checks.validate(catalog, "rows") if p.level == "must"], n
+        assert not [p for p in validation.validate(catalog, "rows") if p.level == "must"], n
         snapshots.restore(catalog, 1)
         assert uids(catalog) == [first, second]
         assert third not in catalog.tables.read(CELLS, ["dataset_uid"]).column(0).to_pylist()
@@ -351,7 +351,7 @@ def test_a_drop_that_dies_before_any_write_has_dropped_one_snapshot_or_none(two:
             finished = True
         left = [record.version for record in list_versions(catalog)]
         assert left in (before, before[1:]), n
-        assert not [p for p in checks.validate(catalog, "deep") if p.level == "must"], n
+        assert not [p for p in validation.validate(catalog, "deep") if p.level == "must"], n
         if left == before:
             snapshots.drop_snapshot(catalog, before[0])
         maintenance.gc(catalog, dry_run=False)

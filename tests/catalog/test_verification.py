@@ -12,12 +12,11 @@ import pytest
 
 import raggedatlas as ra
 from campaigns.mutation_campaign import live_files, make_atlas
-from command import done, refused
+from command import ask, done, refused
 from command import read as read_json
-from raggedatlas.catalog import assets, purge, snapshots, verification
+from raggedatlas.catalog import assets, file_checks, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog, open_catalog
-from raggedatlas.catalog.checks import validate
-from raggedatlas.catalog.verification import verify
+from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import change_versions, list_versions
 from raggedatlas.errors import ArgumentError
 from raggedatlas.ingest.csc import add_csc
@@ -27,7 +26,7 @@ from raggedatlas.store.codecs import extend_checksum
 from raggedatlas.store.ledger import Ledger
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import read_all
-from support.atlases import write_dataset
+from support.atlases import verify, write_dataset
 
 Two = tuple[Catalog, str, str]
 
@@ -62,7 +61,7 @@ def find(rich: Path, keys: list[str], seed: int) -> list[str]:
         before = flipped(rich / key, chance)
         found = atlas.verify()
         (rich / key).write_bytes(before)
-        named = " ".join(f"{problem.path} {problem.message}" for problem in found.problems)
+        named = " ".join(f"{problem.path} {problem.message}" for problem in found)
         store, table, *_ = key.split("/")
         # Of tables the file, of the Zarr store the dataset with the array; manifests and the list of snapshots have texts of their own.
         if table in {"_manifests", "atlas_versions.lance"}:
@@ -95,7 +94,7 @@ def test_metadata_above_a_geometry_store_is_verified(rich: Path, tmp_path: Path)
     path = Path(shutil.copytree(rich, tmp_path / "atlas"))
     (store,) = (path / "zarr_store").glob("*/transcripts")
     (store.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"other": 1}}')
-    assert [p.rule for p in ra.RaggedAtlas.open(path).verify().problems] == ["group-metadata"]
+    assert [p.rule for p in ra.RaggedAtlas.open(path).verify()] == ["group-metadata"]
 
 
 @pytest.mark.long
@@ -109,7 +108,7 @@ def test_all_arrays_have_hashes_of_their_shards(rich: Path, tmp_path: Path) -> N
         assert results
         for record in [*assets.read_records(catalog), *results]:
             assert {f"{name}/c" for name in record.array_specs} <= record.array_checksums.keys()
-        assert atlas.verify().problems == ()
+        assert atlas.verify() == []
         if purged:
             atlas.purge(purged)
 
@@ -133,7 +132,7 @@ def test_values_that_were_changed_with_all_their_checksums_are_found(two: Two) -
     catalog, first, _ = two
     snapshots.snapshot(catalog)
     (group,) = [group for group in assets.read_records(catalog) if group.uid == first]
-    assert verify(catalog).problems == ()
+    assert verify(catalog) == []
     reader = assets.array_readers(catalog.arrays, group)["csr/layers/counts"]
     before = read_all(reader)
     values = before.copy()
@@ -143,7 +142,7 @@ def test_values_that_were_changed_with_all_their_checksums_are_found(two: Two) -
     assert writer.close() == reader.spec
     # Readers take the values for those that were written.
     assert read_all(reader).tolist() == values.tolist() != before.tolist()
-    for found in (verify(catalog).problems, verify(catalog, 1).problems, validate(catalog, "deep")):
+    for found in (verify(catalog), verify(catalog, 1), validate(catalog, "deep")):
         assert [(p.rule, p.path, "csr/layers/counts" in p.message) for p in found] == [
             ("shards", group.zarr_group, True)
         ]
@@ -165,7 +164,7 @@ def test_snapshots_have_root_hashes_that_cover_their_record(two: Two) -> None:
     assert (found.sound, dict(found.snapshots)) == (True, {1: first.root, 2: second.root})
     forged = first.model_copy(update={"label": "another"})
     change_versions(catalog, lambda old: [forged, *old[1:]])
-    problems = verify(catalog).problems
+    problems = verify(catalog)
     assert ("root", "snapshot 1") in {(problem.rule, problem.path) for problem in problems}
     assert verify(catalog, 2).sound
     assert not verify(catalog, "another").sound
@@ -189,19 +188,53 @@ def test_what_only_an_old_snapshot_reaches_is_verified(two: Two) -> None:
     last = snapshots.snapshot(catalog)
     shard = next(path for path in (catalog.arrays.path / first).rglob("c/*") if path.is_file())
     flipped(shard, random.Random(0))
-    for problems in (verify(catalog).problems, validate(catalog, "deep"), verify(catalog, 1).problems):
+    for problems in (verify(catalog), validate(catalog, "deep"), verify(catalog, 1)):
         assert any(first in problem.path for problem in problems if problem.level == "must")
     assert verify(catalog, last.version).sound
+
+
+def test_what_a_sound_snapshot_has_is_not_looked_at(two: Two, read: list[str]) -> None:
+    """Of files and of cells: damage of what it reaches is not seen, damage of what came since is, and less is read."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog)
+    third = write_dataset(catalog, "c", ["A", "D"], np.ones((4, 2), "u1"), {"kind": ["z"] * 4})
+    snapshots.snapshot(catalog)
+    read.clear()
+    assert verify(catalog, 2, since=1) == validate(catalog.at(list_versions(catalog)[1]), "deep", since=1) == []
+    assert third in read
+    assert first not in read
+    for uid, level in ((first, "files"), (third, "deep")):
+        shard = next(path for path in (catalog.arrays.path / uid).rglob("c/*") if path.is_file())
+        flipped(shard, random.Random(0))
+        found = [problem.path for problem in validate(catalog, level, since=1) if problem.level == "must"]
+        assert [path.split("/")[0] for path in found] == ([] if uid == first else [third])
+    assert {problem.path.split("/")[0] for problem in verify(catalog)} == {first, third}
+
+
+def test_a_snapshot_is_compared_with_a_root_hash(two: Two) -> None:
+    """The one that was noted, and another; the newest state has none."""
+    catalog = two[0]
+    root = snapshots.snapshot(catalog).root
+    path = catalog.location.path
+    for level in ("quick", "files"):
+        view = catalog.at(list_versions(catalog)[0])
+        assert validate(view, level, root_hash=root) == []
+        assert [(p.rule, p.path) for p in validate(view, level, root_hash="0" * 64)] == [("root", "snapshot 1")]
+    with pytest.raises(ArgumentError, match="root_hash= is that of a snapshot"):
+        validate(catalog, root_hash=root)
+    assert root in done("verify", path, "--snapshot", 1, "--root-hash", root)
+    result = ask("validate", path, "--at", 1, "--root-hash", "0" * 64)
+    assert (result.exit_code, "was expected" in result.stdout) == (1, True)
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Table files and groups that are read."""
     seen: list[str] = []
-    compare, check = verification.compare_files, verification.check_bytes
-    monkeypatch.setattr(verification, "compare_files", lambda place, files: seen.extend(files) or compare(place, files))
+    compare, check = file_checks.compare_files, file_checks.check_bytes
+    monkeypatch.setattr(file_checks, "compare_files", lambda place, files: seen.extend(files) or compare(place, files))
     monkeypatch.setattr(
-        verification, "check_bytes", lambda place, record: seen.append(record.uid) or check(place, record)
+        file_checks, "check_bytes", lambda place, record: seen.append(record.uid) or check(place, record)
     )
     return seen
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas import Query, RaggedAtlas, Workers
-from raggedatlas.catalog import verification
+from raggedatlas.catalog import file_checks
 from raggedatlas.errors import ArgumentError, QueryError, SourceError, UnknownValueWarning, WorkersError
 from raggedatlas.model.batch import Batch, CsrBlock
 from raggedatlas.query import compute, outputs, read
@@ -174,7 +174,7 @@ def test_validation_is_the_same(executor: Executor, own: Any, monkeypatch: pytes
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1])
     assert atlas.validate("deep", executor=executor) == atlas.validate("deep") != []
-    monkeypatch.setattr(verification, "check_bytes", killed)
+    monkeypatch.setattr(file_checks, "check_bytes", killed)
     with processes() as pool, pytest.raises(WorkersError, match="A worker died"):
         atlas.validate("deep", executor=pool)
 

@@ -15,10 +15,13 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, stored_type
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts, register_features
+from raggedatlas.catalog.validation import validate
+from raggedatlas.catalog.versions import find_version
 from raggedatlas.model.frames import ColumnFacts
 from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind, SparseZarrPointer, pointer_field
+from raggedatlas.model.validation import Validation
 from raggedatlas.store.arrays import ArrayWriter, create_group
 
 if TYPE_CHECKING:
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 
 GENES = tuple(f"GENE{number}" for number in range(30))
 """Symbols to choose from."""
+
+
+def verify(catalog: Catalog, version: int | str | None = None, **options: Any) -> Validation:
+    """Read all files of an atlas, or of one of its snapshots, as `ReadOnlyAtlas.verify` does."""
+    view = catalog if version is None else catalog.at(find_version(catalog, version))
+    return validate(view, "files", **options)
 
 
 def small_anndata(

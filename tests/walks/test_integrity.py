@@ -18,11 +18,12 @@ from hypothesis import settings
 
 import raggedatlas as ra
 from campaigns.mutation_campaign import digest, make_atlas, run_campaign
+from raggedatlas.catalog.array_checks import check_bytes
 from raggedatlas.catalog.assets import read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.cells import check_bundle
-from raggedatlas.catalog.checks import validate
-from raggedatlas.catalog.integrity import check_bytes, read_manifest
+from raggedatlas.catalog.integrity import read_manifest
+from raggedatlas.catalog.validation import validate
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord

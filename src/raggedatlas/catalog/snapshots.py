@@ -65,7 +65,7 @@ from raggedatlas.store.sql import in_list
 from raggedatlas.store.upkeep import count_old_versions
 
 if TYPE_CHECKING:
-    from raggedatlas.catalog.checks import NewCheck
+    from raggedatlas.catalog.validation import ContentCheck
     from raggedatlas.model.validation import Problem
 
 
@@ -337,7 +337,7 @@ def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], labe
     pinned, draft, tag, tags = _hold(held)
     names = [*draft.table_versions]
     try:
-        found: list[NewCheck] = []
+        found: list[ContentCheck] = []
         manifests: list[str] = []
         side_by_side(
             held,
@@ -405,7 +405,7 @@ def _seal(
     seal_versions(catalog, {f"{name}.lance/{path}": data for name, data in tags.items()}, records, before)
 
 
-def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck":
+def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "ContentCheck":
     """Check what has changed since the last snapshot that can be read.
 
     Raises
@@ -413,7 +413,7 @@ def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck"
     CorruptError
         If there are problems.
     """
-    from raggedatlas.catalog.checks import check_new, validate
+    from raggedatlas.catalog.validation import check_content, validate
 
     before = None
     for record in reversed(records[-_LOOKED_BACK:]):
@@ -422,7 +422,7 @@ def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "NewCheck"
         if {*record.table_versions} <= {*view.tables.held()}:
             before = view
             break
-    found = check_new(pinned, before)
+    found = check_content(pinned, "rows", before)
     if any(problem.level == "must" for problem in found.problems):
         # Again and everything: bytes may have been changed on their way, and what is reported is complete.
         _refuse_problems(pinned, validate(pinned, "rows"))

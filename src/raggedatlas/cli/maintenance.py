@@ -11,6 +11,8 @@ from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, t
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
+    RootHash,
+    SinceSnapshot,
     Space,
     WorkerCount,
     argument,
@@ -327,6 +329,8 @@ def verify(
         str | None,
         value_option("SNAPSHOT", "Only this snapshot, by number or label; by default everything", "--snapshot", "--at"),
     ] = None,
+    since: SinceSnapshot = None,
+    root_hash: RootHash = "",
     incremental: Annotated[
         bool,
         typer.Option(
@@ -336,23 +340,21 @@ def verify(
     ] = False,
     workers: WorkerCount = 1,
 ) -> None:
-    """Compare every stored byte with what was recorded when it was written; exit code 1 if any differs."""
+    """Compare every stored byte with what was recorded when it was written (validate --level files); exit code 1 if any differs."""
     version = None if snapshot is None else parse_version(snapshot)
+    known = None if since is None else parse_version(since)
     atlas = atlas_options.open()
-    from raggedatlas.model.validation import Problems
-
     with process_pool(workers) as executor:
-        found = atlas.verify(version, incremental=incremental, executor=executor)
+        found = atlas.verify(version, since=known, root_hash=root_hash, incremental=incremental, executor=executor)
     if atlas_options.as_json:
-        print_json({**found.to_dict(), "sound": found.sound})
+        print_json({**vars(found), "problems": found.to_dict(), "sound": found.sound})
     else:
         for number, root in found.snapshots.items():
             print_text(f"Snapshot {number}: root hash {root or 'not recorded'}")
-        for problem in found.problems:
+        for problem in found:
             print_text(to_command_line(str(problem)))
         skipped = f", {found.n_skipped:,} skipped, read since {minute(found.skipped_since)}" if found.n_skipped else ""
-        read = f"{found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}"
-        print_text(f"{Problems(found.problems).summary()}: {read}.")
+        print_text(f"{found.summary()}: {found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}.")
     if not found.sound:
         raise typer.Exit(EXIT_FAILURE)
 

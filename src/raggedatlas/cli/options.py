@@ -377,6 +377,15 @@ class AtlasOptions:
 
 AtSnapshot = Annotated[str | None, value_option("SNAPSHOT", "Number or label of a snapshot")]
 Space = Annotated[str, typer.Option(help="Feature space.")]
+SinceSnapshot = Annotated[
+    str | None,
+    value_option(
+        "SNAPSHOT", "Of an atlas: snapshot known to be sound; what it has unchanged is not looked at", "--since"
+    ),
+]
+RootHash = Annotated[
+    str, value_option("HASH", "Of an atlas, at a snapshot: its root hash, as it was noted or signed", "--root-hash")
+]
 WorkerCount = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
 
 

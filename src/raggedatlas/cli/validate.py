@@ -11,8 +11,11 @@ from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, command, to_
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
+    RootHash,
+    SinceSnapshot,
     WorkerCount,
     argument,
+    parse_version,
     process_pool,
     value_option,
 )
@@ -30,7 +33,7 @@ REMOTE_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5", ".zarr", ".cxg")
 """Endings of files and folders in object stores that are no atlases."""
 
 AnyLevel = Literal[
-    "quick", "rows", "deep", "metadata", "full", "structure", "consistency", "conformance", "pyramid"
+    "quick", "rows", "files", "deep", "metadata", "full", "structure", "consistency", "conformance", "pyramid"
 ]  # fmt: skip
 
 
@@ -57,7 +60,7 @@ def validate(
         AnyLevel | None,
         value_option(
             None,
-            "Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
+            "Of an atlas: quick compares tables, rows every cell's pointers too, files reads every byte, deep is all of that. "
             "Of a file: metadata looks at its structure, full reads every value. "
             "Of results: quick compares sizes, deep every byte. "
             "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it",
@@ -76,18 +79,21 @@ def validate(
         ),
     ] = None,
     workers: WorkerCount = 1,
+    since: SinceSnapshot = None,
+    root_hash: RootHash = "",
     incremental: Annotated[
         bool,
         typer.Option(
-            "--incremental", help="Of an atlas, with --level deep: skip files that an earlier such call found sound."
+            "--incremental",
+            help="Of an atlas, with --level files or deep: skip files that an earlier such call found sound.",
         ),
     ] = False,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
     if schema is not None:
-        if (level, at, fix, workers, incremental) != (None, None, None, 1, False):
+        if (level, at, fix, workers, since, root_hash, incremental) != (None, None, None, 1, None, "", False):
             raise typer.BadParameter(
-                "is used without --level, --at, --fix, --workers and --incremental", param_hint="--schema"
+                "is used without the options of an atlas, --level and --fix", param_hint="--schema"
             )
         from raggedatlas.formats.curation import validate_schema
 
@@ -103,17 +109,25 @@ def validate(
         ("--fix", fix is not None, kind.no_fix),
         ("--at", at is not None, kind.no_snapshots),
         ("--workers", workers > 1, kind.no_workers),
+        ("--since", since is not None, kind.no_snapshots),
+        ("--root-hash", bool(root_hash), kind.no_snapshots),
     ):
         if given and refusal:
             raise typer.BadParameter(refusal, param_hint=name)
-    if incremental and (kind is not ATLAS or level != "deep"):
-        raise typer.BadParameter("is used with an atlas and --level deep", param_hint="--incremental")
+    if incremental and (kind is not ATLAS or level not in ("files", "deep")):
+        raise typer.BadParameter("is used with an atlas and --level files or deep", param_hint="--incremental")
     if fix is not None:
         _fix_file(atlas_options, fix, level or "full")
     elif kind is ATLAS:
         with process_pool(workers) as executor:
             opened = atlas_options.open_at(at)
-            problems = opened.validate(cast("Any", level or kind.default), incremental=incremental, executor=executor)
+            problems = opened.validate(
+                cast("Any", level or kind.default),
+                since=None if since is None else parse_version(since),
+                root_hash=root_hash,
+                incremental=incremental,
+                executor=executor,
+            )
         _show_problems(atlas_options, problems, level or kind.default)
     else:
         assert kind.check is not None
@@ -173,7 +187,7 @@ class TargetKind:
 _REWRITE = "a {} cannot be repaired; write it again from its source"
 FILE_LEVELS = ("metadata", "full")
 ATLAS = TargetKind(
-    "an atlas", ("quick", "rows", "deep"), "quick",
+    "an atlas", ("quick", "rows", "files", "deep"), "quick",
     no_fix="only files can be repaired by a copy; see raggedatlas repair", no_snapshots="",
 )  # fmt: skip
 FILE = TargetKind("a file", FILE_LEVELS, "metadata", _check_file, no_workers="a file is read by one process")

@@ -10,7 +10,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 OnConflict = Literal["error", "replace", "keep"]
 """What to do with a cell that has another value."""
 
-Level = Literal["quick", "rows", "deep"]
+Level = Literal["quick", "rows", "files", "deep"]
 """How much of an atlas is validated."""
 
 Missing = Literal["zero", "nan", "drop"]

@@ -7,8 +7,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from raggedatlas.model.validation import Problem
-
 
 class _Report:
     """Base of reports: conversion to plain values, and how a notebook shows one."""
@@ -409,37 +407,6 @@ class FileDifference(_Report):
     def equal(self) -> bool:
         """Whether both have the same files; they may still differ in number, label and time."""
         return not (self.added or self.removed or self.changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Verification(_Report):
-    """What a verification read, and what it found.
-
-    Parameters
-    ----------
-    snapshots : mapping of int to str
-        Snapshot -> root hash, empty for snapshots that were taken before there were manifests.
-    n_files, n_bytes : int
-        Files that were read, and their size.
-    n_skipped : int
-        Files that were not read, because an earlier verification found them sound and they have not changed since.
-    skipped_since : str
-        When the earliest of these was read, in UTC; empty if none was skipped.
-    problems : tuple of Problem
-        Empty if no problem was found; those of level ``practice`` are of sound data.
-    """
-
-    snapshots: Mapping[int, str]
-    n_files: int = 0
-    n_bytes: int = 0
-    n_skipped: int = 0
-    skipped_since: str = ""
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def sound(self) -> bool:
-        """Whether everything is what was written."""
-        return not any(problem.level == "must" for problem in self.problems)
 
 
 FOLDED = {

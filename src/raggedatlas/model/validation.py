@@ -110,6 +110,33 @@ class Problems(list[Problem]):
         return [asdict(problem) for problem in self]
 
 
+class Validation(Problems):
+    """The problems of an atlas, and what was read of its files to find them.
+
+    Attributes
+    ----------
+    snapshots : dict of int to str
+        Snapshot -> root hash, of levels that read files.
+    n_files, n_bytes : int
+        Files that were read, and their size.
+    n_skipped : int
+        Files that were not read, because an earlier call found them sound and they have not changed since.
+    skipped_since : str
+        When the earliest of these was read, in UTC; empty if none was skipped.
+    """
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        super().__init__(problems)
+        self.snapshots: dict[int, str] = {}
+        self.n_files = self.n_bytes = self.n_skipped = 0
+        self.skipped_since = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything is what was written; problems of level ``practice`` are of sound data."""
+        return not self.breaks_must
+
+
 DAMAGE = (
     AtlasError, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError, OverflowError,
     NotImplementedError, AssertionError, MemoryError, ArithmeticError,

@@ -14,9 +14,9 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import without_deleted
 from raggedatlas.model.choices import Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Difference, FileDifference, Verification
+from raggedatlas.model.reports import Difference, FileDifference
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.model.validation import Problems
+from raggedatlas.model.validation import Validation
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location
@@ -209,64 +209,84 @@ class ReadOnlyAtlas:
         return FeatureIdentity(self._catalog)
 
     def validate(
-        self, level: Level = "quick", *, incremental: bool = False, executor: Executor | Workers | None = None
-    ) -> Problems:
+        self,
+        level: Level = "quick",
+        *,
+        since: int | str | None = None,
+        root_hash: str = "",
+        incremental: bool = False,
+        executor: Executor | Workers | None = None,
+    ) -> Validation:
         """Check the atlas for errors.
 
         Parameters
         ----------
-        level : {"quick", "rows", "deep"}
-            ``quick`` compares the tables, ``rows`` also the pointers of every cell, ``deep`` also reads every stored byte and
-            compares its checksums.
+        level : {"quick", "rows", "files", "deep"}
+            ``quick`` compares the tables, ``rows`` also the pointers of every cell, and ``files`` every stored byte with what was recorded
+            when it was written: root hashes of snapshots, table files, arrays, frames, geometry. ``deep`` is all of that.
+        since : int, str or None
+            Number or label of a snapshot that is known to be sound: what it has unchanged is not looked at again.
+        root_hash : str
+            The root hash that the snapshot of this view must have, for example one that was signed.
         incremental : bool
-            With ``deep``, skip bytes that an earlier call with this argument found sound; see `verify`.
+            With ``files`` and ``deep``, skip files that an earlier call with this argument found sound, and that have the same size, times
+            and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
+            ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
         executor : concurrent.futures.Executor, Workers or None
-            Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
+            Whose workers read arrays and files; the result does not depend on it.
 
         Returns
         -------
-        Problems
-            Empty if no problem was found. Those of level ``must`` prevent a snapshot; ``practice`` is what is worth knowing of stored data that are sound.
-        """
-        from raggedatlas.catalog.checks import validate
+        Validation
+            The problems, a list that is empty if none was found, and which files were read. Problems of level ``must`` prevent a snapshot;
+            ``practice`` is what is worth knowing of stored data that are sound.
 
-        return validate(self._opened, level, executor, incremental=incremental)
+        Raises
+        ------
+        NotFoundError
+            If there is no snapshot `since`.
+        ArgumentError
+            If `incremental` is given for a level that reads no files, or `root_hash` for the newest state.
+        """
+        from raggedatlas.catalog.validation import validate
+
+        return validate(
+            self._opened, level, since=since, root_hash=root_hash, incremental=incremental, executor=executor
+        )
 
     def verify(
         self,
         version: int | str | None = None,
         *,
+        since: int | str | None = None,
+        root_hash: str = "",
         incremental: bool = False,
         executor: Executor | Workers | None = None,
-    ) -> Verification:
-        """Compare every stored byte with what was recorded when it was written.
-
-        This is the part of ``validate("deep")`` that reads files: root hashes of snapshots, table files, arrays, frames, geometry.
+    ) -> Validation:
+        """Compare every stored byte with what was recorded when it was written: ``validate("files")``.
 
         Parameters
         ----------
         version : int, str or None
             Number or label of a snapshot. None means all of an atlas, its snapshots included, or the snapshot of a view.
-        incremental : bool
-            Skip files that an earlier call with this argument, or ``validate("deep", incremental=True)``, found sound, and that have the
-            same size, times and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
-            ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
-        executor : concurrent.futures.Executor, Workers or None
-            Whose workers read.
+        since, root_hash, incremental, executor
+            As of `validate`.
 
         Returns
         -------
-        Verification
-            Root hashes, counts, and the problems, each with the path of what is damaged.
+        Validation
+            The problems, each with the path of what is damaged, root hashes of snapshots, and which files were read.
 
         Raises
         ------
         NotFoundError
             If there is no such snapshot.
         """
-        from raggedatlas.catalog.verification import verify
+        from raggedatlas.catalog.validation import validate
+        from raggedatlas.catalog.versions import find_version
 
-        return verify(self._opened, version, incremental=incremental, executor=executor)
+        view = self._opened if version is None else self._opened.at(find_version(self._opened, version))
+        return validate(view, "files", since=since, root_hash=root_hash, incremental=incremental, executor=executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""

@@ -1,4 +1,4 @@
-"""Checks of the rows of the cell table: ids, pointers and counts, of all rows or of those that changed since a snapshot."""
+"""Checks of the rows of the cell table: ids, pointers, counts and values, of all rows or of those that changed since a snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,17 +10,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import read_records, visible_columns
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.array_checks import BACK, described_paths
+from raggedatlas.catalog.assets import (
+    is_visible,
+    read_records,
+    read_specs,
+    visible_columns,
+)
+from raggedatlas.catalog.catalog import (
+    CELLS,
+    Catalog,
+)
 from raggedatlas.catalog.cells import in_datasets
-from raggedatlas.catalog.integrity import described_paths
-from raggedatlas.model.assets import ResultRecord, deleted_counts, result_columns, without_deleted
+from raggedatlas.errors import AtlasError
+from raggedatlas.model.assets import (
+    GeometryRecord,
+    ResultRecord,
+    deleted_counts,
+    result_columns,
+    without_deleted,
+)
 from raggedatlas.model.ids import uid_numbers
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.spaces import PointerKind, pointer_columns
+from raggedatlas.model.spaces import AXES, PointerKind, SparseZarrPointer, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.indexes import index_serves
-from raggedatlas.store.sql import in_list
+from raggedatlas.store.read import ArrayReader, read_slice
+from raggedatlas.store.sql import equals, in_list
 from raggedatlas.store.storage_errors import check_rows as checked
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
@@ -448,3 +464,128 @@ def _take_pointers(
             here = (codes == code) & ~here
         if here.any():
             foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
+
+
+def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
+    """Check every vector of the results that are stored in the cell table (rules ``result-values``, ``result-count``)."""
+    # A column of another type is reported by `check_results`.
+    there = {field.name for field in catalog.tables.schema(CELLS) if pa.types.is_fixed_size_list(field.type)}
+    vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
+    datasets = {record.uid for record in read_records(catalog)}
+    bad = dict.fromkeys(vectors, 0)
+    counts: dict[str, dict[str, int]] = {column: {} for column in vectors}
+    for batch in catalog.tables.batches(CELLS, ["dataset_uid", *vectors]) if vectors else ():
+        for column in vectors:
+            count_results(batch, column, counts[column])
+            flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
+            bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
+    problems = [
+        problem for c, found in counts.items() for problem in check_counts(catalog, vectors[c], found, datasets)
+    ]
+    return problems + [
+        Problem(
+            "result-values",
+            "must",
+            column,
+            f"{n:,} of its values are not finite",
+            "Restore a snapshot, or add it again.",
+        )
+        for column, n in bad.items()
+        if n
+    ]
+
+
+_AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
+
+
+def geometry_problem(record: GeometryRecord, rule: str, text: str) -> Problem:
+    """Return a problem of a geometry store."""
+    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
+
+
+def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
+    """Check every visible store's root, and the pointers of the cells to it.
+
+    Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
+    """
+    known = {record.uid for record in read_records(catalog)}
+    schema = catalog.tables.schema(CELLS)
+    problems = []
+    for record in records:
+        if not is_visible(record, known) or record.column not in schema.names:
+            continue
+        try:
+            catalog.arrays.child(*record.zarr_group.split("/")).read_bytes("zarr.json")
+        except AtlasError as error:
+            problems.append(geometry_problem(record, "missing-store", f"its root cannot be read: {error}"))
+        where = equals(f"{record.column}.zarr_group", record.zarr_group)
+        rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
+        rows = rows.filter(in_datasets(rows, known))
+        left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group)
+        problems += _check_pointers(record, rows, {uid: n for uid, n in left.items() if uid in known})
+    return problems
+
+
+def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str, int]) -> list[Problem]:
+    problems = []
+    counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
+    # `value_counts` has no entry for a dataset without pointers, where the record may say 0.
+    if counts != {uid: n for uid, n in wanted.items() if n}:
+        text = f"{sum(counts.values()):,} cells point to it, {sum(wanted.values()):,} are recorded"
+        problems.append(geometry_problem(record, "geometry-count", text))
+    pointers = rows.column(1).combine_chunks()
+    ids = pc.struct_field(pointers, "object_id")
+    n_twice = len(ids) - pc.count_distinct(ids, mode="all").as_py()
+    level = pc.fill_null(pc.struct_field(pointers, "level"), -1).to_numpy()
+    bad = ids.null_count + int(np.count_nonzero((level < 0) | (level >= record.n_levels)))
+    if n_twice or bad:
+        text = f"{n_twice:,} cells share an object with another cell, {bad:,} have no object or a level that does not exist"
+        problems.append(geometry_problem(record, "geometry-object", text))
+    wrong = 0
+    for axis in AXES:
+        least, greatest = (
+            pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
+        )
+        # Both null, here NaN: an axis that the store lacks, or an object without vertices.
+        there = ~(np.isnan(least) & np.isnan(greatest))
+        wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
+    if wrong:
+        problems.append(
+            geometry_problem(record, "geometry-box", f"{wrong:,} boxes are not finite, or end before they begin")
+        )
+    return problems
+
+
+def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+    """Compare the pointers of the cells with the bounds of the rows of a group whose arrays are sound (rule ``pointer-bounds``)."""
+    if not record.pointer or "csr/indptr" not in described_paths(record):
+        return []
+    spec = read_specs(record)["csr/indptr"]
+    indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
+    rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
+    pointer = rows.column(record.pointer).combine_chunks()
+    # A damaged record names a column of another kind, in which `check_rows` misses the rows.
+    if pointer.type != SparseZarrPointer.arrow_type:
+        return []
+    pointer = pointer.filter(pc.equal(pc.struct_field(pointer, "zarr_group"), record.zarr_group))
+    row, start, end = (pc.struct_field(pointer, part).to_numpy() for part in ("zarr_row", "start", "end"))
+    # Other rows would index beyond `indptr`; `check_rows` reports them.
+    good = (row >= 0) & (row < len(indptr) - 1)
+    row, start, end = row[good], start[good], end[good]
+    n = int(np.count_nonzero((indptr[row] != start) | (indptr[row + 1] != end)))
+    if n == 0:
+        return []
+    return [
+        Problem(
+            "pointer-bounds",
+            "must",
+            record.zarr_group,
+            f"{n:,} pointers are not where csr/indptr has their rows",
+            BACK,
+        )
+    ]

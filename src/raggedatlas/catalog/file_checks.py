@@ -1,38 +1,31 @@
-"""Verify stored bytes: every file that the snapshots and the newest state reach against what is recorded of it, or what changed since."""
+"""Checks of stored files: every byte that the snapshots and the newest state reach against what is recorded of it, or what changed since."""
 
-import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.array_checks import check_bytes, check_groups, check_specs
+from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
-from raggedatlas.catalog.integrity import (
-    check_bytes,
-    check_groups,
-    check_specs,
-    compare_files,
-    recorded_files,
-)
+from raggedatlas.catalog.integrity import read_head, read_manifest
 from raggedatlas.catalog.inventory import dataset_folders, inventory
-from raggedatlas.catalog.versions import find_version, list_versions, tip_versions
-from raggedatlas.errors import AtlasError, WorkersError
+from raggedatlas.catalog.versions import list_versions, tip_versions
+from raggedatlas.errors import AtlasError
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, utc_now
-from raggedatlas.model.reports import Verification
-from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
-from raggedatlas.store.location import Location, digest_files
-from raggedatlas.store.manifests import FileEntry
+from raggedatlas.store.location import Location, digest_file, digest_files
+from raggedatlas.store.manifests import COPY, FileEntry, Files
+from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.tables import Tables
 
-COPY = "Restore the atlas from a copy, or a snapshot with restore()."
-_IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
+RESTORE = "Restore the atlas from a copy, or a snapshot with restore()."
 
 _FILES = 64
 """Table files that one task compares."""
@@ -62,82 +55,33 @@ class _Part:
     checks: tuple[Check, ...]
 
 
-def verify(
+def check_files(
     catalog: Catalog,
-    version: int | str | None = None,
+    found: Validation,
+    before: Catalog | None = None,
     *,
     incremental: bool = False,
     executor: Executor | Workers | None = None,
-) -> Verification:
-    """Compare every byte of an atlas, or of a snapshot, with what is recorded of it; see `ReadOnlyAtlas.verify`."""
-    if version is not None:
-        catalog = catalog.at(find_version(catalog, version))
-    found: list[Verification] = []
-
-    def check(at: Catalog) -> Problems:
-        try:
-            found.append(check_stored(at, incremental=incremental, executor=executor))
-        # Workers that fail say nothing about the atlas.
-        except WorkersError:
-            raise
-        except AtlasError as error:
-            found.append(Verification({}, problems=(Problem("unreadable", "must", at.location.uri, str(error), COPY),)))
-        return Problems(found[-1].problems)
-
-    problems = confirmed(catalog, check)
-    return replace(found[-1], problems=tuple(dict.fromkeys(problems)))
-
-
-def confirmed(catalog: Catalog, check: Callable[[Catalog], Problems]) -> Problems:
-    """Run a check, and again if it finds something: what a second look does not find is a note (rule ``seen-once``)."""
-    first = check(catalog)
-    if not first.breaks_must:
-        return first
-    # Nothing that was remembered of the first look may answer the second.
-    again = check(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot))
-    # Damaged files fail both reads; a byte that was changed on its way, or a commit in between, fails only one.
-    known, there = {(p.rule, p.path) for p in first}, {(p.rule, p.path) for p in again}
-    found = Problems(p for p in again if p.level != "must" or (p.rule, p.path) in known)
-    once = [p for p in first if p.level == "must" and (p.rule, p.path) not in there]
-    if once and not catalog.read_only:
-        # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
-        with contextlib.suppress(AtlasError):
-            current = catalog.current()
-            named = inventory(current).uids | inventory(current).folders
-            once = [problem for problem in once if _groups_in(problem) <= named]
-    if once:
-        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
-        found.append(Problem("seen-once", "practice", catalog.location.uri, text, _IN_FLIGHT))
-    return found
-
-
-def _groups_in(problem: Problem) -> set[str]:
-    """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
-    return set(re.findall(r"((?:shared-)?[0-9a-f]{16})/", f"{problem.path} {problem.message}"))
-
-
-def check_stored(
-    catalog: Catalog, *, incremental: bool = False, executor: Executor | Workers | None = None
-) -> Verification:
+) -> None:
     """Read all bytes once.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip, which includes all snapshots, or pinned to one.
+    found : Validation
+        Gets what was read, and problems: of the rules of `recorded_files`, `compare_files`, `check_frames`, `check_deleted_rows`, `check_specs`
+        and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
+    before : Catalog or None
+        A snapshot whose files are not read.
     incremental : bool
         Skip what an earlier call with this argument found sound and what has not changed since.
     executor : Executor, Workers or None
         Whose workers read.
-
-    Returns
-    -------
-    Verification
-        Rules of problems: those of `recorded_files`, `compare_files`, `check_frames`, `check_deleted_rows`, `check_specs`, `check_bytes`;
-        ``store-files``, and ``unreadable`` where a record cannot be read.
     """
     records = _snapshots(catalog)
     files, problems = recorded_files(catalog, records, head=catalog.snapshot is None)
+    found += problems
     parts: dict[str, list[_Part]] = {}
     for place, view in _views(catalog, records):
         try:
@@ -146,16 +90,27 @@ def check_stored(
                 if not any(part.digest == other.digest for other in others):
                     others.append(part)
         except AtlasError as error:
-            problems.append(Problem("unreadable", "must", place, str(error), COPY))
+            found.append(Problem("unreadable", "must", place, str(error), RESTORE))
+    fresh = [part for others in parts.values() for part in others]
+    if before is not None and before.snapshot is not None:
+        known = {(part.name, part.digest) for part in _parts(before)}
+        fresh = [part for part in fresh if (part.name, part.digest) not in known]
+        old = read_manifest(before, before.snapshot.manifest)
+        files = {path: entry for path, entry in files.items() if old.get(path) != entry}
     run = _Run(catalog, Ledger(catalog.location) if incremental else None)
-    tasks = [*run.compare(files), *run.check([part for others in parts.values() for part in others])]
+    tasks = [*run.compare(files), *run.check(fresh)]
     each = run_tasks([partial(_all, task.checks) for task in tasks], executor, place=catalog.location)
-    for task, found in zip(tasks, in_order(each), strict=True):
-        problems += found
-        run.note(task, found)
-    run.save(everything=catalog.snapshot is None)
-    roots = {record.version: record.root_hash for record in records}
-    return Verification(roots, run.n_files, run.n_bytes, run.n_skipped, run.since, tuple(dict.fromkeys(problems)))
+    for task, problems in zip(tasks, in_order(each), strict=True):
+        found += problems
+        run.note(task, problems)
+    run.save(everything=catalog.snapshot is None and before is None)
+    found.snapshots = {record.version: record.root_hash for record in records}
+    found.n_files, found.n_bytes, found.n_skipped, found.skipped_since = (
+        run.n_files,
+        run.n_bytes,
+        run.n_skipped,
+        run.since,
+    )
 
 
 def _snapshots(catalog: Catalog) -> list[AtlasVersionRecord]:
@@ -297,3 +252,64 @@ def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
         return []
     text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
     return [Problem("store-files", "must", record.zarr_group, text, fix)]
+
+
+def recorded_files(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head: bool
+) -> tuple[dict[str, FileEntry], list[Problem]]:
+    """Return what is recorded of the table files that snapshots reach, and what is wrong with the records.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    records : sequence of AtlasVersionRecord
+        The snapshots.
+    head : bool
+        Whether to include the list of snapshots and their tags.
+
+    Returns
+    -------
+    files : dict of str to FileEntry
+        Path below ``lance_db`` -> length and hash.
+    problems : list of Problem
+        Rules ``root``, ``manifest``, and the note ``unverified-files``.
+    """
+    problems, files = [], dict[str, FileEntry]()
+    for record in records:
+        place = f"snapshot {record.version}"
+        if record.root and record.root != record.root_hash:
+            text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
+            problems.append(Problem("root", "must", place, text, COPY))
+        try:
+            files |= read_manifest(catalog, record.manifest)
+        except AtlasError as error:
+            problems.append(Problem("manifest", "must", place, str(error), COPY))
+    if head and records:
+        try:
+            sealed = read_head(catalog)
+            if sealed.version == Tables(catalog.tables.location).version(VERSIONS):
+                files |= sealed.files
+            else:
+                text = "the newest list of snapshots has no recorded hashes"
+                problems.append(Problem("unverified-files", "practice", VERSIONS, text, "Run optimize()."))
+        except AtlasError as error:
+            problems.append(Problem("manifest", "must", VERSIONS, str(error), COPY))
+    return files, problems
+
+
+def compare_files(location: Location, files: Files) -> list[Problem]:
+    """Compare files with their recorded lengths and hashes (rule ``table-file``)."""
+
+    def differs(path: str) -> str:
+        try:
+            found = FileEntry(*digest_file(location, path))
+        except AtlasError as error:
+            return str(error)
+        if found.n_bytes != files[path].n_bytes:
+            return f"it has {found.n_bytes:,} bytes, {files[path].n_bytes:,} were written"
+        return "" if found == files[path] else "its SHA-256 is not the one that was recorded"
+
+    paths = sorted(files)
+    each = map(differs, paths) if location.is_local else map_requests(differs, paths)
+    return [Problem("table-file", "must", path, text, COPY) for path, text in zip(paths, each, strict=True) if text]

@@ -1,7 +1,10 @@
-"""Checks of an atlas: tables, features, snapshots, and everything that is attached to cells."""
+"""Validation of an atlas: its tables, features, snapshots, and everything that is attached to cells."""
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raggedatlas.catalog.array_checks import check_arrays, check_specs
 from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
     RESULT_ASSETS,
     geometry_columns,
     group_by_dataset,
-    is_visible,
     read_records,
 )
 from raggedatlas.catalog.catalog import (
@@ -36,15 +39,22 @@ from raggedatlas.catalog.catalog import (
     Catalog,
     wrong_columns,
 )
-from raggedatlas.catalog.cell_checks import CellCheck, Changed, check_counts, check_rows, count_results
-from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.catalog.deletion import check_unfinished
 from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.integrity import check_arrays, check_pointers, check_specs
+from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.layouts import Layout, read_layouts
-from raggedatlas.catalog.verification import COPY, check_stored, confirmed
-from raggedatlas.catalog.versions import list_versions, registry_tables, tip_versions
+from raggedatlas.catalog.row_checks import (
+    CellCheck,
+    Changed,
+    check_pointers,
+    check_rows,
+    check_shapes,
+    check_values,
+    geometry_problem,
+)
+from raggedatlas.catalog.versions import find_version, list_versions, registry_tables, tip_versions
 from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import (
@@ -53,17 +63,15 @@ from raggedatlas.model.assets import (
     GeometryRecord,
     ResultRecord,
     result_columns,
-    without_deleted,
 )
 from raggedatlas.model.choices import Level
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, DatasetRecord
-from raggedatlas.model.spaces import AXES, POINTERS, pointer_columns
+from raggedatlas.model.spaces import POINTERS, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
-from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.runtime import map_requests, submit_request
-from raggedatlas.store.sql import equals
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
@@ -92,35 +100,6 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Pro
     return problems
 
 
-def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
-    """Check every vector of the results that are stored in the cell table (rules ``result-values``, ``result-count``)."""
-    # A column of another type is reported by `check_results`.
-    there = {field.name for field in catalog.tables.schema(CELLS) if pa.types.is_fixed_size_list(field.type)}
-    vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
-    datasets = {record.uid for record in read_records(catalog)}
-    bad = dict.fromkeys(vectors, 0)
-    counts: dict[str, dict[str, int]] = {column: {} for column in vectors}
-    for batch in catalog.tables.batches(CELLS, ["dataset_uid", *vectors]) if vectors else ():
-        for column in vectors:
-            count_results(batch, column, counts[column])
-            flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
-            bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
-    problems = [
-        problem for c, found in counts.items() for problem in check_counts(catalog, vectors[c], found, datasets)
-    ]
-    return problems + [
-        Problem(
-            "result-values",
-            "must",
-            column,
-            f"{n:,} of its values are not finite",
-            "Restore a snapshot, or add it again.",
-        )
-        for column, n in bad.items()
-        if n
-    ]
-
-
 def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
     fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
 
@@ -138,13 +117,6 @@ def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
     fits = pa.types.is_fixed_size_list(kind) and kind.list_size == record.width
     fits = fits and kind.value_type == pa.from_numpy_dtype(np.dtype(record.dtype))
     return [] if fits else wrong(f"the column {record.column!r} holds {kind}, not {record.width} x {record.dtype}")
-
-
-_AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
-
-
-def _problem(record: GeometryRecord, rule: str, text: str) -> Problem:
-    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
 
 
 def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
@@ -165,95 +137,52 @@ def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> lis
     for record in records:
         if record.column not in columns or pointers[record.column][0] != record.space:
             text = f"the cells have no column {record.column!r} of pointers into {record.space!r}"
-            problems.append(_problem(record, "geometry-column", text))
+            problems.append(geometry_problem(record, "geometry-column", text))
         if record.space not in spaces:
-            problems.append(_problem(record, "unknown-space", f"its feature space {record.space!r} is unknown"))
+            problems.append(geometry_problem(record, "unknown-space", f"its feature space {record.space!r} is unknown"))
         if record.zarr_group != f"{record.uid}/{record.space}":
-            problems.append(_problem(record, "group-name", f"the group is not {record.uid}/{record.space}"))
+            problems.append(geometry_problem(record, "group-name", f"the group is not {record.uid}/{record.space}"))
     return problems
 
 
-def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-    """Check every visible store's root, and the pointers of the cells to it.
+_IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
 
-    Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them.
-
-    Returns
-    -------
-    list of Problem
-        Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
-    """
-    known = {record.uid for record in read_records(catalog)}
-    schema = catalog.tables.schema(CELLS)
-    problems = []
-    for record in records:
-        if not is_visible(record, known) or record.column not in schema.names:
-            continue
-        try:
-            catalog.arrays.child(*record.zarr_group.split("/")).read_bytes("zarr.json")
-        except AtlasError as error:
-            problems.append(_problem(record, "missing-store", f"its root cannot be read: {error}"))
-        where = equals(f"{record.column}.zarr_group", record.zarr_group)
-        rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
-        rows = rows.filter(in_datasets(rows, known))
-        left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group)
-        problems += _check_pointers(record, rows, {uid: n for uid, n in left.items() if uid in known})
-    return problems
-
-
-def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str, int]) -> list[Problem]:
-    problems = []
-    counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
-    # `value_counts` has no entry for a dataset without pointers, where the record may say 0.
-    if counts != {uid: n for uid, n in wanted.items() if n}:
-        text = f"{sum(counts.values()):,} cells point to it, {sum(wanted.values()):,} are recorded"
-        problems.append(_problem(record, "geometry-count", text))
-    pointers = rows.column(1).combine_chunks()
-    ids = pc.struct_field(pointers, "object_id")
-    n_twice = len(ids) - pc.count_distinct(ids, mode="all").as_py()
-    level = pc.fill_null(pc.struct_field(pointers, "level"), -1).to_numpy()
-    bad = ids.null_count + int(np.count_nonzero((level < 0) | (level >= record.n_levels)))
-    if n_twice or bad:
-        text = f"{n_twice:,} cells share an object with another cell, {bad:,} have no object or a level that does not exist"
-        problems.append(_problem(record, "geometry-object", text))
-    wrong = 0
-    for axis in AXES:
-        least, greatest = (
-            pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
-        )
-        # Both null, here NaN: an axis that the store lacks, or an object without vertices.
-        there = ~(np.isnan(least) & np.isnan(greatest))
-        wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
-    if wrong:
-        problems.append(_problem(record, "geometry-box", f"{wrong:,} boxes are not finite, or end before they begin"))
-    return problems
+_READING = ("files", "deep")
+"""Levels that read every byte."""
 
 
 def validate(
     catalog: Catalog,
     level: Level = "quick",
-    executor: Executor | Workers | None = None,
     *,
+    since: int | str | None = None,
+    root_hash: str = "",
     incremental: bool = False,
-) -> Problems:
+    executor: Executor | Workers | None = None,
+) -> Validation:
     """Check the tip or a snapshot.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip or pinned. The tip is looked at as it was when this began.
-    level : {"quick", "rows", "deep"}
+    level : {"quick", "rows", "files", "deep"}
         ``quick`` reads the records, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
-        whether every array is there. ``deep`` also reads every byte: hashes of table files and frames, checksums of arrays, feature
-        numbers, layout hashes. At the tip it compares the files of all snapshots; table files that no snapshot reaches yet have no hash.
+        whether every array is there. ``files`` reads every byte: hashes of table files and frames, checksums of arrays. ``deep`` is all of
+        that, and compares feature numbers, layout hashes and values of results. At the tip the files of all snapshots are read; table files
+        that no snapshot reaches yet have no hash.
+    since : int, str or None
+        Number or label of a snapshot that is known to be sound: what it has unchanged is not looked at again.
+    root_hash : str
+        The root hash that a snapshot must have (rule ``root``).
+    incremental : bool
+        With ``files`` and ``deep``, skip bytes that an earlier call with this argument found sound and whose files have not changed since.
     executor : Executor, Workers or None
         Whose workers read arrays and files.
-    incremental : bool
-        With ``deep``, skip bytes that an earlier call with this argument found sound and whose files have not changed since.
 
     Returns
     -------
-    Problems
+    Validation
         Empty when all is well. Rules marked ``practice`` are for work in progress, files without a recorded hash, a name shared by several
         datasets, or a read that failed once: worth knowing, but the stored data are correct. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
         ``unfinished-purge``, ``unfinished-deletion`` (practice), ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
@@ -264,31 +193,72 @@ def validate(
         ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
-    if incremental and level != "deep":
+    if incremental and level not in _READING:
         raise ArgumentError(
-            f"incremental=True is of validate('deep'), which reads every byte; {level!r} skips nothing."
+            f"incremental=True is of validate('deep') and verify(), which read every byte; {level!r} skips nothing."
         )
+    if root_hash and catalog.snapshot is None:
+        raise ArgumentError(
+            "root_hash= is that of a snapshot; open it with at(...), or name it: verify(version, root_hash=...)."
+        )
+    before = None if since is None else catalog.at(find_version(catalog, since))
 
-    def check(at: Catalog) -> Problems:
-        problems = Problems()
+    def check(at: Catalog) -> Validation:
+        found = Validation()
         try:
+            if root_hash and at.snapshot is not None and at.snapshot.root_hash != root_hash:
+                text = f"its root hash is {at.snapshot.root_hash}, {root_hash} was expected"
+                found.append(Problem("root", "must", f"snapshot {at.snapshot.version}", text, RESTORE))
             # Each table is opened once.
             at = at.current() if at.read_only else Catalog(at.location, at.tables.hold(), at.arrays).current()
-            if level == "deep":
-                problems += check_stored(at, incremental=incremental, executor=executor).problems
-            _validate(at, level, problems, executor)
+            if level in _READING:
+                check_files(at, found, before, incremental=incremental, executor=executor)
+            if level != "files":
+                _check_state(at, level, found, before, executor)
         # Workers that fail say nothing about the atlas, so this is not a problem `unreadable`.
         except WorkersError:
             raise
         except AtlasError as error:
-            problems.append(Problem("unreadable", "must", at.location.uri, str(error), COPY))
-        return Problems(dict.fromkeys(problems))
+            found.append(Problem("unreadable", "must", at.location.uri, str(error), RESTORE))
+        found[:] = dict.fromkeys(found)
+        return found
 
-    return confirmed(catalog, check)
+    return _confirmed(catalog, check)
 
 
-def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor: Executor | Workers | None) -> None:
-    """Check everything except the table files, and append the problems; stop at the first part that cannot be read."""
+def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Validation:
+    """Run a check, and again if it finds something: what a second look does not find is a note (rule ``seen-once``)."""
+    first = check(catalog)
+    if not first.breaks_must:
+        return first
+    # Nothing that was remembered of the first look may answer the second.
+    again = check(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot))
+    # Damaged files fail both reads; a byte that was changed on its way, or a commit in between, fails only one.
+    known, there = {(p.rule, p.path) for p in first}, {(p.rule, p.path) for p in again}
+    found = [p for p in again if p.level != "must" or (p.rule, p.path) in known]
+    once = [p for p in first if p.level == "must" and (p.rule, p.path) not in there]
+    if once and not catalog.read_only:
+        # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
+        with contextlib.suppress(AtlasError):
+            current = catalog.current()
+            named = inventory(current).uids | inventory(current).folders
+            once = [problem for problem in once if _groups_in(problem) <= named]
+    if once:
+        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
+        found.append(Problem("seen-once", "practice", catalog.location.uri, text, _IN_FLIGHT))
+    again[:] = found
+    return again
+
+
+def _groups_in(problem: Problem) -> set[str]:
+    """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
+    return set(re.findall(r"((?:shared-)?[0-9a-f]{16})/", f"{problem.path} {problem.message}"))
+
+
+def _check_state(
+    catalog: Catalog, level: Level, problems: list[Problem], before: Catalog | None, executor: Executor | Workers | None
+) -> None:
+    """Check everything except the files, and append the problems; stop at the first part that cannot be read."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
         if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
@@ -296,49 +266,23 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += _check_versions(catalog) + check_unfinished(catalog)
         # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
         catalog = catalog.at(tip_versions(catalog))
-    found = _check_pinned(catalog)
-    problems += found
-    if found:
-        return
-    records = read_records(catalog)
-    problems += _check_records(catalog, records, records)
-    registries = {space: read_registry(catalog, space) for space in registry_tables(catalog)}
-    for space, registry in registries.items():
-        problems += _check_registry(registry)
-        problems += check_identity(catalog, space, registry.table.column("uid"))
-    layouts = read_layouts(catalog, {record.layout_uid for record in records}, checked=False)
-    for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
-        problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
-    results = RESULT_ASSETS.read(catalog)
-    problems += check_results(catalog, results)
-    shapes = GEOMETRY_ASSETS.read(catalog)
-    problems += check_geometries(catalog, shapes)
-    groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
-    if level != "quick":
-        problems += check_rows(catalog, records).problems
-        problems += _shared(catalog, [partial(check_arrays, catalog.arrays, group) for group in groups], executor)
-        problems += check_shapes(catalog, shapes)
-    if level == "deep":
-        problems += check_values(catalog, results)
-        problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
-        # One damage gives one problem: of arrays that `check_stored` found damaged, nothing else is asked.
-        damaged = {problem.path for problem in problems}
-        sound = [record for record in records if record.zarr_group not in damaged]
-        problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
+    # One damage gives one problem: of arrays that `check_files` found damaged, nothing else is asked.
+    damaged = {problem.path for problem in problems}
+    problems += check_content(catalog, level, before, damaged=damaged, executor=executor).problems
 
 
 @dataclass(frozen=True)
-class NewCheck:
-    """What a check of what changed since a snapshot found.
+class ContentCheck:
+    """What a check of tables and cells found.
 
     Parameters
     ----------
     problems : list of Problem
-        As of `validate` with level ``rows``.
+        Those of `validate`, without those of files and of the list of snapshots.
     n_cells, n_datasets : int
-        Counts of the state that was checked.
+        Counts of the state that was checked; the first only of levels that read cells.
     ignored : list of str
-        Datasets that have cells and no record.
+        Datasets that have cells and no record; only of these levels, too.
     """
 
     problems: list[Problem]
@@ -347,81 +291,108 @@ class NewCheck:
     ignored: list[str] = field(default_factory=list)
 
 
-def check_new(catalog: Catalog, before: Catalog | None) -> NewCheck:
-    """Check a state like `validate` with level ``rows``, without what an earlier snapshot has unchanged.
+def check_content(
+    catalog: Catalog,
+    level: Level,
+    before: Catalog | None,
+    *,
+    damaged: AbstractSet[str] = frozenset(),
+    executor: Executor | Workers | None = None,
+) -> ContentCheck:
+    """Check the tables and cells of a view, without what an earlier snapshot has unchanged.
 
     Parameters
     ----------
     catalog : Catalog
         Pinned.
+    level : {"quick", "rows", "deep"}
+        As of `validate`.
     before : Catalog or None
-        A snapshot, which was checked when it was taken; None checks everything. Not read again are records, feature lists and registries that it
+        A snapshot that is known to be sound; None checks everything. Not read again are records, feature lists and registries that it
         has, too, and rows of cells in the same data files and deletion files.
+    damaged : set of str
+        Places that are known to be damaged.
+    executor : Executor, Workers or None
+        Whose workers read arrays.
     """
     problems = _check_pinned(catalog, before)
     if problems:
-        return NewCheck(problems)
+        return ContentCheck(problems)
     records, old = read_records(catalog), [] if before is None else read_records(before)
     there = {record.zarr_group: record for record in old}
     changed = [record for record in records if there.get(record.zarr_group) != record]
-    gone = set(there) - {record.zarr_group for record in records}
-    suspects = {record.uid for record in changed} | {there[group].uid for group in gone}
     results, shapes = RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog)
-    problems += check_results(catalog, results) + check_geometries(catalog, shapes)
     problems += _check_records(catalog, records, changed)
+    problems += check_results(catalog, results) + check_geometries(catalog, shapes)
+    check_features = partial(_check_features, catalog, before, records, changed, hashed=level == "deep")
+    uids = {record.uid for record in records}
+    if level == "quick":
+        return ContentCheck(problems + check_features(), n_datasets=len(uids))
     old_results, old_shapes = ([] if before is None else kind.read(before) for kind in (RESULT_ASSETS, GEOMETRY_ASSETS))
+    suspects = {record.uid for record in changed}
+    suspects |= {there[group].uid for group in there.keys() - {record.zarr_group for record in records}}
     # A record that says something else of the same cells is compared with all of them.
     for one, other in ((results, old_results), (old_results, results)):
         suspects |= {uid for record in one if record not in other for uid in record.cells_of}
     new_results = [record for record in results if record.zarr_group and record not in old_results]
     new_groups = [*changed, *(record.as_group(stored=True) for record in new_results)]
-    rows: list[CellCheck] = []
-
-    def check_cells() -> list[Problem]:
-        rows.append(check_rows(catalog, records, before, suspects))
-        return rows[0].problems
-
-    if catalog.location.is_local:
-        problems += _check_features(catalog, before, records, changed) + check_cells()
-        problems += _check_arrays(catalog, new_groups)
+    if catalog.location.is_local or executor is not None:
+        problems += check_features()
+        rows = check_rows(catalog, records, before, suspects)
+        problems += rows.problems
+        problems += _shared(catalog, [partial(check_arrays, catalog.arrays, group) for group in new_groups], executor)
     else:
-        steps: list[Callable[[], list[Problem]]] = [
-            lambda: _check_features(catalog, before, records, changed),
-            check_cells,
-        ]
-        waiting = [submit_request(lambda step: step(), step) for step in steps]
-        problems += _check_arrays(catalog, new_groups)
-        problems += [problem for future in waiting for problem in future.result()]
-    seen = rows[0]
-    touched = [r for r in shapes if r not in old_shapes or seen.touched is None or seen.touched & set(r.cells_of)]
+        # Side by side, because each look at an array is a request.
+        features, cells = (
+            submit_request(lambda step: step(), check_features),
+            submit_request(lambda given: check_rows(catalog, records, before, given), suspects),
+        )
+        problems += [p for found in map_requests(partial(check_arrays, catalog.arrays), new_groups) for p in found]
+        rows = cells.result()
+        problems += features.result() + rows.problems
+    touched = [r for r in shapes if r not in old_shapes or rows.touched is None or rows.touched & set(r.cells_of)]
     problems += check_shapes(catalog, touched)
-    uids, were = {record.uid for record in records}, {record.uid for record in old}
-    n_cells = sum(n for uid, n in seen.counts.items() if uid in uids)
-    ignored = set(seen.counts) - uids
-    if before is not None and before.snapshot is not None and seen.touched is not None:
-        n_cells += before.snapshot.n_cells - sum(n for uid, n in seen.before.items() if uid in were)
-        ignored |= set(before.snapshot.ignored) - seen.touched
-    return NewCheck(problems, n_cells, len(uids), sorted(ignored))
+    if level == "deep":
+        problems += check_values(catalog, results)
+        bad = damaged | {problem.path for problem in problems}
+        sound = [record for record in changed if record.zarr_group not in bad]
+        problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
+    return ContentCheck(problems, *_count(rows, uids, before))
+
+
+def _count(rows: CellCheck, datasets: AbstractSet[str], before: Catalog | None) -> tuple[int, int, list[str]]:
+    """Return how many cells and datasets a state has, and the datasets that have cells and no record."""
+    n_cells = sum(n for uid, n in rows.counts.items() if uid in datasets)
+    ignored = set(rows.counts) - datasets
+    if before is not None and before.snapshot is not None and rows.touched is not None:
+        were = {record.uid for record in read_records(before)}
+        n_cells += before.snapshot.n_cells - sum(n for uid, n in rows.before.items() if uid in were)
+        ignored |= set(before.snapshot.ignored) - rows.touched
+    return n_cells, len(datasets), sorted(ignored)
 
 
 def _check_features(
-    catalog: Catalog, before: Catalog | None, records: Sequence[DatasetRecord], changed: Sequence[DatasetRecord]
+    catalog: Catalog,
+    before: Catalog | None,
+    records: Sequence[DatasetRecord],
+    changed: Sequence[DatasetRecord],
+    *,
+    hashed: bool,
 ) -> list[Problem]:
-    """Check the registries that changed, and the feature lists that did or whose records or registries did."""
+    """Check the registries that changed, and the feature lists that did or whose records or registries did; `hashed` computes their hashes."""
     problems: list[Problem] = []
     same = {} if before is None else before.tables.pinned or {}
     now = catalog.tables.pinned or {}
     tables = registry_tables(catalog)
     identity_same = now.get(IDENTITY) == same.get(IDENTITY)
     layouts = {record.layout_uid for record in changed}
-    if before is None or now[LAYOUTS] != same.get(LAYOUTS):
-        layouts |= Changed.between(LAYOUTS, catalog.tables, None if before is None else before.tables).values(
-            "layout_uid"
-        )
+    if before is not None and now[LAYOUTS] != same.get(LAYOUTS):
+        layouts |= Changed.between(LAYOUTS, catalog.tables, before.tables).values("layout_uid")
+    registries: dict[str, Registry] = {}
     for space, table in tables.items():
         if identity_same and now[table] == same.get(table):
             continue
-        registry = read_registry(catalog, space)
+        registry = registries[space] = read_registry(catalog, space)
         problems += _check_registry(registry)
         problems += check_identity(catalog, space, registry.table.column("uid"))
         if before is None or not _continues(registry, before, table):
@@ -429,8 +400,12 @@ def _check_features(
     wanted = {(r.layout_uid, r.feature_space, r.n_features): r for r in records if r.layout_uid in layouts}
     found = read_layouts(catalog, {record.layout_uid for record in wanted.values()}, checked=False) if wanted else {}
     for record in wanted.values():
-        registry_of = read_registry(catalog, record.feature_space) if record.feature_space in tables else None
-        problems += _check_layout(record, found.get(record.layout_uid), registry_of)
+        space = record.feature_space
+        if space in tables and space not in registries:
+            registries[space] = read_registry(catalog, space)
+        problems += _check_layout(record, found.get(record.layout_uid), registries.get(space))
+    if hashed:
+        problems += [_hash_problem(layout) for layout in found.values() if layout_uid(layout.features) != layout.uid]
     return problems
 
 
@@ -446,13 +421,6 @@ def _continues(registry: Registry, before: Catalog, table: str) -> bool:
     return bool(pc.all(pc.fill_null(pc.equal(index, old.column("global_index")), fill_value=False)).as_py())
 
 
-def _check_arrays(catalog: Catalog, groups: Sequence[DatasetRecord]) -> list[Problem]:
-    """Check that the arrays of groups are there, side by side where each look is a request."""
-    check = partial(check_arrays, catalog.arrays)
-    found = map(check, groups) if catalog.location.is_local else map_requests(check, groups)
-    return [problem for problems in found for problem in problems]
-
-
 def _shared(
     catalog: Catalog, checks: Sequence[Callable[[], list[Problem]]], executor: Executor | Workers | None
 ) -> list[Problem]:
@@ -466,11 +434,11 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
         try:
             there = catalog.tables.schema(name)
         except AtlasError as error:
-            problems.append(Problem("missing-table", "must", name, str(error), COPY))
+            problems.append(Problem("missing-table", "must", name, str(error), RESTORE))
             continue
         if wrong := wrong_columns(there, schema):
             problems.append(
-                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", COPY)
+                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", RESTORE)
             )
     return problems
 
@@ -500,7 +468,7 @@ def _check_first_rows(catalog: Catalog, names: Iterable[str], before: Catalog | 
         except AtlasError as error:
             return [
                 Problem(
-                    "unreadable", "must", name, str(error), f"{COPY} repair() drops columns that Lance cannot have."
+                    "unreadable", "must", name, str(error), f"{RESTORE} repair() drops columns that Lance cannot have."
                 )
             ]
         return []
@@ -520,13 +488,13 @@ def _check_pinned(catalog: Catalog, before: Catalog | None = None) -> list[Probl
     for column, (space, kind) in pointer_columns(schema).items():
         if schema.field(column).type != POINTERS[kind].arrow_type:
             text = f"column {column!r} of {kind.value} pointers has the type {schema.field(column).type}"
-            problems.append(Problem("table-columns", "must", CELLS, text, COPY))
+            problems.append(Problem("table-columns", "must", CELLS, text, RESTORE))
         elif space not in spaces:
             text = f"column {column!r} points into the unknown feature space {space!r}"
-            problems.append(Problem("unknown-space", "must", CELLS, text, COPY))
+            problems.append(Problem("unknown-space", "must", CELLS, text, RESTORE))
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
-            problems.append(Problem("space-kind", "must", CELLS, text, COPY))
+            problems.append(Problem("space-kind", "must", CELLS, text, RESTORE))
     return problems
 
 
@@ -585,7 +553,7 @@ def _check_records(
                     "must",
                     space.registry,
                     f"the features of {record.zarr_group} are not there",
-                    COPY,
+                    RESTORE,
                 )
             )
         # The group becomes a path: exactly two plain names, the first of them the dataset's own.
@@ -674,5 +642,5 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
 
 def _hash_problem(layout: Layout) -> Problem:
     return Problem(
-        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", COPY
+        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", RESTORE
     )

@@ -1,0 +1,241 @@
+"""Checks of stored arrays: their descriptions, whether they are there, and every byte of them."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from raggedatlas.catalog.assets import is_atlas_group, read_specs
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
+from raggedatlas.model.records import COLUMNS, DatasetRecord
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.validation import Problem
+from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
+from raggedatlas.store.location import Location
+from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
+from raggedatlas.store.shards import shards_path
+
+BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
+
+
+def described_paths(record: DatasetRecord) -> list[str]:
+    """Return the paths of the arrays that a record describes; empty if the description is invalid (rule ``array-spec``)."""
+    try:
+        return sorted(record.array_specs)
+    except CorruptError:
+        return []
+
+
+def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
+    """Check that the arrays of a record agree with each other and with its counts and layers, without reading them.
+
+    Parameters
+    ----------
+    record : DatasetRecord
+        One group.
+    space : FeatureSpace or None
+        Its feature space; None skips the checks that need it.
+    """
+
+    def wrong(message: str) -> Problem:
+        return Problem("array-spec", "must", record.zarr_group, message, BACK)
+
+    try:
+        specs, checksums, _ = read_specs(record), record.array_checksums, record.file_facts
+    except AtlasError as error:
+        return [wrong(f"its record describes invalid arrays: {error}")]
+    sparse = "csr/indices" in specs
+    prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
+    wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} if sparse else set())
+    problems = [wrong(f"the array {path} is not described") for path in sorted(wanted - set(specs))]
+    lengths = dict.fromkeys(wanted & set(specs), length)
+    lengths |= {path: record.n_entries for path in specs if path.startswith(("csc/layers/", "csc/indices"))}
+    lengths |= {"csr/indptr": record.n_cells + 1, "csc/indptr": record.n_features + 1, COLUMNS: record.n_features}
+    for path, n in lengths.items():
+        if path in specs and specs[path].n_rows != n:
+            problems.append(wrong(f"{path} has {specs[path].n_rows:,} rows where {n:,} are expected"))
+    for path, spec in specs.items():
+        if spec.path != f"{record.zarr_group}/{path}":
+            problems.append(wrong(f"{path} is described as lying at {spec.path!r}"))
+        if spec.within is None and shards_path(path) not in checksums:
+            problems.append(wrong(f"no hash of the shards of {path} is recorded"))
+    if not sparse and space is not None and space.has_features:
+        problems += [
+            wrong(f"{path} has rows of shape {specs[path].row_shape} for {record.n_features:,} features")
+            for path in sorted(wanted & set(specs))
+            if specs[path].row_shape != (record.n_features,)
+        ]
+    return problems
+
+
+def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
+    """Check that every array of a record is there, by its metadata or the file that it is part of alone (rule ``missing-array``)."""
+    problems = []
+    try:
+        specs = read_specs(record)
+    except AtlasError:
+        return []  # rule array-spec
+    listed = _listed(arrays, record.zarr_group) if _own_paths(record, specs) else None
+    for path, spec in specs.items():
+        try:
+            if spec.within is not None:
+                arrays.read_range(spec.within.file, spec.within.offset + spec.within.n_bytes - 1, 1)
+            elif listed is None:
+                arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
+            elif path not in listed:
+                raise NotFoundError(f"{record.zarr_group}/zarr.json does not list it")
+        except NotFoundError:
+            problems.append(Problem("missing-array", "must", record.zarr_group, f"the array {path} is not there", BACK))
+        except AtlasError as error:
+            problems.append(
+                Problem("missing-array", "must", record.zarr_group, f"the array {path} cannot be read: {error}", BACK)
+            )
+    return problems
+
+
+def _own_paths(record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> list[str]:
+    """Return the arrays of a group that are in the folder of its dataset, and not in a bundle that datasets share."""
+    return [
+        path for path, spec in specs.items() if spec.within is None or spec.within.file.startswith(f"{record.uid}/")
+    ]
+
+
+def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
+    """Return what the metadata of a group list; None where each array has metadata of its own, or the group has none."""
+    try:
+        return read_group(arrays, group).listed
+    except AtlasError:
+        return None
+
+
+def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
+    """Read every byte of a record's arrays.
+
+    Parameters
+    ----------
+    arrays : Location
+        The Zarr store.
+    record : DatasetRecord
+        One group.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
+    """
+    try:
+        # A record that does not parse is reported by `check_specs`.
+        specs = read_specs(record)
+        checksums = record.array_checksums
+    except AtlasError:
+        return []
+    own = _own_paths(record, specs)
+    # What the folder of a dataset still has of the time when it had a bundle of its own is not part of it.
+    listed = _listed(arrays, record.zarr_group) if own or not specs else None
+    # A listed group has no metadata below it.
+    paths = [""] if listed is not None else own
+    folders = {f"{record.zarr_group}/{path}".rpartition("/")[0] for path in paths}
+    folders |= {spec.within.file.rpartition("/")[0] for spec in specs.values() if spec.within is not None}
+    problems = check_groups(arrays, record.zarr_group, folders, record.feature_space)
+    if listed is not None:
+        problems += _check_listed(record.zarr_group, specs, listed, alone=len(own) == len(specs))
+    sound = set()
+    for path, spec in specs.items():
+        found = _check_array(arrays, record.zarr_group, path, spec, checksums, listed)
+        problems += found
+        if not found:
+            sound.add(path)
+    # Values are judged only in arrays that read without a problem, so one damage gives one problem.
+    bounds = _check_bounds(arrays, record.zarr_group, {path: specs[path] for path in sound})
+    problems += bounds.values()
+    sound -= bounds.keys()
+    for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
+        if path in sound and (beyond := _count_beyond(arrays, specs[path], limit)):
+            text = f"{beyond:,} entries of {path} are {limit:,} or more"
+            problems.append(Problem("feature-bounds", "must", record.zarr_group, text, BACK))
+    if COLUMNS in sound:
+        columns = read_slice(ArrayReader(arrays, specs[COLUMNS]), 0, record.n_features)
+        if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
+            text = f"{COLUMNS} does not give every column of the file a place of its own"
+            problems.append(Problem("column-order", "must", record.zarr_group, text, BACK))
+    return problems
+
+
+def check_groups(arrays: Location, place: str, folders: Iterable[str], space: str = "") -> list[Problem]:
+    """Check the metadata of some groups and of all above them (rule ``group-metadata``, at `place`)."""
+    parts = [folder.split("/") for folder in folders]
+    groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
+    problems = []
+    for group in sorted(groups):
+        try:
+            if not is_atlas_group(read_group(arrays, group).attributes, space):
+                text = f"{group}/zarr.json has attributes that were not written there"
+                problems.append(Problem("group-metadata", "must", place, text, BACK))
+        except NotFoundError:
+            continue  # zarr-python takes a folder without metadata for a group
+        except AtlasError as error:
+            problems.append(Problem("group-metadata", "must", place, str(error), BACK))
+    return problems
+
+
+def _check_listed(
+    group: str, specs: Mapping[str, ArraySpec], listed: Mapping[str, object], *, alone: bool
+) -> list[Problem]:
+    """Check what the metadata of a group list besides its arrays, which are compared one by one; `alone` says that nothing else may be there."""
+    wanted = listed_nodes(specs)
+    # What is listed of a copy that `add_csc` did not finish is not recorded.
+    nodes = {
+        path for path in listed.keys() - specs.keys() if alone and path.split("/")[0] != "csc"
+    } | wanted.keys() - specs.keys()
+    wrong = sorted(path for path in nodes if listed.get(path) != wanted.get(path))
+    if not wrong:
+        return []
+    text = f"{group}/zarr.json does not describe {', '.join(wrong)} as it was written"
+    return [Problem("group-metadata", "must", group, text, BACK)]
+
+
+def _check_array(
+    arrays: Location,
+    group: str,
+    path: str,
+    spec: ArraySpec,
+    checksums: Mapping[str, str],
+    listed: Mapping[str, object] | None,
+) -> list[Problem]:
+    try:
+        # Metadata within a bundle are covered by its hash.
+        if spec.within is None:
+            there = ArraySpec.open(arrays, f"{group}/{path}") if listed is None else spec
+            good = is_described(arrays, spec) if listed is None else listed.get(path) == array_metadata(spec)
+            if there != spec or not good:
+                text = f"the metadata of {path} are not what was written: {there}, not {spec}"
+                return [Problem("array-metadata", "must", group, text, BACK)]
+        found = verify(ArrayReader(arrays, spec))
+    except AtlasError as error:
+        return [Problem("array-damaged", "must", group, str(error), BACK)]
+    if found.problems:
+        return [Problem("array-damaged", "must", group, text, BACK) for text in found.problems]
+    checksum, shards = checksums.get(path), checksums.get(shards_path(path))
+    if checksum is not None and found.checksum != checksum:
+        text = f"the values of {path} have the checksum {found.checksum}, {checksum} was written"
+        return [Problem("checksum", "must", group, text, BACK)]
+    if shards is not None and found.shards != shards:
+        text = f"the shards of {path} do not have the lengths and the SHA-256 that were recorded"
+        return [Problem("shards", "must", group, text, BACK)]
+    return []
+
+
+def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, Problem]:
+    """Check that each `indptr` array ascends from 0 to the number of entries, which a correct checksum does not imply."""
+    problems = {}
+    for path, spec in specs.items():
+        entries = specs.get(path.removesuffix("indptr") + "indices")
+        if path.endswith("indptr") and entries is not None:
+            try:
+                read_bounds(ArrayReader(arrays, spec), spec.n_rows - 1, entries.n_rows)
+            except AtlasError as error:
+                problems[path] = Problem("entry-bounds", "must", group, str(error), BACK)
+    return problems
+
+
+def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
+    return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))

@@ -268,7 +268,7 @@ def test_a_wrong_text_is_refused_in_one_line(
 
 
 PRINTED = {
-    "catalog/": ["add", "query"], "catalog/checks": ["validate"], "catalog/genes": ["genes load"], "formats/": ["add", "convert"],
+    "catalog/": ["add", "query"], "catalog/validation": ["validate"], "catalog/genes": ["genes load"], "formats/": ["add", "convert"],
     "formats/curation": [], "formats/cxg/": ["convert", "export"], "formats/gene_tables": ["genes load"], "ingest/": ["add"],
     "ingest/annotations": ["annotate"], "ingest/term_mapping": ["map-terms"], "model/frames": ["add"], "query/": ["query", "export"],
     "query/compare": [], "query/geometry": [], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],

@@ -497,7 +497,7 @@ def test_the_message_names_the_argument_and_the_near_word(places: Places) -> Non
     """A word of a closed set is refused with the words there are and the nearest; a wrong type with what is taken."""
     for act, message in (
         (lambda: places.atlas.add(places.folder / "third.h5ad", on_duplicate="skpi"), "did you mean 'skip'"),  # type: ignore[arg-type]
-        (lambda: places.atlas.validate("Deep"), "'quick', 'rows' or 'deep', not 'Deep'; did you mean 'deep'"),  # type: ignore[arg-type]
+        (lambda: places.atlas.validate("Deep"), "'quick', 'rows', 'files' or 'deep', not 'Deep'; did you mean 'deep'"),  # type: ignore[arg-type]
         (lambda: places.atlas.gc(grace=5), "grace as a datetime.timedelta, not 5"),  # type: ignore[arg-type]
         (lambda: places.atlas.gc(grace=dt.timedelta(-1)), "grace as a datetime.timedelta of 0 or more"),
         (lambda: places.atlas.features(5), "space as text, not 5"),  # type: ignore[arg-type]

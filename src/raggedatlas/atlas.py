@@ -26,6 +26,7 @@ from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.location import Location
+from raggedatlas.store.remote_path import with_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -486,8 +487,10 @@ class RaggedAtlas(ReadOnlyAtlas):
             conditions.insert(0, condition)
         if bool(conditions) == (uids is not None):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
-        found = find_cells(self._opened, conditions) if conditions else (read_uids(uids), "given uids")
-        return delete_cells(self._opened, *found, dry_run=dry_run)
+        if conditions:
+            return delete_cells(self._opened, *find_cells(self._opened, conditions), dry_run=dry_run)
+        given = read_uids(with_options(uids, self._opened.location.storage_options))
+        return delete_cells(self._opened, given, "given uids", dry_run=dry_run)
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
@@ -612,7 +615,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.store.ontologies import read_term_table
 
         self._opened.require_tip("load_terms()")
-        terms = read_term_table(source, ontology, release)
+        terms = read_term_table(with_options(source, self._opened.location.storage_options), ontology, release)
         put_tables(self._opened, [GeneTable(info, terms.rows) for info in terms.infos])
         return self.identity.tables().loc[[info.name for info in terms.infos]]
 

@@ -370,7 +370,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
 
 REFUSED = {
     "a target on a web server": (lambda address: ra.open_sink(f"{address}/x.h5ad"), "nothing can be written"),
-    "a zip file": (lambda address: ra.open_source(f"{address}/x.zarr.zip"), "local disk only"),
+    "a zip file that is not there": (lambda address: ra.open_source(f"{address}/x.zarr.zip"), "check the address"),
     "a folder that cannot be listed": (lambda address: ra.open_source(f"{address}/small.cxg"), "Check the address"),
     "an unknown scheme": (lambda _: ra.open_source("ftp://host/x.h5ad"), "scheme"),
     "no account of Azure": (lambda _: ra.open_source("az://b/x.h5ad"), "azure_storage_account_name"),

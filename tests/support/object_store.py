@@ -342,14 +342,21 @@ class Remote:
         login = {f"aws_{key}": value for key, value in _LOGIN.items()}
         return login | {"aws_endpoint": self.proxy.address, "allow_http": "true"}
 
-    def upload(self, folder: Path) -> None:
-        """Copy an atlas from a folder to here, past the proxy."""
+    def upload(self, place: Path, name: str = "") -> None:
+        """Copy an atlas from a folder to here, or a file or folder to a name, past the proxy."""
         import obstore
 
         store = self._store()
-        for path in sorted(folder.rglob("*")):
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.is_file():
-                obstore.put(store, path.relative_to(folder).as_posix(), path.read_bytes())
+                parts = [name, path.relative_to(place).as_posix()]
+                obstore.put(store, "/".join(part for part in parts if part not in {"", "."}), path.read_bytes())
+
+    def listed(self) -> list[str]:
+        """List what is here, past the proxy."""
+        import obstore
+
+        return [item["path"] for page in obstore.list(self._store()) for item in page]
 
     def download(self, folder: Path) -> Path:
         """Copy the atlas from here to a folder, past the proxy, and return the folder."""

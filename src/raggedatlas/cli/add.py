@@ -167,9 +167,10 @@ def add(
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
     from raggedatlas.ingest.add import is_geometry, is_results
     from raggedatlas.model.reports import AddReport, IngestReport
+    from raggedatlas.store.remote_path import with_options
 
-    first, several = options.files[0], len(options.files) > 1
-    is_shapes = not several and is_geometry(first, atlas_options.storage_options)
+    first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
+    is_shapes = not several and is_geometry(first)
     if workers > 1 and (is_shapes or (not several and is_results(first))):
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
     if is_shapes:

@@ -25,6 +25,7 @@ from raggedatlas.model.choices import CrossLevel, Layout
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.model.protocols import Sink
+    from raggedatlas.store.remote_path import AnyPath
     from raggedatlas.vectors.converters.convert import Conversion
     from raggedatlas.vectors.pyramid import PyramidOptions
 
@@ -95,28 +96,30 @@ def _value(text: str) -> object:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
+def is_geometry(source: "AnyPath", target: "AnyPath", geometry: GeometryOptions) -> bool:
     """Return whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
     if geometry.format_in or geometry.format_out:
         return True
-    if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
+    if any(path.suffix.lower() in ENDINGS for path in (source, target)):
         return True
-    # Names have decided nothing; the converters are imported only for what may be a store.
-    if not (Path(source) / "zarr.json").is_file():
+    # Names have decided nothing; the converters are imported, and a server asked, only for what may be a store.
+    from raggedatlas.formats.containers import HDF5_ENDINGS
+
+    if source.suffix in HDF5_ENDINGS or (isinstance(source, Path) and not (source / "zarr.json").is_file()):
         return False
     from raggedatlas.vectors.converters.convert import is_store
 
     return is_store(source)
 
 
-def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> tuple[Any, str]:
+def convert_geometry(source: "AnyPath", target: "AnyPath", how: "Conversion", *, as_json: bool) -> tuple[Any, str]:
     """Convert, and report what was lost."""
     from raggedatlas.vectors.converters.convert import convert
 
     losses = convert(source, target, how)
     for loss in [] if as_json else losses:
         print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
-    return {"path": target, "losses": losses}, f"Wrote {target}"
+    return {"path": str(target), "losses": losses}, f"Wrote {target}"
 
 
 NONE = "none"
@@ -195,7 +198,10 @@ def convert(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
-    if is_geometry(source, target, geometry):
+    from raggedatlas.store.remote_path import as_path
+
+    options = output_options.storage_options
+    if is_geometry(as_path(source, options), as_path(target, options), geometry):
         # `--strict` is an option of geometry too, so it does not count here.
         foreign = (subset, replace(cxg, strict=False)) != (SubsetOptions(), CxgOptions())
         if foreign or output_options.compression is not None or output_options.zarr_format is not None:
@@ -203,7 +209,7 @@ def convert(
                 "--where, --features, --layers, --compression and similar options do not apply to geometry"
             )
         how = geometry.conversion(strict=cxg.strict, overwrite=output_options.overwrite)
-        return convert_geometry(source, target, how, as_json=as_json)
+        return convert_geometry(as_path(source, options), as_path(target, options), how, as_json=as_json)
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import is_multimodal
     from raggedatlas.formats.registry import open_source

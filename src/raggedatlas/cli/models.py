@@ -260,10 +260,10 @@ class ReductionOptions:
 
     def open(self, source: str, selection: Selection) -> "str | Query":
         """Return the path of results, or the query of an atlas."""
-        from raggedatlas.results.folder import INDEX_FILE, has_table
+        from raggedatlas.ingest.add import is_results
 
         # Everything else is taken for an atlas, whose `open` names what is missing.
-        if has_table(Path(source)) or (Path(source) / INDEX_FILE).is_file():
+        if is_results(source):
             if selection != Selection():
                 raise typer.BadParameter(
                     f"{source} holds results, which are always reduced completely", param_hint="--where"
@@ -397,14 +397,18 @@ class Among:
         return query.obs(self.obs) if self.obs else query
 
 
-def read_vectors(path: Path) -> "NDArray[Any]":
+def read_vectors(path: str) -> "NDArray[Any]":
     """Read vectors from a ``.npy`` file, or refuse it."""
     import numpy as np
 
-    from raggedatlas.errors import SourceError
+    from raggedatlas.errors import SourceError, StoreError
+    from raggedatlas.store.remote_path import local_copy
 
     try:
-        found: NDArray[Any] = np.load(path, allow_pickle=False)
+        with local_copy(path) as local:
+            found: NDArray[Any] = np.load(local, allow_pickle=False)
+    except StoreError:
+        raise
     # EOFError is what NumPy raises for an empty file.
     except (OSError, ValueError, EOFError) as error:
         raise SourceError(f"{path} is no .npy file that reads: {error}.") from error
@@ -426,7 +430,7 @@ def neighbors(
     results: Results,
     uids: Annotated[list[str] | None, argument("Cells", "[UID]...")] = None,
     *,
-    vectors: Annotated[Path | None, value_option("FILE", "Instead of cells: a .npy file of vectors")] = None,
+    vectors: Annotated[str | None, value_option("FILE", "Instead of cells: a .npy file of vectors")] = None,
     among: Among,
     measured: Measured,
     as_json: AsJson = False,

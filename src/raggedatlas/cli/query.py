@@ -178,19 +178,21 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            _write_table(selected.to_arrow(), Path(output), overwrite=options["overwrite"])
+            _write_table(selected.to_arrow(), output, overwrite=options["overwrite"])
         else:
             selected.write(output, **options)
         callback("done", 1, 1)
 
 
-def _write_table(table: "pa.Table", path: Path, *, overwrite: bool) -> None:
+def _write_table(table: "pa.Table", output: str, *, overwrite: bool) -> None:
     from raggedatlas.results.folder import atomic_write
+    from raggedatlas.store.remote_path import local_target
 
-    if path.exists() and not overwrite:
-        raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
-    with atomic_write(path) as temporary:
-        TABLES[path.suffix](table, str(temporary))
+    with local_target(output, overwrite=overwrite) as path:
+        if path.exists() and not overwrite:
+            raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
+        with atomic_write(path) as temporary:
+            TABLES[path.suffix](table, str(temporary))
 
 
 def _write_parquet(table: "pa.Table", path: str) -> None:

@@ -69,7 +69,7 @@ def validate(
     ] = None,
     at: AtSnapshot = None,
     fix: Annotated[
-        Path | None,
+        str | None,
         value_option("FILE", "Write a repaired copy of the file"),
     ] = None,
     schema: Annotated[
@@ -286,7 +286,7 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _fix_file(atlas_options: AtlasOptions, target: Path, level: Any) -> None:  # noqa: ANN401  (a literal)
+def _fix_file(atlas_options: AtlasOptions, target: str, level: Any) -> None:  # noqa: ANN401  (a literal)
     from raggedatlas.formats.anndata.fixes import repair
     from raggedatlas.model.validation import Problems
 
@@ -298,7 +298,7 @@ def _fix_file(atlas_options: AtlasOptions, target: Path, level: Any) -> None:  #
     done = repair(atlas_options.atlas, target, level)
     left = Problems(done.left)
     if atlas_options.as_json:
-        print_json({"written": str(target), "fixed": done.fixed, "left": left.to_dict()})
+        print_json({"written": target, "fixed": done.fixed, "left": left.to_dict()})
     else:
         for line in done.fixed:
             print_text(f"fixed: {line}")

@@ -3,7 +3,6 @@
 import signal
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -29,6 +28,7 @@ from raggedatlas.cli.printing import print_result, print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
+    from raggedatlas.store.remote_path import AnyPath
     from raggedatlas.verbs.explorer import ExplorerServer, PreparedCxg
 
 
@@ -188,23 +188,23 @@ ViewSource = Annotated[
 
 def _what(
     atlas_options: ViewSource, embedding: str | None, options: ViewOptions, at: str | None
-) -> "tuple[Query | str | Path, Query | str | None]":
+) -> "tuple[Query | str | AnyPath, Query | AnyPath | None]":
     """Return what is shown, and the cells of an embedding that is named."""
     from raggedatlas.verbs.viewer.sources import is_cells_path
 
-    if embedding is None and "://" not in atlas_options.atlas and not is_cells_path(atlas_options.atlas):
-        # A `Path` can only be a folder of results, while a text may be the name of an embedding.
-        return Path(atlas_options.atlas), None
+    if embedding is None and not is_cells_path(atlas_options.path):
+        # A path can only be a folder of results, while a text may be the name of an embedding.
+        return atlas_options.path, None
     cells = _open_view_source(atlas_options, options, at)
     # The path of a file comes as one, so that no name of an embedding is looked for.
-    return (embedding, cells) if embedding is not None else (Path(cells) if isinstance(cells, str) else cells, None)
+    return (embedding, cells) if embedding is not None else (cells, None)
 
 
-def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | str":
+def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | AnyPath":
     from raggedatlas.cli.validate import is_cell_file
 
     if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
-        return atlas_options.atlas
+        return atlas_options.path
     query = atlas_options.open_snapshot(at).query()
     for condition in options.where:
         query = query.where(condition)

@@ -349,7 +349,7 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
     Raises
     ------
     SourceError
-        If it is a zip file in an object store or on a web server, or two members of a zip file share their bytes.
+        If two members of a zip file share their bytes.
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
     StoreError
@@ -358,10 +358,6 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
     import zarr
 
     if isinstance(path, RemotePath):
-        if path.suffix == ".zip":
-            raise SourceError(
-                f"{path} is a zip file, which is read from a local disk only; download it, or upload its folder."
-            )
         return guarded_zarr_store(path.zarr_store())
     if path.is_dir():
         refuse_symlinks(Location(str(path)))

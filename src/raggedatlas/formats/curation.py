@@ -19,7 +19,7 @@ from raggedatlas.model.batch import Block
 from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.filters import calling_level
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import AnyPath, as_path, local_copy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ def validate_schema(
     Parameters
     ----------
     what : str, Path or Query
-        An `.h5ad` file on a local disk, or a query, which is written in the form of the schema to a temporary file first.
+        An `.h5ad` file, or a query, which is written in the form of the schema to a temporary file first.
     schema : {"cellxgene"}
         The schema.
     title : str, optional
@@ -125,11 +125,16 @@ def validate_schema(
             warnings.simplefilter("ignore", UserWarning)
             what.write(f"{folder}/query.h5ad", schema=schema, title=title)
             return validate_schema(f"{folder}/query.h5ad", schema)
-    path, file = what, local_path(what)
-    if not file.is_file():
-        raise NotFoundError(f"There is no file {path}; check the path.")
-    if file.suffix != ".h5ad":
+    path = as_path(what)
+    if isinstance(path, Path) and not path.is_file():
+        raise NotFoundError(f"There is no file {what}; check the path.")
+    if path.suffix != ".h5ad":
         raise SourceError(f"{path} is no .h5ad file, which the schema {schema} is of; convert it first.")
+    with local_copy(path) as file:
+        return _validate_file(file, path)
+
+
+def _validate_file(file: Path, path: AnyPath) -> Problems:
     # The environment of this Python would lead the program to the wrong packages.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     words = [str(find_program()), "validate", str(file.absolute())]

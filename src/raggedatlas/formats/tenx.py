@@ -28,7 +28,7 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import Address, as_path, local_path
+from raggedatlas.store.remote_path import Address, AnyPath, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
@@ -161,22 +161,31 @@ def _read_csv(path: Path) -> "pd.DataFrame":
     return frame
 
 
-def _market_files(path: Path) -> MarketFiles | None:
+def _market_files(path: AnyPath) -> MarketFiles | None:
     """Return how the files beside a matrix are called, or None for a file that is no matrix of a sample."""
     name = path.name.removesuffix(".gz")
     return next((files for files in MARKET_FILES if name.endswith(files.matrix)), None)
 
 
-def market_matrices(folder: Path) -> list[Path]:
+def market_matrices(folder: AnyPath) -> list[AnyPath]:
     """Return the matrices of the samples in a folder, ``<prefix>matrix.mtx`` or another name of `MARKET_FILES`, plain or ``.gz``."""
     found = (path for ending in ("*.mtx", "*.mtx.gz") for path in folder.glob(ending) if path.is_file())
-    return sorted(path for path in found if _market_files(path) is not None)
+    return sorted((path for path in found if _market_files(path) is not None), key=str)
 
 
-def sample_prefix(matrix: Path) -> str:
+def sample_prefix(matrix: AnyPath) -> str:
     """Return what the name of a matrix begins with, which the tables of its sample share; none if it is alone in its folder, or no matrix."""
     files = _market_files(matrix)
     return "" if files is None else matrix.name.removesuffix(".gz").removesuffix(files.matrix)
+
+
+def companions(matrix: AnyPath) -> list[str]:
+    """Return the names that the files beside a matrix may have; none for what is no matrix."""
+    files = _market_files(matrix)
+    if files is None:
+        return []
+    prefix = sample_prefix(matrix)
+    return [f"{prefix}{name}{packed}" for name in (files.barcodes, *files.features) for packed in ("", ".gz")]
 
 
 def _sample(path: Path) -> tuple[Path, str, MarketFiles]:
@@ -189,7 +198,7 @@ def _sample(path: Path) -> tuple[Path, str, MarketFiles]:
             raise SourceError(
                 f"{path} has several matrices: {[one.name for one in found]}; give the path of one of them."
             )
-        path = found[0] if found else path / "matrix.mtx"
+        path = Path(found[0]) if found else path / "matrix.mtx"
     files = _market_files(path) or MARKET_FILES[-1]
     return path.parent, sample_prefix(path), files
 

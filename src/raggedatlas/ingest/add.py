@@ -20,7 +20,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.remote_path import RemotePath, as_path
+from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path, with_options
 
 
 def add(
@@ -63,12 +63,11 @@ def add(
     # A file in an object store is usually near the atlas; the options of a local atlas are those of its files.
     storage_options = storage_options or catalog.location.storage_options
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
-    geometry = is_geometry(source, storage_options)
+    source = with_options(source, storage_options)
+    geometry = is_geometry(source)
     if geometry or is_results(source):
         if executor is not None:
             raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
-        if is_shapes(source):
-            source = as_path(source, storage_options)
         return _attach(catalog, source, choices, progress, geometry=geometry)
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source, storage_options)
@@ -119,7 +118,7 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
         return openers, True
     if isinstance(source, str | os.PathLike | RemotePath):
         path = as_path(source, storage_options)
-        if isinstance(path, Path) and path.is_dir():
+        if _is_folder(path):
             files = list_sources(path)
             if files != [path]:
                 left = list_left_out(path, files)
@@ -131,12 +130,20 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
     return [Opener(source)], False
 
 
+def _is_folder(path: AnyPath) -> bool:
+    """Return whether a path may be a folder of several files; one in an object store that is a source itself is not listed."""
+    if isinstance(path, Path):
+        return path.is_dir()
+    roots = ("zarr.json", ".zgroup")
+    return not (path.is_web or path.suffix or any((path / name).is_file() for name in roots)) and path.is_dir()
+
+
 SHAPES = {"raggedatlas.vectors.geometry": "Geometry", "raggedatlas.vectors.shapes": "Shapes"}
 RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.npy_results": "InferenceDataSet"}
 """Modules -> class of objects in memory that can be added."""
 
 
-def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -> bool:  # noqa: ANN401  (anything that can be added)
+def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
     """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
 
     Raises
@@ -148,13 +155,15 @@ def is_geometry(source: Any, storage_options: Mapping[str, str] | None = None) -
         return _is_instance(source, SHAPES)
     if is_shapes(source):
         return True
-    place = as_path(source, storage_options)
+    place = as_path(source)
     # The ending of a file tells without a request that it is no store.
     if isinstance(place, RemotePath) and (place.is_web or place.suffix in HDF5_ENDINGS):
         return False
     try:
-        root = json.loads((place / "zarr.json").read_bytes())
-        return isinstance(root["attributes"]["zarr_vectors"], Mapping)
+        attributes = json.loads((place / "zarr.json").read_bytes())["attributes"]
+        return isinstance(attributes.get("zarr_vectors"), Mapping) or (
+            isinstance(place, RemotePath) and "spatialdata_attrs" in attributes
+        )
     except StoreError:
         # A store that does not answer would only be asked, and waited for, again.
         if isinstance(place, RemotePath):
@@ -177,9 +186,9 @@ def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added
     if path.suffix.lower() in SHAPE_ENDINGS:
         return True
     # Named by the format, so that other folders need no import of converters.
-    if isinstance(path, RemotePath) or not (
-        {path.parent.name} & {*KINDS} or any((path / kind).is_dir() for kind in KINDS)
-    ):
+    # Members of a remote folder would be listed; its root tells `is_geometry` what it is.
+    in_store = isinstance(path, Path) and any((path / kind).is_dir() for kind in KINDS)
+    if not (path.parent.name in KINDS or in_store):
         return False
     from raggedatlas.vectors.converters.geospatial import is_spatialdata
 
@@ -195,9 +204,11 @@ def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be adde
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, RESULTS)
     folder = as_path(source)
-    return isinstance(folder, Path) and (
-        (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
-    )
+    if isinstance(folder, RemotePath):
+        # A path of its own, so that only the table is listed.
+        table = f"{folder.uri}/{DATABASE}/{TABLE}.lance"
+        return not (folder.is_web or folder.suffix) and RemotePath(table, folder.storage_options).is_dir()
+    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
 
 
 def _is_instance(source: Any, classes: Mapping[str, str]) -> bool:  # noqa: ANN401

@@ -43,7 +43,7 @@ from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.results.row_readers import ObjectIds
-from raggedatlas.store.remote_path import as_path, local_path
+from raggedatlas.store.remote_path import AnyPath, as_path, local_copy, with_options
 from raggedatlas.store.tables import Tables
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -128,9 +128,12 @@ def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
     """
     import pandas as pd
 
-    if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".txt"):
+    if isinstance(source, str | os.PathLike) and as_path(source).suffix == ".txt":
         try:
-            source = local_path(source).read_text(encoding="utf-8").split()
+            with local_copy(source) as path:
+                source = path.read_text(encoding="utf-8").split()
+        except StoreError:
+            raise
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{source} cannot be read: {error}.") from error
     uids: Any = source
@@ -161,7 +164,6 @@ def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) ->
         path = as_path(source)
         ending = next((e for e in TABLE_ENDINGS if path.name.lower().endswith(e)), None)
         if ending is not None:
-            path = local_path(path)
             return AnnotationSource(
                 _read_table(path, ending, text_columns), path.name[: -len(ending)], str(path.absolute())
             )
@@ -209,36 +211,41 @@ def _member(opened: Source, schema: SourceSchema, key: str) -> NDArray[Any]:
     return np.concatenate(blocks) if blocks else np.empty(info.shape, info.dtype)
 
 
-def _read_table(path: Path, ending: str, text_columns: tuple[str, ...]) -> pa.Table:
+def _read_table(path: AnyPath, ending: str, text_columns: tuple[str, ...]) -> pa.Table:
     import pyarrow.csv
     import pyarrow.parquet
 
     try:
-        if ending == ".parquet":
-            table = pyarrow.parquet.read_table(path)
-            index = (table.schema.pandas_metadata or {}).get("index_columns", [])
-            # A RangeIndex of pandas is described by a dict, which names no column. An index called `uid` keeps
-            # its name, so that it is never taken for names of cells.
-            names = {index[0]: INDEX} if len(index) == 1 and isinstance(index[0], str) and index[0] != "uid" else {}
-            return with_facts(table.rename_columns([names.get(name, name) for name in table.column_names]))
-        labels = _quoted_labels(path) if ending == ".csv" else ()
-        table = pyarrow.csv.read_csv(
-            path,
-            parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending.startswith(".tsv") else ","),
-            convert_options=pyarrow.csv.ConvertOptions(
-                # The column without a header has the names of rows, which are text also where they look like numbers.
-                column_types=dict.fromkeys((*text_columns, *labels, ""), pa.string()),
-                null_values=_MISSING, strings_can_be_null=True, quoted_strings_can_be_null=False,
-            ),
-        )  # fmt: skip
+        with local_copy(path) as local:
+            if ending == ".parquet":
+                table = pyarrow.parquet.read_table(local)
+            else:
+                labels = _quoted_labels(local) if ending == ".csv" else ()
+                table = pyarrow.csv.read_csv(
+                    local,
+                    parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending.startswith(".tsv") else ","),
+                    convert_options=pyarrow.csv.ConvertOptions(
+                        # The column without a header has the names of rows, which are text also where they look like numbers.
+                        column_types=dict.fromkeys((*text_columns, *labels, ""), pa.string()),
+                        null_values=_MISSING, strings_can_be_null=True, quoted_strings_can_be_null=False,
+                    ),
+                )  # fmt: skip
+    except StoreError:
+        raise
     except FileNotFoundError as error:
         raise StoreError(f"There is no file {path}.") from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SourceError(f"{path} cannot be read as {ending}: {error}.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
-    # pandas and R write the names of rows under an empty header.
-    return with_facts(table.rename_columns([name or INDEX for name in table.column_names]))
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    # A RangeIndex of pandas is described by a dict, which names no column. An index called `uid` keeps
+    # its name, so that it is never taken for names of cells.
+    names = {index[0]: INDEX} if len(index) == 1 and isinstance(index[0], str) and index[0] != "uid" else {}
+    if ending != ".parquet":
+        # pandas and R write the names of rows under an empty header.
+        names = {"": INDEX}
+    return with_facts(table.rename_columns([names.get(name, name) for name in table.column_names]))
 
 
 def _quoted_labels(path: Path) -> tuple[str, ...]:
@@ -374,6 +381,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     if options.name is not None:
         check_given_name(options.name, "name of an annotation")
     # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.
+    source = with_options(source, catalog.location.storage_options)
     given = read_annotation_source(source, ("uid", "cell_name", "dataset", *_text_casts(options)), options.obsm)
     if not given.table.num_rows:
         raise SourceError("The annotation has no rows; there is nothing to write.")

@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     content = None
     if isinstance(source, str | os.PathLike):
         path = as_path(source)
-        if path.suffix.lower() in ENDINGS or (isinstance(path, Path) and is_spatialdata(path)):
+        if path.suffix.lower() in ENDINGS or is_spatialdata(path):
             content, uri, name = _read_shapes(path), str(path), path.stem
     elif isinstance(source, Shapes):
         content = Content(source)
@@ -166,18 +165,12 @@ def _read_shapes(path: AnyPath) -> Content:
     """Read a file of shapes or points, or an element of SpatialData."""
     if path.suffix.lower() == ".parquet" and not (path.is_file() and has_geometry(path)):
         return Content(read_points(path))
-    if isinstance(path, Path):
-        parts = () if path.suffix.lower() in ENDINGS else spatialdata_elements(path)
-        if len(parts) > 1:
-            raise SourceError(
-                f"{path} is a SpatialData store of {len(parts)} elements: {', '.join(parts)}. Add each by its path, e.g. {path / parts[0]}."
-            )
-        return read_file(path)
-    # Read as a whole anyway, and by libraries that know local files only.
-    with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder, path.name)
-        local.write_bytes(path.read_bytes())
-        return read_file(local)
+    parts = () if path.suffix.lower() in ENDINGS else spatialdata_elements(path)
+    if len(parts) > 1:
+        raise SourceError(
+            f"{path} is a SpatialData store of {len(parts)} elements: {', '.join(parts)}. Add each by its path, e.g. {path / parts[0]}."
+        )
+    return read_file(path)
 
 
 def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes, int]:  # noqa: ANN401

@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,8 @@ from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError
 from raggedatlas.formats.curation import missing_facts
-from raggedatlas.formats.registry import detect, open_source
+from raggedatlas.formats.registry import detect, is_copied, open_source
+from raggedatlas.formats.transfer import CopiedSource
 from raggedatlas.ingest.columns import merge_colors
 from raggedatlas.ingest.group_writer import (
     PendingWrite,
@@ -51,7 +53,7 @@ from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
 from raggedatlas.store.runtime import BackgroundWriter
 
 
@@ -167,7 +169,18 @@ class Opener:
             If it breaks a rule that it cannot be added by, or lacks facts of a strict schema, before anything is read that takes long.
         """
         path = as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
-        if path is not None and detect(path) in ANNDATA_FORMATS:
+        name = "" if path is None else detect(path)
+        if path is not None and is_copied(path, name):
+            local = Opener(None, self.curate, self.genome)
+
+            def open_copy(copy: Path) -> Source:
+                local.what = copy
+                return local()
+
+            source: Source = CopiedSource(cast("RemotePath", path), open_copy)
+            self.notes = local.notes
+            return source
+        if path is not None and name in ANNDATA_FORMATS:
             from raggedatlas.formats.anndata import raise_if_invalid
 
             self._checked = path

@@ -20,7 +20,7 @@ from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.ontologies import read_text_table
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import as_path, local_target, with_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,8 +117,7 @@ class TermMapping:
         str
             The path.
         """
-        place = local_path(path)
-        with atomic_write(place) as temporary:
+        with local_target(path, overwrite=True) as place, atomic_write(place) as temporary:
             self.to_pandas().to_csv(temporary, index=False, sep="\t" if place.suffix == ".tsv" else ",")
         return str(path)
 
@@ -168,7 +167,8 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
     terms = known.term_source().find(columns, options.ontology)
     sizes = _count_labels(catalog, columns.labels)
     # Every row of the file is looked up before the first write.
-    said = {} if options.confirm is None else _read_confirmed(options.confirm, terms)
+    confirm = with_options(options.confirm, catalog.location.storage_options)
+    said = {} if confirm is None else _read_confirmed(confirm, terms)
     found = [
         _propose(label, n, terms) if label not in said else _said(label, n, said[label], terms)
         for label, n in sizes.items()
@@ -258,7 +258,7 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
 
 def _confirm_table(confirm: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
     if isinstance(confirm, str | os.PathLike):
-        path = local_path(confirm)
+        path = as_path(confirm)
         return read_text_table(path), path.name
     try:
         return pa.table(confirm), type(confirm).__name__

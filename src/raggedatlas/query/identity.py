@@ -34,6 +34,7 @@ from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, FeatureError
 from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
 from raggedatlas.query.read_plan import AS_GIVEN
+from raggedatlas.store.remote_path import with_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,7 +212,8 @@ class FeatureIdentity:
 
         self._catalog.require_tip("identity.load()")
         # All files are parsed before the first write, so that a wrong one changes nothing.
-        loaded = read_gene_tables(path, organism=organism, release=release, name=name)
+        place = with_options(path, self._catalog.location.storage_options)
+        loaded = read_gene_tables(place, organism=organism, release=release, name=name)
         put_tables(self._catalog, loaded)
         self.update()
         names = {table.info.name for table in loaded}

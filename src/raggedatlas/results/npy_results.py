@@ -36,7 +36,7 @@ from raggedatlas.results.schema import (
     torch_dataset_class,
 )
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import is_remote, local_path
 from raggedatlas.store.runtime import warnings_as
 
 _BATCH = re.compile(r"batch_(\d+)\.npy")
@@ -521,8 +521,9 @@ def load_results_dataset(
     >>> load_results_dataset({}, folder).get_data(0)
     array([0., 0., 0.])
     """
-    if isinstance(results_dir, str) and "://" in results_dir:
-        return ResultDataset(config, results_dir)
+    named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
+    if is_remote(named):
+        return ResultDataset(config, named)
     folder = find_results(config, results_dir, verb)
     if has_npy_results(folder) and not is_committed(folder):
         return InferenceDataSet(config, folder)

@@ -24,7 +24,7 @@ from raggedatlas.results.folder import (
 from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import OBJECT_ID, read_columns
 from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import local_copy
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.storage_errors import lance_errors
 
@@ -42,7 +42,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     Parameters
     ----------
     result_dir : str or path
-        Local result folder: a Lance table, or ``.npy`` results.
+        Result folder: a Lance table, or ``.npy`` results.
     level : {"quick", "deep"}
         ``quick`` compares file sizes; ``deep`` compares every byte and value.
 
@@ -73,7 +73,11 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     """
     if level not in get_args(Level):
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
-    folder = local_path(result_dir)
+    with local_copy(result_dir) as folder:
+        return _validate(folder, level)
+
+
+def _validate(folder: Path, level: Level) -> Problems:
     if not is_committed(folder):
         return Problems(_check_npy(folder, level))
     try:

@@ -141,7 +141,7 @@ class Location:
                 f"Storage options are a mapping of names to texts, e.g. {{'aws_region': 'eu-central-1'}}; got a "
                 f"{type(storage_options).__name__}."
             )
-        return cls(os.fspath(address), dict(storage_options or {}))
+        return cls(os.fspath(address), dict(storage_options or getattr(address, "storage_options", {})))
 
     @property
     def is_local(self) -> bool:

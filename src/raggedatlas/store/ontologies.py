@@ -10,15 +10,14 @@ from functools import lru_cache
 from importlib import resources
 from importlib.metadata import version
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
-from raggedatlas.errors import MissingExtraError, MissingFileError, QueryError, SourceError
+from raggedatlas.errors import MissingExtraError, MissingFileError, QueryError, SourceError, StoreError
 from raggedatlas.model.accessions import GeneTableInfo
 from raggedatlas.model.terms import PACKAGE, TERMS, TERMS_SCHEMA, Terms, id_prefix
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import AnyPath, as_path, local_copy
 
 _KEY = re.compile(r'[{,\s]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _FARTHER = re.compile(r'("ancestors":\{"[^"]+":1),[^}]*\}')
@@ -237,11 +236,11 @@ def _read_table(source: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
             ).__name__
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SourceError(f"The {type(source).__name__} is no table of terms: {error}.") from error
-    path = local_path(source)
+    path = as_path(source)
     return read_text_table(path), path.name
 
 
-def read_text_table(path: Path) -> pa.Table:
+def read_text_table(path: AnyPath) -> pa.Table:
     """Read a CSV or TSV file (``.tsv``, ``.tab``) whose values are all text, empty ones missing.
 
     Raises
@@ -253,16 +252,19 @@ def read_text_table(path: Path) -> pa.Table:
 
     delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab", ".txt"} else ","
     try:
-        with path.open("rb") as file:
-            head = next(iter(file.readline().decode("utf-8-sig").splitlines()), "")
-        names = [name.strip('"') for name in head.split(delimiter)]
-        found: pa.Table = csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(delimiter=delimiter),
-            convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
-            ),
-        )
+        with local_copy(path) as local:
+            with local.open("rb") as file:
+                head = next(iter(file.readline().decode("utf-8-sig").splitlines()), "")
+            names = [name.strip('"') for name in head.split(delimiter)]
+            found: pa.Table = csv.read_csv(
+                local,
+                parse_options=csv.ParseOptions(delimiter=delimiter),
+                convert_options=csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+                ),
+            )
+    except StoreError:
+        raise
     except FileNotFoundError as error:
         raise MissingFileError(f"There is no file {path}.") from error
     except (pa.ArrowException, ValueError, OSError) as error:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from raggedatlas.errors import AtlasError, NotFoundError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, DuplicateError, LimitError, NotFoundError, SourceError, StoreError
 from raggedatlas.store.location import REMOTE_SCHEMES, Location, parse_local, store_errors
-from raggedatlas.store.runtime import LRUCache, process_cache, share, submit_request
+from raggedatlas.store.runtime import LRUCache, map_requests, process_cache, share, submit_request
+from raggedatlas.store.storage_errors import failure
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -50,6 +52,12 @@ RETRIES: dict[str, Any] = {
 
 MAX_LISTED = 100_000
 """Objects below a folder that are listed at most."""
+
+MOST_COPIED = 8 << 30
+"""Bytes of a file or folder that are copied to this machine at most, where it cannot be read by ranges."""
+
+LAST = ("obs/", "__tiledb_group.tdb", "__group/", ".zmetadata", ".zgroup", "zarr.json")
+"""What readers recognise a folder by: these files of its root are uploaded after all others, in this order, and removed first."""
 
 
 class RemotePath:
@@ -138,8 +146,12 @@ class RemotePath:
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder of a member."""
-        return self._top / self._below.rpartition("/")[0] if "/" in self._below else self._top
+        """The folder of a file or member."""
+        if self._below:
+            return self._top / self._below.rpartition("/")[0] if "/" in self._below else self._top
+        if not urlsplit(self._shown).path.strip("/"):
+            return self
+        return RemotePath(self._shown.rstrip("/").rpartition("/")[0], self.storage_options)
 
     @property
     def parents(self) -> "list[RemotePath]":
@@ -174,7 +186,8 @@ class RemotePath:
 
     def is_file(self) -> bool:
         """Return whether there is an object of this name."""
-        if self._top._is_listed():
+        # The listing has what is below the top path, and is empty where that is a file.
+        if self._top._is_listed() and self._top._listed:
             return self._below in self._top._listed
         try:
             _ = self._contents
@@ -184,8 +197,7 @@ class RemotePath:
 
     def is_dir(self) -> bool:
         """Return whether there are objects below; always False on web servers, which do not list them."""
-        below = f"{self._below}/" if self._below else ""
-        return not self.is_web and any(key.startswith(below) and key != below for key in self._top._listed)
+        return not self.is_web and next(self.below(), None) is not None
 
     def is_symlink(self) -> bool:
         """Return False: object stores have no links."""
@@ -193,31 +205,36 @@ class RemotePath:
 
     def iterdir(self) -> "Iterator[RemotePath]":
         """Iterate over the members of the folder."""
-        below = f"{self._below}/" if self._below else ""
-        names = {key[len(below) :].partition("/")[0] for key in self._top._listed if key.startswith(below)}
+        names = {key.partition("/")[0] for key, _ in self.below()}
         return (self / name for name in sorted(names) if name)
+
+    def below(self) -> "Iterator[tuple[str, int]]":
+        """Iterate over key and bytes of every object below the folder."""
+        below = f"{self._below}/" if self._below else ""
+        return (
+            (key[len(below) :], size)
+            for key, size in self._top._listed.items()
+            if key.startswith(below) and key != below
+        )
 
     def rglob(self, pattern: str) -> "Iterator[RemotePath]":
         """Iterate over all files below whose name matches a pattern."""
         from fnmatch import fnmatchcase
 
-        below = f"{self._below}/" if self._below else ""
-        keys = [key for key in self._top._listed if key.startswith(below)]
-        return (self._top / key for key in keys if fnmatchcase(key.rpartition("/")[2], pattern))
+        return (self / key for key, _ in self.below() if fnmatchcase(key.rpartition("/")[2], pattern))
 
     def glob(self, pattern: str) -> "Iterator[RemotePath]":
-        """Iterate as `rglob`; only patterns that begin with ``**/`` are known."""
-        return self.rglob(pattern.removeprefix("**/"))
+        """Iterate over the files whose name matches a pattern, in the folder or, after ``**/``, below."""
+        found = self.rglob(pattern.removeprefix("**/"))
+        return found if pattern.startswith("**/") else (path for path in found if path.parent == self)
 
     @property
     def size(self) -> int:
         """Bytes of the file, or of all files of a folder that can be listed."""
         if self.is_file():
-            return self._top._listed[self._below] if self._top._is_listed() else self._contents.size
-        below = f"{self._below}/" if self._below else ""
-        if self.is_web:
-            return 0
-        return sum(size for key, size in self._top._listed.items() if key.startswith(below))
+            known = self._top._listed.get(self._below) if self._top._is_listed() else None
+            return self._contents.size if known is None else known
+        return 0 if self.is_web else sum(size for _, size in self.below())
 
     def stat(self) -> SimpleNamespace:
         """Return the size as `Path.stat` does."""
@@ -359,6 +376,17 @@ def as_path(address: Address, storage_options: Mapping[str, str] | None = None) 
         return RemotePath(text, storage_options)
     # `Location` normalises ``file://``, and refuses what is no scheme.
     return Location(text).path if "://" in text else parse_local(text)
+
+
+def with_options(what: Any, storage_options: Mapping[str, str]) -> Any:  # noqa: ANN401  (an address, or anything)
+    """Return the address of an object store or web server as a path with these options, and all else as it is.
+
+    Examples
+    --------
+    >>> with_options("s3://bucket/pbmc.h5ad", {"aws_region": "eu-central-1"}), with_options("pbmc.h5ad", {})
+    (RemotePath('s3://bucket/pbmc.h5ad'), 'pbmc.h5ad')
+    """
+    return as_path(what, storage_options) if is_remote(what) else what
 
 
 def local_path(address: Address) -> Path:
@@ -616,47 +644,228 @@ class RemoteFile(io.RawIOBase):
         self._blocks.load(ranges)
 
 
-def put_file(path: RemotePath, file: Path) -> None:
-    """Upload a file under a name, in parts; it is visible when complete.
+@contextlib.contextmanager
+def local_copy(
+    address: Address, storage_options: Mapping[str, str] | None = None, *, beside: Iterable[str] = ()
+) -> Iterator[Path]:
+    """Give the local path of a file or folder; one in an object store or on a web server is copied for as long as the block runs.
+
+    Parameters
+    ----------
+    address, storage_options
+        As of `as_path`.
+    beside : iterable of str
+        Names of files in the same folder, which are copied as well where they exist.
 
     Raises
     ------
+    NotFoundError
+        If there is no such file or folder in the object store or on the server.
+    LimitError
+        If it has more than `MOST_COPIED` bytes, before they are fetched.
     StoreError
-        If the store fails or is a web server.
+        If the store or the disk fails.
+
+    Examples
+    --------
+    >>> with local_copy("file:///data/labels.csv") as path:
+    ...     path.name
+    'labels.csv'
     """
+    path = as_path(address, storage_options)
+    if isinstance(path, Path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="raggedatlas-copy-") as folder:
+        # With the name of its folder, which tells the kind of an element of SpatialData.
+        copied = Path(folder, path.parent.name, path.name)
+        _fetch(path, copied)
+        for name in beside:
+            with contextlib.suppress(NotFoundError):
+                _fetch(path.with_name(name), copied.with_name(name))
+        with naming(copied, path):
+            yield copied
+
+
+@contextlib.contextmanager
+def naming(local: Path, path: RemotePath) -> Iterator[None]:
+    """Let messages of errors name a remote path, and not the local copy of it."""
+    try:
+        yield
+    except AtlasError as error:
+        error.args = tuple(
+            each.replace(str(local), str(path)) if isinstance(each, str) else each for each in error.args
+        )
+        raise
+
+
+def _fetch(path: RemotePath, target: Path) -> None:
+    """Copy a file, or a folder of an object store, to this machine; errors as of `local_copy`."""
+    try:
+        # What is listed already needs no request to tell a folder from a file.
+        if path.is_web or not (path._top._is_listed() and path.is_dir()):
+            try:
+                _fetch_file(path, target)
+                return
+            except NotFoundError:
+                if path.is_web or not path.is_dir():
+                    raise
+        listed = [(key, size) for key, size in path.below() if not key.endswith("/")]
+        n_bytes = sum(size for _, size in listed)
+        if n_bytes > MOST_COPIED:
+            raise _too_large(path, n_bytes)
+        map_requests(
+            lambda key: _fetch_file(path / key, target.joinpath(*_local_parts(path, key))), [key for key, _ in listed]
+        )
+    # `StoreError` is an `OSError` too.
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be copied to the folder for temporary files: {failure(error)}") from error
+
+
+def _fetch_file(path: RemotePath, target: Path) -> None:
     import obstore
 
-    refuse_web_target(path)
     store, key = path.bucket()
-    with store_errors(f"write {path}"), file.open("rb") as opened:
-        obstore.put(store, key, opened)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # A request for the complete file, which every web server answers.
+        with store_errors(f"read {path}"):
+            answer = obstore.get(store, key)
+            if answer.meta["size"] > MOST_COPIED:
+                raise _too_large(path, answer.meta["size"])
+            with target.open("wb") as file:
+                for piece in answer.stream(min_chunk_size=BLOCK):
+                    file.write(memoryview(piece))
+    except FileNotFoundError:
+        raise NotFoundError(f"There is no file or folder {path}; check the address.") from None
 
 
-def delete_below(path: RemotePath, keys: Iterable[str]) -> None:
-    """Remove objects below a folder; those that do not exist are no error.
+def _too_large(path: RemotePath, n_bytes: int) -> LimitError:
+    return LimitError(
+        f"{path} has {n_bytes:,} bytes, and files of its kind are copied before they are read, up to {MOST_COPIED:,} bytes; download it and "
+        "give the local path."
+    )
+
+
+def _local_parts(path: RemotePath, key: str) -> list[str]:
+    parts = key.split("/")
+    if any(not part.strip(".") or "\\" in part or "\0" in part for part in parts):
+        raise StoreError(f"{path} holds {key!r}, which is no name of a local file; rename it.")
+    return parts
+
+
+@contextlib.contextmanager
+def local_target(
+    address: Address, storage_options: Mapping[str, str] | None = None, *, overwrite: bool = False
+) -> Iterator[Path]:
+    """Give the local path to write a file or folder to; for an object store a temporary one, which is uploaded at the end of the block.
+
+    Parameters
+    ----------
+    address, storage_options
+        As of `as_path`.
+    overwrite : bool
+        Whether what is in the object store may be replaced; of a local target the block decides.
 
     Raises
     ------
+    DuplicateError
+        If something is in the object store and may not be replaced.
     StoreError
-        If the store fails.
+        If the target is on a web server, before anything is written, or if the store fails.
+
+    Examples
+    --------
+    >>> with local_target("file:///data/labels.csv") as path:
+    ...     path.name
+    'labels.csv'
     """
-    import obstore
+    path = as_path(address, storage_options)
+    if isinstance(path, Path):
+        yield path
+        return
+    refuse_target(path, overwrite=overwrite)
+    with tempfile.TemporaryDirectory(prefix="raggedatlas-upload-") as folder:
+        local = Path(folder, path.name)
+        with naming(local, path):
+            yield local
+        # Again, since writing may have taken hours.
+        refuse_target(path, overwrite=overwrite)
+        # Files that belong to it come first.
+        for part in sorted(local.parent.iterdir(), key=lambda part: part == local):
+            upload(part, path if part == local else path.with_name(part.name))
 
-    listed = [(path / key).bucket()[1] if key else path.bucket()[1] for key in keys]
-    if listed:
-        with store_errors(f"remove {path}"), contextlib.suppress(FileNotFoundError):
-            obstore.delete(path.bucket()[0], listed)
 
-
-def refuse_web_target(path: RemotePath) -> None:
-    """Raise for a target on a web server.
+def refuse_target(path: RemotePath, *, overwrite: bool) -> None:
+    """Raise for a target that cannot be written.
 
     Raises
     ------
+    DuplicateError
+        If something is there and may not be replaced.
     StoreError
-        Always for ``http`` and ``https``.
+        If it is on a web server, or the store cannot be asked.
     """
     if path.is_web:
         raise StoreError(
             f"{path} is on a web server, where nothing can be written; give a path, s3://, gs:// or az://."
         )
+    # Asked of a path of its own: a path keeps what it has seen.
+    if not overwrite and RemotePath(path.uri, path.storage_options).exists():
+        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
+
+
+def upload(local: Path, target: RemotePath) -> None:
+    """Upload a file, which appears when it is complete, or a folder, whose root metadata come last; what was there is removed before.
+
+    Raises
+    ------
+    StoreError
+        If the store fails; what was uploaded is removed then.
+    """
+    if not local.is_dir():
+        _put_file(target, local)
+        return
+    listed = sorted(_rank(file.relative_to(local).as_posix()) for file in local.rglob("*") if file.is_file())
+    before = RemotePath(target.uri, target.storage_options)
+    old = sorted((_rank(key) for key, _ in before.below()), reverse=True)
+    # One call for each rank: a store removes the objects of one call in any order.
+    for rank in range(len(LAST), -1, -1):
+        _delete_below(target, [key for at, key in old if at == rank])
+    sent: list[str] = []
+
+    def send(key: str) -> None:
+        sent.append(key)
+        _put_file(target / key, local / key)
+
+    try:
+        for rank in range(len(LAST) + 1):
+            map_requests(send, [key for at, key in listed if at == rank])
+    except BaseException:
+        _delete_below(target, sorted(sent, key=_rank, reverse=True))
+        raise
+
+
+def _rank(key: str) -> tuple[int, str]:
+    """Return when a file is uploaded: 0 for all that readers do not recognise a folder by."""
+    ranks = (i for i, name in enumerate(LAST, 1) if key == name or (name.endswith("/") and key.startswith(name)))
+    return next(ranks, 0), key
+
+
+def _put_file(path: RemotePath, file: Path) -> None:
+    import obstore
+
+    store, key = path.bucket()
+    with store_errors(f"write {path}"), file.open("rb") as opened:
+        obstore.put(store, key, opened)
+
+
+def _delete_below(path: RemotePath, keys: Iterable[str]) -> None:
+    import obstore
+
+    listed = [(path / key).bucket()[1] for key in keys]
+    if listed:
+        with store_errors(f"remove {path}"), contextlib.suppress(FileNotFoundError):
+            obstore.delete(path.bucket()[0], listed)

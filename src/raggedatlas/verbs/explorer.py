@@ -413,11 +413,14 @@ def prepare(
     from raggedatlas.formats.registry import open_sink
     from raggedatlas.verbs.viewer.sources import find_query
 
-    if isinstance(what, str | os.PathLike) and is_cxg(path := as_path(what)) and is_servable(local_path(path)):
-        return PreparedCxg(local_path(path), written=False)
-    query = find_query(what)
-    if as_path(target).suffix != ENDING:
+    path = as_path(what) if isinstance(what, str | os.PathLike) else None
+    if isinstance(path, Path) and is_cxg(path) and is_servable(path):
+        return PreparedCxg(path, written=False)
+    # What is served must be on this machine, and is refused before it is written elsewhere.
+    target = local_path(target)
+    if target.suffix != ENDING:
         raise SourceError(f"{target} is not a valid name for a CXG; it must end in {ENDING}.")
+    query = find_query(what)
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if query is not None:
         # People search for genes by symbol, and the features of an atlas are indexed by id.

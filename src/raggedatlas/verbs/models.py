@@ -19,7 +19,7 @@ from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.plan import OutputFormat
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import as_path, local_copy, local_path
 
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""
@@ -272,7 +272,7 @@ def open_module(
     """
     import torch
 
-    digest = "" if weights is None else file_digest(weights)
+    digest = ""
     if isinstance(module, type):
         try:
             module = module(**options)
@@ -284,7 +284,9 @@ def open_module(
         raise SourceError(f"The module is made already; options {sorted(options)} are for a class.")
     if weights is not None:
         try:
-            module.load_state_dict(read_weights(weights))
+            with local_copy(weights) as local:
+                digest = file_digest(local)
+                module.load_state_dict(read_weights(local))
         except RuntimeError as error:
             # PyTorch lists missing and unexpected keys in lines of their own.
             message = " ".join(str(error).split())
@@ -323,9 +325,13 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     MissingExtraError
         If safetensors is needed and not installed.
     """
+    with local_copy(path) as local:
+        return _read_weights(local)
+
+
+def _read_weights(path: Path) -> Mapping[str, Any]:
     import torch
 
-    path = local_path(path)
     if path.suffix == _SAFE:
         return _read_safetensors(path)
     try:
@@ -417,9 +423,11 @@ def open_onnx(
     MissingExtraError
         If ONNX Runtime is not installed.
     """
-    path = local_path(path)
-    digest = file_digest(path)
-    session = _open_session(os.fspath(path), providers)
+    path = as_path(path)
+    # Large weights lie in a file beside it.
+    with local_copy(path, beside=(f"{path.name}.data", f"{path.name}_data")) as local:
+        digest = file_digest(local)
+        session = _open_session(os.fspath(local), providers)
     wanted = _inputs_of(session, os.fspath(path), inputs)
     names = _outputs_of(session, os.fspath(path))
     values = [each for each in wanted if each.takes == VALUES]

@@ -32,7 +32,7 @@ from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.remote_path import local_copy
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _save_arrays(path: Path, **arrays: Any) -> None:  # noqa: ANN401  (arrays)
 def _stored_arrays(path: str | os.PathLike[str], what: str) -> Iterator[Any]:
     """Open the arrays of a model; nothing is unpickled. Errors of the block mean that the file is damaged."""
     try:
-        with np.load(local_path(path), allow_pickle=False) as stored:
+        with local_copy(path) as local, np.load(local, allow_pickle=False) as stored:
             yield stored
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no model {os.fspath(path)}.") from error

@@ -11,7 +11,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet, load_results_dataset
-from raggedatlas.store.remote_path import is_remote, local_path
+from raggedatlas.store.remote_path import Address, AnyPath, as_path, is_remote, local_path, local_target
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import SPACE, Look, Scene
@@ -78,11 +78,11 @@ def visualize(
     embedding: Embedding,
     cells: Cells | None = None,
     *,
-    path: str | os.PathLike[str],
+    path: Address,
     genes: Sequence[str] = (),
     overwrite: bool = False,
     **choices: Unpack[ViewOptions],
-) -> Path:
+) -> AnyPath:
     """Write a map of cells to a file; its ending says which.
 
     Parameters
@@ -126,11 +126,12 @@ def visualize(
     ...     "results/20260101-120000-umap-AbCd", view.query().where(tissue="lung"), path="lung.png"
     ... )  # doctest: +SKIP
     """
+    target = as_path(path)
     # First, so that an unknown ending is refused before cells are read.
-    target = local_path(path)
     writer = _writer_of(target)
-    scene = make_view(embedding, cells, **choices)
-    return writer(scene, target, genes=list(genes), overwrite=overwrite)
+    with local_target(target, overwrite=overwrite) as local:
+        writer(make_view(embedding, cells, **choices), local, genes=list(genes), overwrite=overwrite)
+    return target
 
 
 @checked
@@ -294,7 +295,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
 }
 
 
-def _writer_of(path: Path) -> Callable[..., Path]:
+def _writer_of(path: AnyPath) -> Callable[..., Path]:
     if path.suffix not in WRITERS:
         raise QueryError(f"{path} ends in {path.suffix!r}; what can be written ends in one of {', '.join(WRITERS)}.")
     return WRITERS[path.suffix]

@@ -24,7 +24,7 @@ from raggedatlas.formats.containers import (
     zarr_store_of,
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_copy
 from raggedatlas.store.runtime import warnings_as
 
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
@@ -232,7 +232,7 @@ def open_tree(path: Address) -> Iterator[Node]:
     Parameters
     ----------
     path : str or Path
-        An HDF5 file or a Zarr folder, whose root may also be an array.
+        An HDF5 file, or a Zarr folder or zip file, whose root may also be an array.
 
     Raises
     ------
@@ -242,6 +242,10 @@ def open_tree(path: Address) -> Iterator[Node]:
         If it is neither, or cannot be opened.
     """
     path = as_path(path)
+    if isinstance(path, RemotePath) and path.suffix == ".zip":
+        with local_copy(path) as local, open_tree(local) as root:
+            yield root
+        return
     if is_tree(path):
         root = _zarr_root(path)
         try:

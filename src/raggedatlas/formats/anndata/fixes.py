@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
 from raggedatlas.formats.output_files import consolidate, partial_path, writable
 from raggedatlas.model.validation import Depth, Problem, Problems
-from raggedatlas.store.remote_path import is_remote, local_path
+from raggedatlas.store.remote_path import Address, as_path, local_copy, local_target
 from raggedatlas.store.runtime import warnings_as
 
 MAX_ROUNDS = 10
@@ -62,7 +62,7 @@ class Repair:
     left: tuple[Problem, ...]
 
 
-def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: Depth = "full") -> Repair:
+def repair(path: Address, target: Address, level: Depth = "full") -> Repair:
     """Write a copy of an AnnData file in which all fixable problems are fixed.
 
     Values are never guessed: a file that would break a must nevertheless is refused. The copy appears under its name when it is
@@ -96,9 +96,12 @@ def repair(path: str | os.PathLike[str], target: str | os.PathLike[str], level: 
     >>> repair("broken.h5ad", "fixed.h5ad").fixed  # doctest: +SKIP
     ('A02 uns/k: declared as array 0.2.0',)
     """
-    if is_remote(path) or is_remote(target):
-        raise SourceError(f"{path} is repaired as a local copy; download it, or convert it, and give a local target.")
-    path, target = local_path(path), local_path(target)
+    with local_target(target) as copy, local_copy(path) as file:
+        done = _repair(file, copy, level)
+    return replace(done, path=str(as_path(target)))
+
+
+def _repair(path: Path, target: Path, level: Depth) -> Repair:
     _refuse_existing(target)
     hidden = partial_path(target, overwrite=True)
     if is_zip(path):

@@ -2,10 +2,9 @@
 
 import inspect
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.remote_path import AnyPath, as_path, local_path
+from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_copy, local_target
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import chunk_coordinates, row_blocks
 from raggedatlas.vectors.converters import content as tables
@@ -82,7 +81,7 @@ ROUNDED = "rounded: "
 """Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
 
 
-def detect(path: str | os.PathLike[str]) -> str:
+def detect(path: Address) -> str:
     """Return the name of the converter that reads a path, by its suffix or by the content of a folder.
 
     Raises
@@ -92,10 +91,14 @@ def detect(path: str | os.PathLike[str]) -> str:
     SourceError
         If its format is unknown; the message lists the known ones.
     """
-    file = local_path(path)
-    if not file.exists():
-        raise NotFoundError(f"There is no file or folder {file}; check the path.")
-    name = ("spatialdata" if geo.is_spatialdata(file) else None) if file.is_dir() else ENDINGS.get(file.suffix.lower())
+    file = as_path(path)
+    name = ENDINGS.get(file.suffix.lower())
+    # The ending of a remote file is believed; a request for it would be one of two.
+    if name is None or isinstance(file, Path):
+        if not file.exists():
+            raise NotFoundError(f"There is no file or folder {file}; check the path.")
+        if file.is_dir():
+            name = "spatialdata" if geo.is_spatialdata(file) else None
     if name == "parquet" and has_geometry(file):
         return "geoparquet"
     if name is None:
@@ -121,8 +124,8 @@ def has_geometry(file: AnyPath) -> bool:
 
 
 @checked
-def read_file(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Content:  # noqa: ANN401
-    """Read a file or folder of geometry.
+def read_file(path: Address, *, format: str | None = None, **options: Any) -> Content:  # noqa: ANN401
+    """Read a file or folder of geometry; one in an object store or on a web server is copied to a temporary folder first.
 
     Parameters
     ----------
@@ -148,12 +151,14 @@ def read_file(path: str | os.PathLike[str], *, format: str | None = None, **opti
         If the library that the format needs is not installed.
     """
     name = _known(format) if format is not None else detect(path)
-    file = local_path(path)
-    if not file.exists():
+    file = as_path(path)
+    if isinstance(file, Path) and not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     _check_options(CONVERTERS[name].read, name, options)
-    with _file_errors(f"read {file}"):
-        content = CONVERTERS[name].read(file, **options)
+    # Of a SpatialData store one element is copied, which its reader chooses.
+    opened = nullcontext(file) if name == "spatialdata" else local_copy(file)
+    with _file_errors(f"read {file}"), opened as local:
+        content = CONVERTERS[name].read(local, **options)
     # Once for all formats. A reader that renumbers links must check their range itself, before this.
     check_content(content.shapes, str(file))
     return content
@@ -201,7 +206,7 @@ def _without_the_left(content: Content, converter: Converter) -> Content:
 @checked
 def write_file(
     content: Content | Shapes,
-    path: str | os.PathLike[str],
+    path: Address,
     *,
     format: str | None = None,
     strict: bool = False,
@@ -215,7 +220,7 @@ def write_file(
     content : Content or Shapes
         What to write.
     path : path
-        Target; its suffix chooses the format.
+        Target, also in an object store; its suffix chooses the format.
     format : str or None
         Name of a converter, where the path does not choose one.
     strict : bool
@@ -238,21 +243,21 @@ def write_file(
         If the format cannot represent the shapes, or if something would be lost and `strict` is true.
     """
     content = content if isinstance(content, Content) else Content(content)
-    shapes, file = content.shapes, local_path(path)
+    shapes, target = content.shapes, as_path(path)
     name = _known(format) if format is not None else _by_path(path, shapes)
     check_content(shapes, "What is to be written")
     losses = plan_losses(content, name)
     refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
     if strict and refused:
         raise SourceError(
-            f"{file} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
+            f"{target} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
         )
     _check_options(CONVERTERS[name].write, name, options)
     # Fails early; `_write_aside` checks again.
-    if file.exists() and not overwrite:
-        raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
+    if isinstance(target, Path) and target.exists() and not overwrite:
+        raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
     content = _without_the_left(content, CONVERTERS[name])
-    with _file_errors(f"write {file}"):
+    with _file_errors(f"write {target}"), local_target(target, overwrite=overwrite) as file:
         _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
     return losses
 
@@ -293,8 +298,8 @@ def _write_aside(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _by_path(path: str | os.PathLike[str], shapes: Shapes) -> str:
-    suffix = local_path(path).suffix
+def _by_path(path: Address, shapes: Shapes) -> str:
+    suffix = as_path(path).suffix
     name = ENDINGS.get(suffix.lower())
     if name is None:
         raise SourceError(
@@ -368,33 +373,32 @@ class Conversion:
 STORE = "store"
 
 
-def is_store(path: str | os.PathLike[str]) -> bool:
+def is_store(path: Address) -> bool:
     """Return whether a path ends in ``.zv`` or is an existing geometry store."""
-    text = os.fspath(path)
-    if text.rstrip("/").endswith(ENDING):
-        return True
     folder = as_path(path)
-    # A remote path is a store only by its suffix; nothing is fetched to detect one.
-    if not isinstance(folder, Path) or not (node := folder / "zarr.json").is_file():
+    if folder.suffix == ENDING:
+        return True
+    # The ending of a remote file tells without a request that it is no store.
+    if isinstance(folder, RemotePath) and folder.suffix.lower() in ENDINGS:
         return False
     try:
-        return "zarr_vectors" in json.loads(node.read_text(encoding="utf-8")).get("attributes", {})
+        return "zarr_vectors" in json.loads((folder / "zarr.json").read_bytes()).get("attributes", {})
+    except StoreError:
+        raise
     # A `zarr.json` that is a list has no `get`.
-    except (OSError, ValueError, AttributeError):
+    except (NotFoundError, OSError, ValueError, AttributeError):
         return False
 
 
 @checked
-def convert(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], how: Conversion = Conversion()
-) -> list[str]:
+def convert(source: Address, target: Address, how: Conversion = Conversion()) -> list[str]:
     """Convert a file or store of geometry into another; the target appears when it is complete.
 
     Parameters
     ----------
     source, target : path
-        Files or folders of any format in `raggedatlas.vectors.converters.convert.CONVERTERS`, or geometry stores; stores also on
-        object stores.
+        Files or folders of any format in `raggedatlas.vectors.converters.convert.CONVERTERS`, or geometry stores, also in object stores;
+        files are read from web servers too.
     how : Conversion
         Options.
 
@@ -418,7 +422,7 @@ def convert(
     if from_store and how.options:
         raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
-        write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+        write(open_vectors(source).load(), target, layout=how.layout, overwrite=how.overwrite)
         return []
     content = _content_of_store(source, how) if from_store else read_file(source, format=how.read, **how.options)
     losses = list(content.left)
@@ -433,7 +437,7 @@ def convert(
     return losses + write_store(content, target, how)
 
 
-def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
+def _check_writing(how: Conversion, target: Address) -> None:
     """Refuse writer options for a store, and those that `Conversion` has fields for."""
     # These would collide with the keywords that `convert` itself passes to `write_file`.
     own = sorted({"format", "overwrite", "strict"} & set(how.writing))
@@ -445,14 +449,14 @@ def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
         raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
 
 
-def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> list[str]:
+def write_store(content: Content, target: Address, how: Conversion = Conversion()) -> list[str]:
     """Write the content of a file as a geometry store, with a pyramid if `how.steps` is set; return what was not kept."""
     cutting, shapes = how.cutting, content.shapes
     if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
         cutting = replace(cutting, axes=content.axes)
     coarser = () if how.steps is None else make_pyramid(shapes, how.steps)
     geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
-    write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+    write(geometry, target, layout=how.layout, overwrite=how.overwrite)
     return order_losses(shapes, geometry)
 
 
@@ -478,8 +482,8 @@ def order_losses(shapes: Shapes, geometry: Geometry) -> list[str]:
     return []
 
 
-def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> Content:
-    store = open_vectors(os.fspath(source))
+def _content_of_store(source: Address, how: Conversion) -> Content:
+    store = open_vectors(source)
     others = store.n_levels - 1
     # Where a level was asked for, even level 0, leaving out the others is no loss.
     left = (f"levels: {others} coarser ones are left out",) if others and how.level is None else ()

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.model.ids import free_name, integer_ids
 from raggedatlas.store.location import Location, refuse_symlink, refuse_symlinks
+from raggedatlas.store.remote_path import AnyPath, local_copy
 from raggedatlas.store.untrusted import guarded_zarr_store
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
@@ -472,13 +473,13 @@ KEY = "spatialdata"
 
 
 def read_spatialdata(
-    path: Path, *, element: str | None = None, system: str = SYSTEM, objects: str | None = None
+    path: AnyPath, *, element: str | None = None, system: str = SYSTEM, objects: str | None = None
 ) -> Content:
     """Read one points or shapes element of a SpatialData store.
 
     Parameters
     ----------
-    path : Path
+    path : Path or RemotePath
         The store, or the element's own folder below it, e.g. ``data.zarr/shapes/cells``.
     element : str or None
         ``"points/NAME"`` or ``"shapes/NAME"``; None: the only one there is.
@@ -503,45 +504,57 @@ def read_spatialdata(
         For shapes without the extra ``geometry``.
     """
     folder = _element(path, element)
-    for part in (folder, folder.parent) if folder != path else ():
-        refuse_symlink(part)
-    refuse_symlinks(Location(str(folder)))
+    if isinstance(folder, Path):
+        for part in (folder, folder.parent) if folder != path else ():
+            refuse_symlink(part)
+        refuse_symlinks(Location(str(folder)))
     attributes = _attributes(folder)
     kind = str(attributes.get("encoding-type", f"ngff:{folder.parent.name}")).removeprefix("ngff:")
-    content = _points(folder, attributes, objects) if kind == "points" else _shapes(folder, attributes)
+    with local_copy(folder) as local:
+        content = _points(local, attributes, objects) if kind == "points" else _shapes(local, attributes)
     # An element that was asked for, by name or path, leaves nothing out.
     others = spatialdata_elements(path) if element is None else []
     left = (f"element {name!r} is left out" for name in others if path / name != folder)
     return _moved(replace(content, left=(*content.left, *left)), attributes, system, folder)
 
 
-def is_spatialdata(path: Path) -> bool:
+def is_spatialdata(path: AnyPath) -> bool:
     """Return whether a folder is a SpatialData store, or one of its elements of points or shapes."""
     try:
-        return bool(_elements(path)) or str(_attributes(path).get("encoding-type")) in {f"ngff:{k}" for k in KINDS}
+        attributes = _attributes(path)
     except SourceError:
-        return False
+        attributes = {}
+    if str(attributes.get("encoding-type")) in {f"ngff:{kind}" for kind in KINDS}:
+        return True
+    # A remote folder is not listed to find out.
+    return bool(_elements(path)) if isinstance(path, Path) else "spatialdata_attrs" in attributes
 
 
-def _elements(path: Path) -> list[str]:
+def _elements(path: AnyPath) -> list[str]:
     return [
         f"{kind}/{folder.name}"
         for kind in KINDS
         if (path / kind).is_dir()
-        for folder in sorted((path / kind).iterdir())
+        for folder in _members(path / kind)
         if (folder / "zarr.json").exists() or (folder / ".zattrs").exists()
     ]
 
 
-def spatialdata_elements(path: Path) -> list[str]:
+def _members(folder: AnyPath) -> list[AnyPath]:
+    members: list[AnyPath] = [*folder.iterdir()]
+    return sorted(members, key=str)
+
+
+def spatialdata_elements(path: AnyPath) -> list[str]:
     """Return all elements of a SpatialData store, tables and images too; none for an element itself."""
     if not _elements(path):
         return []
-    others = (p for kind in ("table", "tables", "images", "labels") for p in sorted((path / kind).glob("*/")))
-    return [*_elements(path), *(f"{p.parent.name}/{p.name}" for p in others)]
+    kinds = [kind for kind in ("table", "tables", "images", "labels") if (path / kind).is_dir()]
+    others = [f"{kind}/{p.name}" for kind in kinds for p in _members(path / kind) if p.is_dir()]
+    return [*_elements(path), *others]
 
 
-def _element(path: Path, requested: str | None) -> Path:
+def _element(path: AnyPath, requested: str | None) -> AnyPath:
     elements = _elements(path)
     if not elements and requested is None and path.parent.name in KINDS:
         return path
@@ -553,12 +566,15 @@ def _element(path: Path, requested: str | None) -> Path:
     return path / requested
 
 
-def _attributes(folder: Path) -> dict[str, Any]:
+def _attributes(folder: AnyPath) -> dict[str, Any]:
     try:
-        if (folder / "zarr.json").exists():
-            return dict(json.loads((folder / "zarr.json").read_text(encoding="utf-8")).get("attributes", {}))
-        return dict(json.loads((folder / ".zattrs").read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError):
+        try:
+            return dict(json.loads((folder / "zarr.json").read_bytes()).get("attributes", {}))
+        except (NotFoundError, FileNotFoundError, NotADirectoryError):
+            return dict(json.loads((folder / ".zattrs").read_bytes()))
+    except StoreError:
+        raise
+    except (NotFoundError, OSError, ValueError, AttributeError):
         raise SourceError(
             f"{folder} has no zarr.json and no .zattrs that can be read; it is no SpatialData element."
         ) from None
@@ -620,7 +636,7 @@ def _circles(content: Content, radius: NDArray[Any]) -> Content:
     return replace(content, shapes=shapes)
 
 
-def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder: Path) -> Content:
+def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder: AnyPath) -> Content:
     """Move positions into a coordinate system."""
     old = content.shapes
     try:
@@ -654,7 +670,7 @@ def _moved(content: Content, attributes: Mapping[str, Any], system: str, folder:
     return replace(content, shapes=moved)
 
 
-def _matrix(transform: Mapping[str, Any], n_dims: int, folder: Path) -> NDArray[np.float64]:
+def _matrix(transform: Mapping[str, Any], n_dims: int, folder: AnyPath) -> NDArray[np.float64]:
     """Return a transformation as a matrix over (x, y, z, 1), whatever the order of its own axes."""
     if transform.get("type") == "sequence":
         product = np.eye(n_dims + 1)

@@ -21,6 +21,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.formats.cxg.inspection import is_cxg
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import find_features
+from raggedatlas.ingest.add import is_results
 from raggedatlas.ingest.columns import SYMBOL_COLUMNS, merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
@@ -34,7 +35,7 @@ from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import as_path
+from raggedatlas.store.remote_path import RemotePath, as_path
 from raggedatlas.verbs.viewer.palette import is_color
 from raggedatlas.verbs.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids
 
@@ -119,7 +120,10 @@ def default_embedding(cells: "KnownCells") -> str:
 def is_cells_path(path: str | os.PathLike[str]) -> bool:
     """Return whether an atlas, or a file or folder of cells, is at a path; the name of an embedding, or results, are not."""
     place = as_path(path)
-    if not isinstance(place, Path) or not place.exists():
+    # Nothing else is named by an address.
+    if isinstance(place, RemotePath):
+        return not is_results(place)
+    if not place.exists():
         return False
     if place.is_file() or is_atlas(Location.of(place)):
         return True
@@ -137,10 +141,11 @@ def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can 
     """
     if isinstance(cells, str | os.PathLike):
         place = as_path(cells)
-        # A local folder is an atlas if it has the tables of one.
-        if isinstance(place, Path) and not (place.is_dir() and is_atlas(Location.of(place))):
+        # A folder is an atlas if it has the tables of one.
+        is_file = place.is_web if isinstance(place, RemotePath) else not place.is_dir()
+        if is_file or not is_atlas(Location.of(place)):
             return None
-        cells = RaggedAtlas.open(place if isinstance(place, Path) else cells)
+        cells = RaggedAtlas.open(place)
     if isinstance(cells, RaggedAtlas):
         known = cells.list_versions()
         if not known:

@@ -1,19 +1,22 @@
-"""Write files to object stores: spooled to a local temporary folder, then uploaded so that no half of them is visible."""
+"""Files of object stores that need a temporary folder: sinks that upload what they wrote, and sources that copy what they read."""
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import DuplicateError
+from raggedatlas.formats.tenx import companions
 from raggedatlas.model.batch import Block
-from raggedatlas.model.protocols import Sink, SinkMatrix
-from raggedatlas.store.remote_path import RemotePath, delete_below, put_file, refuse_web_target
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.model.protocols import Sink, SinkMatrix, Source, SourceSchema
+from raggedatlas.store.remote_path import RemotePath, local_copy, naming, refuse_target, upload
 
-LAST = ("obs/", "__tiledb_group.tdb", "__group/", ".zmetadata", ".zgroup", "zarr.json")
-"""What readers recognise a folder by: these files of its root are uploaded after all others, in this order, and removed first."""
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 class UploadSink:
@@ -46,10 +49,9 @@ class UploadSink:
     """
 
     def __init__(self, target: RemotePath, maker: Callable[..., Sink], options: Mapping[str, Any]) -> None:
-        refuse_web_target(target)
         self._target, self._overwrite = target, bool(options.get("overwrite", False))
         self._spooled: Path | None = None
-        self._refuse_existing()
+        refuse_target(target, overwrite=self._overwrite)
         self._folder = Path(tempfile.mkdtemp(prefix="raggedatlas-upload-"))
         try:
             self._sink = maker(self._folder / target.name, **options)
@@ -87,11 +89,8 @@ class UploadSink:
         """
         spooled = self._spooled = Path(self._sink.commit())
         # Again, since writing may have taken hours.
-        self._refuse_existing()
-        if spooled.is_dir():
-            _upload_folder(spooled, self._target)
-        else:
-            put_file(self._target, spooled)
+        refuse_target(self._target, overwrite=self._overwrite)
+        upload(spooled, self._target)
         self._remove_spool()
         return str(self._target)
 
@@ -101,38 +100,67 @@ class UploadSink:
             self._sink.abort()
         self._remove_spool()
 
-    def _refuse_existing(self) -> None:
-        # Asked of a path of its own: a path keeps what it has seen.
-        if not self._overwrite and RemotePath(self._target.uri, self._target.storage_options).exists():
-            raise DuplicateError(f"{self._target} exists; choose another name, or pass overwrite=True to replace it.")
-
     def _remove_spool(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _upload_folder(folder: Path, target: RemotePath) -> None:
-    """Upload a folder whose root metadata come last, and remove what was there before."""
-    listed = sorted(_rank(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
-    before = RemotePath(target.uri, target.storage_options)
-    old = sorted((_rank(file.relative_to(before)) for file in before.rglob("*")), reverse=True)
-    # One call for each rank: a store removes the objects of one call in any order.
-    for rank in range(len(LAST), -1, -1):
-        delete_below(target, [key for at, key in old if at == rank])
-    sent: list[str] = []
+class CopiedSource:
+    """A `Source` of a file or folder that its reader takes from a local disk only: it is copied, and the copy removed by `close`.
 
-    def send(key: str) -> None:
-        sent.append(key)
-        put_file(target / key, folder / key)
+    Parameters
+    ----------
+    path : RemotePath
+        Where it is.
+    opener : callable
+        Opens the local copy.
 
-    try:
-        for rank in range(len(LAST) + 1):
-            map_requests(send, [key for at, key in listed if at == rank])
-    except BaseException:
-        delete_below(target, sorted(sent, key=_rank, reverse=True))
-        raise
+    Raises
+    ------
+    LimitError
+        If it is too large to be copied.
+    AtlasError
+        As `opener` and `local_copy`; messages name `path`.
+    """
 
+    def __init__(self, path: RemotePath, opener: Callable[[Path], Source]) -> None:
+        self._path = path
+        with ExitStack() as stack:
+            # A Market matrix has its cells and features in files beside it.
+            self._copy = stack.enter_context(local_copy(path, beside=companions(path)))
+            self._source = opener(self._copy)
+            stack.callback(self._source.close)
+            self._stack = stack.pop_all()
 
-def _rank(key: str) -> tuple[int, str]:
-    """Return when a file is uploaded: 0 for all that readers do not recognise a folder by."""
-    ranks = (i for i, name in enumerate(LAST, 1) if key == name or (name.endswith("/") and key.startswith(name)))
-    return next(ranks, 0), key
+    def describe(self) -> SourceSchema:
+        """Return the schema, with the address."""
+        return replace(self._source.describe(), uri=str(self._path))
+
+    def cells(self) -> "pa.Table":
+        """Return one row per cell; see the inner source."""
+        with naming(self._copy, self._path):
+            return self._source.cells()
+
+    def features(self, key: str) -> "pa.Table":
+        """Return one row per feature; see the inner source."""
+        with naming(self._copy, self._path):
+            return self._source.features(key)
+
+    def blocks(
+        self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Block, ...]]:
+        """Iterate over blocks of rows; see the inner source."""
+        with naming(self._copy, self._path):
+            yield from self._source.blocks(keys, n_rows, rows)
+
+    def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Return an element; see the inner source."""
+        with naming(self._copy, self._path):
+            return self._source.element(key)
+
+    def present(self, key: str) -> "NDArray[np.int64] | None":
+        """Return the rows that have values; see the inner source."""
+        return self._source.present(key)
+
+    def close(self) -> None:
+        """Close the source, and remove the copy."""
+        self._stack.close()

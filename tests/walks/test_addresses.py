@@ -236,7 +236,7 @@ def test_what_is_copied_has_a_bound_and_needs_no_ranges(places: Places, monkeypa
     with WebServer(places.folder, ranges=False) as server:
         at = f"{server.address}/terms.csv"
         assert read_term_table(at).version == read_term_table(places.folder / "terms.csv").version
-        monkeypatch.setattr(remote_path, "MOST_COPIED", 20)
+        monkeypatch.setattr(remote_path, "MOST_COPIED", 10)
         with pytest.raises(LimitError, match=r"has \d+ bytes.*download it"):
             read_term_table(at)
         with pytest.raises(ra.AtlasError, match=f"{server.address}/absent.csv; check the address"):

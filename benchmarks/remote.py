@@ -22,7 +22,7 @@ import obstore
 import scipy.sparse as sp
 
 import raggedatlas as ra
-from raggedatlas.store.remote_path import RemotePath
+from raggedatlas.store.location import Location
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.object_store import WebServer
@@ -100,7 +100,7 @@ def add(source: "str | Path", options: dict[str, str]) -> None:
 
 def download(server: Server, path: Path) -> Path:
     """Download the file by one request, as `aws s3 cp` of a small file does."""
-    store, key = RemotePath(server.uri, server.options).bucket()
+    store, key = Location(server.uri, server.options).bucket()
     with path.open("wb") as file:
         for part in obstore.get(store, key).stream():
             file.write(part)

@@ -25,8 +25,7 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import with_options
+from raggedatlas.store.location import Location, with_options
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,8 @@ from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
-from raggedatlas.store.remote_path import BLOCK, RemotePath
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import BLOCK
 from support.cxg_files import write_cxg
 from support.object_store import FaultyProxy, Remote, WebServer
 
@@ -119,7 +120,7 @@ def test_a_file_in_a_bucket_is_read_as_a_local_one(name: str, files: Path, bucke
         assert list(found.mod) == list(expected.mod)
         for modality in expected.mod:
             assert_equal(found[modality], expected[modality])
-    path = RemotePath(f"{bucket.uri}/{name}", options)
+    path = Location(f"{bucket.uri}/{name}", options)
     own = cxg if name.endswith(".cxg") else None
     found_problems = (own.validate if own else validate)(path, "full")
     assert found_problems == (own.validate if own else validate)(files / name, "full")
@@ -249,7 +250,7 @@ def test_an_upload_that_fails_leaves_nothing_visible(name: str, files: Path, buc
     with pytest.raises(StoreError, match="refuses access"):
         ra.copy(files / "small.zarr", target, storage_options=bucket.options)
     bucket.remote.proxy.forget()
-    assert not RemotePath(target, bucket.options).exists()
+    assert not Location(target, bucket.options).exists()
 
 
 def test_a_folder_is_visible_only_when_it_is_complete(files: Path, bucket: Bucket) -> None:

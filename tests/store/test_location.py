@@ -89,15 +89,15 @@ def test_locations_are_values() -> None:
 
 def check_objects(location: Location) -> None:
     """Write, list, read and remove objects."""
-    assert not location.exists()
+    assert not location.holds_files()
     assert location.list_children() == []
     assert location.last_modified() is None
     assert location.delete_prefix() == 0
     assert location.write_bytes("d1/x/one", b"1234")
     assert location.write_bytes("d2/two", b"56")
-    assert location.exists()
-    assert location.child("d1").exists()
-    assert not location.child("d").exists()
+    assert location.holds_files()
+    assert location.child("d1").holds_files()
+    assert not location.child("d").holds_files()
     assert location.list_children() == ["d1", "d2"]
     assert location.size() == 6
     when = location.last_modified()

@@ -14,8 +14,8 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
-from raggedatlas.store.location import Location, store_errors
-from raggedatlas.store.storage_errors import failure, lance_errors, plain_reason
+from raggedatlas.store.location import Location
+from raggedatlas.store.storage_errors import failure, lance_errors, plain_reason, store_errors
 from raggedatlas.store.tables import Tables, filter_errors
 
 pytestmark = pytest.mark.fast

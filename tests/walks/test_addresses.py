@@ -26,7 +26,7 @@ from raggedatlas.ingest.annotations import read_uids
 from raggedatlas.results.data_request import absolute_location
 from raggedatlas.results.folder import find_results
 from raggedatlas.results.validation import validate_results
-from raggedatlas.store import remote_path
+from raggedatlas.store import copies
 from raggedatlas.store.ontologies import read_term_table
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.converters.convert import Conversion, convert, is_store, read_file, write_file
@@ -236,7 +236,7 @@ def test_what_is_copied_has_a_bound_and_needs_no_ranges(places: Places, monkeypa
     with WebServer(places.folder, ranges=False) as server:
         at = f"{server.address}/terms.csv"
         assert read_term_table(at).version == read_term_table(places.folder / "terms.csv").version
-        monkeypatch.setattr(remote_path, "MOST_COPIED", 10)
+        monkeypatch.setattr(copies, "MOST_COPIED", 10)
         with pytest.raises(LimitError, match=r"has \d+ bytes.*download it"):
             read_term_table(at)
         with pytest.raises(ra.AtlasError, match=f"{server.address}/absent.csv; check the address"):

@@ -31,7 +31,8 @@ import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
 from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
-from raggedatlas.store.remote_path import BLOCK, RemotePath
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import BLOCK
 from support.atlases import small_anndata
 from support.cxg_files import write_cxg
 from support.object_store import FaultyProxy, GoogleStorage
@@ -179,8 +180,8 @@ def test_a_file_is_written_and_read(name: str, home: Home, tmp_path: Path) -> No
     assert_equal(ra.read(target, storage_options=home.options), ra.read(ra.copy(adata, tmp_path / name)))
     if name.endswith(".h5ad"):
         assert {(r.method, r.status) for r in home.proxy.requests} == {("GET", 206)}
-        assert len(home.proxy.requests) <= max(2, RemotePath(target, home.options).size // BLOCK)
-    path = RemotePath(target, home.options)
+        assert len(home.proxy.requests) <= max(2, Location(target, home.options).size // BLOCK)
+    path = Location(target, home.options)
     assert validate(path) == validate(tmp_path / name)
     assert [part.path for part in inspect(path).root.children] == [
         part.path for part in inspect(tmp_path / name).root.children
@@ -201,7 +202,7 @@ def test_a_cxg_is_written_and_read(home: Home, tmp_path: Path) -> None:
     with direct(home, tmp_path) as options:
         assert ra.copy(source, target, storage_options=options) == target
         assert_equal(ra.read(target, storage_options=options), ra.read(local))
-        assert cxg.validate(RemotePath(target, options)) == cxg.validate(local)
+        assert cxg.validate(Location(target, options)) == cxg.validate(local)
         ra.copy(target, tmp_path / "back.h5ad", storage_options=options)
         atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
         atlas.add(target, storage_options=options, progress=False)

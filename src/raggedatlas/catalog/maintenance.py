@@ -107,7 +107,7 @@ def _missing(catalog: Catalog) -> list[str]:
     """Say what is not in the Zarr store although the tip reaches it."""
 
     def lacks(group: str) -> bool:
-        return not catalog.arrays.child(*group.split("/")).exists()
+        return not catalog.arrays.child(*group.split("/")).holds_files()
 
     there = inventory(catalog)
     notes = [

@@ -16,10 +16,11 @@ from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.store.location import Location, digest_file, read_blocks, store_errors
+from raggedatlas.store.location import Location, digest_file, read_blocks
 from raggedatlas.store.manifests import FOLDER, FileEntry
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import hash_shards, shard_entry
+from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.tables import Tables
 
 _LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)

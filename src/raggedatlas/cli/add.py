@@ -167,7 +167,7 @@ def add(
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
     from raggedatlas.ingest.add import is_geometry, is_results
     from raggedatlas.model.reports import AddReport, IngestReport
-    from raggedatlas.store.remote_path import with_options
+    from raggedatlas.store.location import with_options
 
     first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
     is_shapes = not several and is_geometry(first)

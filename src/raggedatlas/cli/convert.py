@@ -25,7 +25,7 @@ from raggedatlas.model.choices import CrossLevel, Layout
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.model.protocols import Sink
-    from raggedatlas.store.remote_path import AnyPath
+    from raggedatlas.store.location import AnyPath
     from raggedatlas.vectors.converters.convert import Conversion
     from raggedatlas.vectors.pyramid import PyramidOptions
 
@@ -198,7 +198,7 @@ def convert(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
-    from raggedatlas.store.remote_path import as_path
+    from raggedatlas.store.location import as_path
 
     options = output_options.storage_options
     if is_geometry(as_path(source, options), as_path(target, options), geometry):

@@ -402,7 +402,7 @@ def read_vectors(path: str) -> "NDArray[Any]":
     import numpy as np
 
     from raggedatlas.errors import SourceError, StoreError
-    from raggedatlas.store.remote_path import local_copy
+    from raggedatlas.store.copies import local_copy
 
     try:
         with local_copy(path) as local:

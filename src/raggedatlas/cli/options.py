@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from raggedatlas.catalog.catalog import Catalog
     from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.query.query import Query
-    from raggedatlas.store.location import Location
-    from raggedatlas.store.remote_path import AnyPath
+    from raggedatlas.store.location import AnyPath, Location
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 Strings = list[str]
@@ -320,7 +319,7 @@ class AtlasOptions:
     @property
     def path(self) -> "AnyPath":
         """Path of a file or folder, here, in an object store or on a web server."""
-        from raggedatlas.store.remote_path import as_path
+        from raggedatlas.store.location import as_path
 
         return as_path(self.atlas, self.storage_options)
 

@@ -24,7 +24,7 @@ from raggedatlas.cli.printing import console, print_json, print_text
 if TYPE_CHECKING:
     from raggedatlas.model.reports import Inspection
     from raggedatlas.model.validation import Problems
-    from raggedatlas.store.remote_path import Address, AnyPath
+    from raggedatlas.store.location import Address, AnyPath
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Files that distinguish a Zarr folder from an atlas."""
@@ -218,10 +218,10 @@ def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
 
 def is_file_or_store(what: "Address") -> bool:
     """Return whether a path is a file, Zarr folder or CXG, and not an atlas; of a remote path the ending decides."""
-    from raggedatlas.store.remote_path import RemotePath, as_path
+    from raggedatlas.store.location import Location, as_path
 
     path = as_path(what)
-    if isinstance(path, RemotePath):
+    if isinstance(path, Location):
         return path.is_web or path.suffix in REMOTE_ENDINGS
     return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
 
@@ -264,12 +264,12 @@ def _is_cxg(path: "AnyPath") -> bool:
 
 
 def _is_vectors(atlas_options: AtlasOptions) -> bool:
-    from raggedatlas.store.remote_path import RemotePath
+    from raggedatlas.store.location import Location
     from raggedatlas.vectors.inspection import is_geometry_store
 
     path = atlas_options.path
     # Without a request where the ending decides; and web servers have no geometry stores.
-    if isinstance(path, RemotePath) and (path.is_web or path.suffix in set(REMOTE_ENDINGS) - {".zarr"}):
+    if isinstance(path, Location) and (path.is_web or path.suffix in set(REMOTE_ENDINGS) - {".zarr"}):
         return False
     return is_geometry_store(atlas_options.location)
 

@@ -28,7 +28,7 @@ from raggedatlas.cli.printing import print_result, print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
-    from raggedatlas.store.remote_path import AnyPath
+    from raggedatlas.store.location import AnyPath
     from raggedatlas.verbs.explorer import ExplorerServer, PreparedCxg
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError, StoreError
-from raggedatlas.store.location import Location, refuse_symlinks
-from raggedatlas.store.remote_path import AnyPath, RemotePath
+from raggedatlas.store.location import AnyPath, Location, refuse_symlinks
 from raggedatlas.store.runtime import close_at_exit
 from raggedatlas.store.storage_errors import failure, is_remote_error
 from raggedatlas.store.untrusted import guarded_zarr_store
@@ -220,7 +219,7 @@ def open_hdf5(path: AnyPath) -> Container:
 
     Parameters
     ----------
-    path : Path or RemotePath
+    path : Path or Location
         The file.
 
     Raises
@@ -241,7 +240,7 @@ def open_hdf5(path: AnyPath) -> Container:
     import h5py
 
     opened: Any = path
-    if isinstance(path, RemotePath):
+    if isinstance(path, Location):
         opened = path.open()
     elif not path.exists():
         raise NotFoundError(f"There is no file {path}; check the path.")
@@ -279,7 +278,7 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
 
     Parameters
     ----------
-    path : Path or RemotePath
+    path : Path or Location
         The folder or file.
     consolidated : bool
         Whether to use consolidated metadata if present, as zarr-python and anndata do by default: one read then returns
@@ -301,13 +300,13 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
     if isinstance(path, Path) and not path.exists():
         raise NotFoundError(f"There is no file or folder {path}; check the path.")
     try:
-        with readable(str(path), "its metadata") if isinstance(path, RemotePath) else nullcontext():
+        with readable(str(path), "its metadata") if isinstance(path, Location) else nullcontext():
             store = zarr_store_of(path)
             try:
                 group = _open_group(store, "", consolidated=consolidated)
             except zarr.errors.GroupNotFoundError:
                 # A local path exists, as checked above, so that it is of another kind.
-                if not isinstance(path, RemotePath):
+                if not isinstance(path, Location):
                     raise
                 raise NotFoundError(
                     f"There is no Zarr group and no geometry store at {path}: it has neither zarr.json nor .zgroup; check the address."
@@ -338,7 +337,7 @@ HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom")
 
 def is_tree(path: AnyPath) -> bool:
     """Return whether a path is opened as Zarr rather than HDF5; of a remote path the ending decides, which costs no request."""
-    if isinstance(path, RemotePath):
+    if isinstance(path, Location):
         return path.suffix not in HDF5_ENDINGS
     return path.is_dir() or is_zip(path)
 
@@ -357,7 +356,7 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
     """
     import zarr
 
-    if isinstance(path, RemotePath):
+    if isinstance(path, Location):
         return guarded_zarr_store(path.zarr_store())
     if path.is_dir():
         refuse_symlinks(Location(str(path)))

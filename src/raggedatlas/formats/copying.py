@@ -27,7 +27,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
-from raggedatlas.store.remote_path import Address, as_path
+from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.runtime import release_unused_memory
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block
 from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.store.copies import local_copy
 from raggedatlas.store.filters import calling_level
-from raggedatlas.store.remote_path import AnyPath, as_path, local_copy
+from raggedatlas.store.location import AnyPath, as_path
 
 if TYPE_CHECKING:
     import pandas as pd

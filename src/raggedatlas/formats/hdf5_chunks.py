@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.store.remote_path import RemoteFile
+from raggedatlas.store.ranges import RemoteFile
 from raggedatlas.store.runtime import DECODE_THREADS, find_shared, map_decode, shared_pool
 
 SMALLEST = 1 << 12

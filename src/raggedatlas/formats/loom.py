@@ -16,7 +16,7 @@ from raggedatlas.formats.containers import Container, check_whole, is_array, ope
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import Address, as_path
+from raggedatlas.store.location import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd

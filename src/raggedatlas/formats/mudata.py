@@ -31,7 +31,7 @@ from raggedatlas.formats.containers import (
 )
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
-from raggedatlas.store.remote_path import Address, as_path
+from raggedatlas.store.location import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd

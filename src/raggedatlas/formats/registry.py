@@ -11,7 +11,7 @@ from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, i
 from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]
@@ -92,7 +92,7 @@ def open_source(
         if is_copied(path, name):
             from raggedatlas.formats.transfer import CopiedSource
 
-            return CopiedSource(cast("RemotePath", path), lambda local: open_source(local, **options))
+            return CopiedSource(cast("Location", path), lambda local: open_source(local, **options))
         own = READERS.get(name)
         opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
         return _opened(opener, path, options)
@@ -119,7 +119,7 @@ def open_sink(
 
     Parameters
     ----------
-    path : str, Path or RemotePath
+    path : str, Path or Location
         Ends in ``.h5ad``, ``.h5mu``, ``.zarr``, ``.cxg`` or the suffix of an installed extension; ``s3://``, ``gs://`` or ``az://`` too,
         which is written to a temporary folder and uploaded by `commit`.
     storage_options : mapping of str to str, optional
@@ -141,7 +141,7 @@ def open_sink(
     if maker is None:
         raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(WRITERS)} can be written.")
     _check_options(maker, path, options)
-    if isinstance(target, RemotePath):
+    if isinstance(target, Location):
         from raggedatlas.formats.transfer import UploadSink
 
         return UploadSink(target, maker, options)
@@ -225,7 +225,7 @@ def detect(path: AnyPath) -> str:
     StoreError
         If its object store or server fails.
     """
-    if isinstance(path, RemotePath):
+    if isinstance(path, Location):
         return _detect_remote(path)
     # `exists` raises for a name that is too long and for a folder that may not be searched.
     try:
@@ -260,7 +260,7 @@ def _zip_kind(path: AnyPath) -> str:
     raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
 
 
-def _detect_remote(path: RemotePath) -> str:
+def _detect_remote(path: Location) -> str:
     """Return the format of a file in an object store or on a web server, with as few requests as possible."""
     if _is_extension(path):
         return path.suffix
@@ -285,7 +285,7 @@ def _detect_remote(path: RemotePath) -> str:
 
 def is_copied(path: AnyPath, name: str) -> bool:
     """Return whether a path in an object store or on a web server, of a format that `detect` named, is copied before it is read."""
-    return isinstance(path, RemotePath) and (path.suffix == ".zip" or name not in BY_RANGES)
+    return isinstance(path, Location) and (path.suffix == ".zip" or name not in BY_RANGES)
 
 
 def _hdf5_kind(container: Container, path: AnyPath) -> str:

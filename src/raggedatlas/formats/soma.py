@@ -15,7 +15,7 @@ from raggedatlas.formats.containers import readable
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import NARROW, MatrixForm
-from raggedatlas.store.remote_path import AnyPath, local_path
+from raggedatlas.store.location import AnyPath, local_path
 
 if TYPE_CHECKING:
     import pandas as pd

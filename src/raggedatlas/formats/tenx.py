@@ -28,7 +28,7 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import Address, AnyPath, as_path, local_path
+from raggedatlas.store.location import Address, AnyPath, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from raggedatlas.formats.tenx import companions
 from raggedatlas.model.batch import Block
 from raggedatlas.model.protocols import Sink, SinkMatrix, Source, SourceSchema
-from raggedatlas.store.remote_path import RemotePath, local_copy, naming, refuse_target, upload
+from raggedatlas.store.copies import local_copy, naming, refuse_target, upload
+from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ class UploadSink:
 
     Parameters
     ----------
-    target : RemotePath
+    target : Location
         Where the file or folder will be.
     maker : callable
         Makes the sink of a local path.
@@ -48,7 +49,7 @@ class UploadSink:
     fails removes what it wrote; one that is killed leaves objects without root metadata, which writing again with ``overwrite=True`` removes.
     """
 
-    def __init__(self, target: RemotePath, maker: Callable[..., Sink], options: Mapping[str, Any]) -> None:
+    def __init__(self, target: Location, maker: Callable[..., Sink], options: Mapping[str, Any]) -> None:
         self._target, self._overwrite = target, bool(options.get("overwrite", False))
         self._spooled: Path | None = None
         refuse_target(target, overwrite=self._overwrite)
@@ -109,7 +110,7 @@ class CopiedSource:
 
     Parameters
     ----------
-    path : RemotePath
+    path : Location
         Where it is.
     opener : callable
         Opens the local copy.
@@ -122,7 +123,7 @@ class CopiedSource:
         As `opener` and `local_copy`; messages name `path`.
     """
 
-    def __init__(self, path: RemotePath, opener: Callable[[Path], Source]) -> None:
+    def __init__(self, path: Location, opener: Callable[[Path], Source]) -> None:
         self._path = path
         with ExitStack() as stack:
             # A Market matrix has its cells and features in files beside it.

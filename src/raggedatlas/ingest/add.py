@@ -20,7 +20,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path, with_options
+from raggedatlas.store.location import AnyPath, Location, as_path, with_options
 
 
 def add(
@@ -116,7 +116,7 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
         if not openers:
             raise SourceError("add() got an empty sequence; pass at least one source.")
         return openers, True
-    if isinstance(source, str | os.PathLike | RemotePath):
+    if isinstance(source, str | os.PathLike | Location):
         path = as_path(source, storage_options)
         if _is_folder(path):
             files = list_sources(path)
@@ -157,16 +157,16 @@ def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be add
         return True
     place = as_path(source)
     # The ending of a file tells without a request that it is no store.
-    if isinstance(place, RemotePath) and (place.is_web or place.suffix in HDF5_ENDINGS):
+    if isinstance(place, Location) and (place.is_web or place.suffix in HDF5_ENDINGS):
         return False
     try:
         attributes = json.loads((place / "zarr.json").read_bytes())["attributes"]
         return isinstance(attributes.get("zarr_vectors"), Mapping) or (
-            isinstance(place, RemotePath) and "spatialdata_attrs" in attributes
+            isinstance(place, Location) and "spatialdata_attrs" in attributes
         )
     except StoreError:
         # A store that does not answer would only be asked, and waited for, again.
-        if isinstance(place, RemotePath):
+        if isinstance(place, Location):
             raise
         return False
     # What has no readable root is left to `open_source`, which names what is wrong with it.
@@ -204,10 +204,10 @@ def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be adde
     if not isinstance(source, str | os.PathLike):
         return _is_instance(source, RESULTS)
     folder = as_path(source)
-    if isinstance(folder, RemotePath):
+    if isinstance(folder, Location):
         # A path of its own, so that only the table is listed.
         table = f"{folder.uri}/{DATABASE}/{TABLE}.lance"
-        return not (folder.is_web or folder.suffix) and RemotePath(table, folder.storage_options).is_dir()
+        return not (folder.is_web or folder.suffix) and Location(table, folder.storage_options).is_dir()
     return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
 
 

@@ -43,7 +43,8 @@ from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.results.row_readers import ObjectIds
-from raggedatlas.store.remote_path import AnyPath, as_path, local_copy, with_options
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import AnyPath, as_path, with_options
 from raggedatlas.store.tables import Tables
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")

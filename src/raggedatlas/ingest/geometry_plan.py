@@ -30,8 +30,7 @@ from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
-from raggedatlas.store.location import Location, digest_files
-from raggedatlas.store.remote_path import AnyPath, as_path
+from raggedatlas.store.location import AnyPath, Location, as_path, digest_files
 from raggedatlas.store.runtime import scratch_array
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices

@@ -52,8 +52,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import AnyPath, RemotePath, as_path
+from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.runtime import BackgroundWriter
 
 
@@ -177,7 +176,7 @@ class Opener:
                 local.what = copy
                 return local()
 
-            source: Source = CopiedSource(cast("RemotePath", path), open_copy)
+            source: Source = CopiedSource(cast("Location", path), open_copy)
             self.notes = local.notes
             return source
         if path is not None and name in ANNDATA_FORMATS:

@@ -24,8 +24,8 @@ from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
 from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.spaces import PointerKind
+from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
-from raggedatlas.store.remote_path import Address, as_path
 from raggedatlas.store.sparse import remap_csr
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.read import PartReader, block_tasks, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import Address, as_path
+from raggedatlas.store.location import Address, Location, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
 
 if TYPE_CHECKING:

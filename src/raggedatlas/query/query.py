@@ -38,7 +38,7 @@ from raggedatlas.query.search import make_search
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
-from raggedatlas.store.remote_path import Address
+from raggedatlas.store.location import Address
 from raggedatlas.store.sql import all_of, is_not_null
 from raggedatlas.store.sql_parser import as_filter, filter_from_dict, to_sql
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, ReadOnlyError, SourceError
 from raggedatlas.results.folder import DATABASE, atomic_write, table_path
 from raggedatlas.results.schema import OBJECT_ID, ResultColumn, as_ids, as_outputs, results_schema
-from raggedatlas.store.location import file_digest, store_errors
-from raggedatlas.store.storage_errors import FILE_FORMAT, lance_errors
+from raggedatlas.store.location import file_digest
+from raggedatlas.store.storage_errors import FILE_FORMAT, lance_errors, store_errors
 
 if TYPE_CHECKING:
     import lance

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from raggedatlas.errors import NotFoundError, QueryError, SchemaError
 from raggedatlas.results.schema import OBJECT_ID
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 
 
 class HyraxDataset:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.results.data_request import local_folder
-from raggedatlas.store.location import Location, file_digest, store_errors
-from raggedatlas.store.remote_path import local_path
-from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.store.location import Location, file_digest, local_path
+from raggedatlas.store.storage_errors import lance_errors, store_errors
 from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from raggedatlas.results.schema import (
     torch_dataset_class,
 )
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.store.remote_path import is_remote, local_path
+from raggedatlas.store.location import Location, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 
 _BATCH = re.compile(r"batch_(\d+)\.npy")
@@ -522,7 +522,7 @@ def load_results_dataset(
     array([0., 0., 0.])
     """
     named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
-    if is_remote(named):
+    if named and isinstance(as_path(named), Location):
         return ResultDataset(config, named)
     folder = find_results(config, results_dir, verb)
     if has_npy_results(folder) and not is_committed(folder):

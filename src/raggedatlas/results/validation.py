@@ -23,8 +23,8 @@ from raggedatlas.results.folder import (
 )
 from raggedatlas.results.npy_results import load_results_dataset
 from raggedatlas.results.schema import OBJECT_ID, read_columns
+from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import local_copy
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.storage_errors import lance_errors
 

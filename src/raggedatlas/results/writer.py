@@ -37,7 +37,7 @@ from raggedatlas.results.folder import (
     write_config,
 )
 from raggedatlas.results.schema import results_schema
-from raggedatlas.store.location import store_errors
+from raggedatlas.store.storage_errors import store_errors
 
 PARTS = ".parts"
 

@@ -289,7 +289,7 @@ def _work(task: Callable[[], Any] | bytes, place: Location | None, caller: str, 
 
 def _reach(place: Location, here: str) -> None:
     try:
-        reason = "" if place.exists() else "there is nothing at this address"
+        reason = "" if place.holds_files() else "there is nothing at this address"
     except AtlasError as error:
         reason = str(error)
     if reason:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raggedatlas.store.disk_cache import user_folder
-from raggedatlas.store.location import Location, store_errors, write_file
+from raggedatlas.store.location import Location, write_file
+from raggedatlas.store.storage_errors import store_errors
 
 FORMAT = 1
 """Part of every token: increased where a check becomes stricter, so that everything is checked again."""

@@ -1,4 +1,4 @@
-"""Locations: a local folder or an object-store prefix, and reading, writing, listing and hashing the files below it."""
+"""The one type of an address: a local folder, a place in an object store or on a web server, and the files there."""
 
 import contextlib
 import hashlib
@@ -8,19 +8,22 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from raggedatlas.errors import CorruptError, MissingFileError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.errors import CorruptError, NameRefusedError, NotFoundError, SourceError, StoreError
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
+from raggedatlas.store.ranges import Blocks, RemoteFile
 from raggedatlas.store.runtime import LRUCache, process_cache
-from raggedatlas.store.storage_errors import failure, is_missing_bucket, plain_reason
+from raggedatlas.store.storage_errors import plain_reason, store_errors
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -30,6 +33,7 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 """What one part of a path below a location may look like."""
 
 REMOTE_SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")
 
 S3_OPTIONS = {
     "aws_access_key_id": "access_key_id",
@@ -60,20 +64,33 @@ EMULATED_ACCOUNT = "devstoreaccount1"
 """The account that every emulator of Azure's store has; obstore knows it, Lance and TileDB do not."""
 
 
+RETRIES: dict[str, Any] = {
+    "max_retries": 5,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+"""How long a request is repeated; shorter than for atlases, because nothing is lost by running a failed read again."""
+
+MAX_LISTED = 100_000
+"""Objects below a folder that are listed at most."""
+
+
 @cache
 def _first_user() -> int:
     """Return the pid of the process that used an object store first; a forked child inherits it."""
     return os.getpid()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Location:
-    """A place for bytes: a local folder or a prefix of an object store; frozen and picklable.
+    """A place for bytes: a local folder, a prefix or object of an object store, or a file of a web server; frozen and picklable.
+
+    Every call that takes a path takes a `Location`, which is how options are given where a call has none.
 
     Parameters
     ----------
     uri : str
-        A path (made absolute, ``~`` expanded), ``file://``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
+        A path (made absolute, ``~`` expanded), ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://``, ``https://`` or ``http://``.
     storage_options : mapping of str to str
         Credentials and endpoint of an object store, and the disk cache for it, by the names in `OPTION_NAMES`. What is not given
         is taken from the environment by the libraries themselves.
@@ -82,6 +99,13 @@ class Location:
     ------
     StoreError
         If the scheme or an option is unknown.
+
+    Notes
+    -----
+    An atlas and other stores of this package reach what is below by `child` and keys; each call asks the store anew. Readers of other
+    people's files use the methods that `pathlib.Path` has too (``/``, `is_file`, `is_dir`, `iterdir`, `open`, ...), on what is not local.
+    For them one object reads one version of its file: once a part was read, an object with another size or ETag is refused. Members share
+    the listing of their folder, and open files of one object share their blocks.
 
     Examples
     --------
@@ -93,6 +117,10 @@ class Location:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     # Number of parts that `child` added, among which `checked_path` refuses symlinks; not compared.
     depth: int = field(default=0, repr=False, compare=False)
+    # The folder that ``/`` began at, and the name below it; what readers have seen of this.
+    _top: "Location | None" = field(default=None, init=False, compare=False)
+    _below: str = field(default="", init=False, compare=False)
+    _seen: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Normalise the URI and check the option names."""
@@ -107,13 +135,18 @@ class Location:
             if any(part in {".", ".."} for part in prefix):
                 raise NameRefusedError(f"{uri!r} holds '.' or '..'; write the prefix out in full.")
             uri = "/".join([f"{scheme}://{parts.netloc}", *prefix])
+        elif scheme in WEB_SCHEMES:
+            if not urlsplit(uri).hostname:
+                raise StoreError(f"{scheme}:// is no address of a file; expected e.g. '{scheme}://host/file.h5ad'.")
         elif scheme in {"", "file"}:
             uri = os.path.abspath(parse_local(uri))  # noqa: PTH100 - must not resolve symlinks
         else:
-            raise StoreError(f"{uri!r} has the scheme {scheme!r}; expected a path, file://, s3://, gs:// or az://.")
+            raise StoreError(
+                f"{uri!r} has the scheme {scheme!r}; expected a path, file://, s3://, gs://, az:// or, of a file to read, https://."
+            )
         unknown = sorted(set(self.storage_options) - set(OPTION_NAMES))
         if unknown:
-            raise StoreError(f"Unknown storage option {unknown[0]!r} for {uri}; known are {', '.join(OPTION_NAMES)}.")
+            raise StoreError(f"Unknown storage option {unknown[0]!r} for {self}; known are {', '.join(OPTION_NAMES)}.")
         options = {key: str(value) for key, value in self.storage_options.items()}
         # Called for its error, which `DiskCache.of_options` would raise only at the first read.
         if options.get("cache_size"):
@@ -125,15 +158,13 @@ class Location:
     def of(
         cls, address: "str | os.PathLike[str] | Location", storage_options: Mapping[str, str] | None = None
     ) -> "Location":
-        """Return the location of an address passed by a user.
+        """Return the location of a store at an address passed by a user.
 
         Raises
         ------
         StoreError
-            If the address is neither text nor a path, or the options are no mapping.
+            If the address is neither text nor a path or on a web server, or the options are no mapping.
         """
-        if isinstance(address, Location):
-            return address
         if not isinstance(address, str | os.PathLike):
             raise StoreError(f"{address!r} is no address; expected a path or a URI, e.g. 's3://bucket/prefix'.")
         if not isinstance(storage_options or {}, Mapping):
@@ -141,7 +172,32 @@ class Location:
                 f"Storage options are a mapping of names to texts, e.g. {{'aws_region': 'eu-central-1'}}; got a "
                 f"{type(storage_options).__name__}."
             )
-        return cls(os.fspath(address), dict(storage_options or getattr(address, "storage_options", {})))
+        place = address if isinstance(address, Location) else cls(os.fspath(address), dict(storage_options or {}))
+        if place.is_web:
+            raise StoreError(
+                f"{place} is on a web server, which serves files alone; expected a path, file://, s3://, gs:// or az://."
+            )
+        return place
+
+    def __str__(self) -> str:
+        """Return the address, that of a web server without its query, which may be a signature."""
+        return self.uri.partition("?")[0] if self.is_web else self.uri
+
+    def __fspath__(self) -> str:
+        """Return the address as `str` does."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        """Return the class and the address."""
+        return f"Location({str(self)!r})"
+
+    def __lt__(self, other: "Location") -> bool:
+        """Order by address."""
+        return str(self) < str(other)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was read; processes read for themselves."""
+        return {**vars(self), "_seen": {}}
 
     @property
     def is_local(self) -> bool:
@@ -149,21 +205,37 @@ class Location:
         return "://" not in self.uri
 
     @property
+    def is_web(self) -> bool:
+        """Whether the location is on a web server, which serves files, lists none and takes none."""
+        return self.uri.partition("://")[0].lower() in WEB_SCHEMES and "://" in self.uri
+
+    @property
     def path(self) -> Path:
         """The local folder; `StoreError` for an object store."""
         if not self.is_local:
-            raise StoreError(f"{self.uri} is an object store and has no local path.")
+            raise StoreError(f"{self} is an object store and has no local path.")
         return Path(self.uri)
 
     @property
     def name(self) -> str:
-        """The last part of the URI."""
-        return self.uri.rstrip("/").rsplit("/", 1)[-1]
+        """The last part of the address."""
+        name = str(self).rstrip("/").rpartition("/")[2]
+        return unquote(name) if self.is_web else name
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the name, as of `Path`."""
+        return Path(self.name).suffix
+
+    @property
+    def stem(self) -> str:
+        """Name without its ending, as of `Path`."""
+        return Path(self.name).stem
 
     @property
     def prefix(self) -> str:
         """The part of an object-store URI after the bucket, without slashes at its ends."""
-        return urlsplit(self.uri).path.strip("/")
+        return self.uri.partition("://")[2].partition("/")[2].strip("/")
 
     def child(self, *parts: str) -> "Location":
         """Return the location below; every part is checked.
@@ -222,13 +294,20 @@ class Location:
         key = (self.uri, retries is None, *sorted(self.lance_options().items()))
         return stores.get_or_make(key, lambda: _open_remote(self, retries))
 
-    def zarr_store(self, *, read_only: bool = True) -> "Store":
-        """Return the zarr-python store rooted here."""
+    def bucket(self) -> "tuple[ObjectStore, str]":
+        """Return the obstore store of the bucket or server, with the retries of a reader, and the key of this in it."""
+        if self.is_web:
+            return (self._top or self).store(RETRIES), self._below
+        whole = Location(self.uri.removesuffix(self.prefix).rstrip("/"), self.storage_options)
+        return whole.store(RETRIES), self.prefix
+
+    def zarr_store(self, *, read_only: bool = True, retries: Mapping[str, Any] | None = None) -> "Store":
+        """Return the zarr-python store rooted here; `retries` as of `store`."""
         from zarr.storage import LocalStore, ObjectStore
 
         if self.is_local:
             return LocalStore(self.checked_path(), read_only=read_only)
-        return cast("Store", ObjectStore(self.store(), read_only=read_only))
+        return cast("Store", ObjectStore(self.store(retries), read_only=read_only))
 
     def lance_uri(self) -> str:
         """Return the URI in Lance's spelling."""
@@ -255,8 +334,8 @@ class Location:
             return self
         return replace(self, storage_options={**self.storage_options, "cache_dir": ""})
 
-    def exists(self) -> bool:
-        """Return whether there is any file below."""
+    def holds_files(self) -> bool:
+        """Return whether there is any file below, or a local file here."""
         if self.is_local:
             with store_errors(f"look for {self.uri}"):
                 return self.path.exists()
@@ -326,14 +405,16 @@ class Location:
                 obstore.delete(self.store(), keys)
         return freed
 
-    def read_bytes(self, key: str) -> bytes:
-        """Return the bytes of one object.
+    def read_bytes(self, key: str = "") -> bytes:
+        """Return the bytes of one object below; without a key, of the file that this is itself, as its readers see it.
 
         Raises
         ------
         NotFoundError
             If there is no such object.
         """
+        if not key:
+            return self.path.read_bytes() if self.is_local else self.open().read()
         try:
             with store_errors(f"read {self.uri}/{key}"):
                 if self.is_local:
@@ -432,6 +513,164 @@ class Location:
         """Return the local file of a key, after the name and symlink checks."""
         return self.child(*_checked_key(self, key).split("/")).checked_path()
 
+    def __truediv__(self, name: str) -> "Location":
+        """Return a member of a folder, whose name may be any."""
+        top = self._top or self
+        below = "/".join(part for part in (self._below, *name.split("/")) if part)
+        inner = object.__new__(Location)
+        # Not parsed: a name may hold what means something in an address.
+        vars(inner).update(
+            uri=f"{str(top).rstrip('/')}/{below}" if below else top.uri, storage_options=self.storage_options, depth=0,
+            _top=top, _below=below, _seen={},
+        )  # fmt: skip
+        return inner
+
+    @property
+    def parent(self) -> "Location":
+        """The folder of a file or member."""
+        if self._below:
+            top = self._top or self
+            return top / self._below.rpartition("/")[0] if "/" in self._below else top
+        whole = str(self).rstrip("/")
+        return Location(whole.rpartition("/")[0], self.storage_options) if whole.count("/") > 2 else self
+
+    @property
+    def parents(self) -> "list[Location]":
+        """The folders above a member, the nearest first."""
+        above, path = [], self
+        while path._below:
+            path = path.parent
+            above.append(path)
+        return above
+
+    def with_name(self, name: str) -> "Location":
+        """Return another member of the same folder."""
+        return self.parent / name
+
+    def relative_to(self, other: "Location") -> str:
+        """Return the path of a member below another one."""
+        return self._below.removeprefix(other._below).lstrip("/")
+
+    def absolute(self) -> "Location":
+        """Return this location."""
+        return self
+
+    def exists(self) -> bool:
+        """Return whether there is such a file or folder.
+
+        Raises
+        ------
+        StoreError
+            If the store cannot be asked.
+        """
+        return self.path.exists() if self.is_local else self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Return whether there is an object of this name."""
+        if self.is_local:
+            return self.path.is_file()
+        # The listing has what is below the top, and is empty where that is a file.
+        if self.is_listed and self._listed:
+            return self._below in self._listed
+        try:
+            _ = self._blocks
+        except NotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Return whether there are objects below; always False on web servers, which do not list them."""
+        if self.is_local:
+            return self.path.is_dir()
+        return not self.is_web and next(self.below(), None) is not None
+
+    def is_symlink(self) -> bool:
+        """Return False: object stores have no links."""
+        return False
+
+    def iterdir(self) -> "Iterator[Location]":
+        """Iterate over the members of the folder."""
+        names = {key.partition("/")[0] for key, _ in self.below()}
+        return (self / name for name in sorted(names) if name)
+
+    def below(self) -> "Iterator[tuple[str, int]]":
+        """Iterate over key and bytes of every object below the folder."""
+        below = f"{self._below}/" if self._below else ""
+        return (
+            (key[len(below) :], size) for key, size in self._listed.items() if key.startswith(below) and key != below
+        )
+
+    def rglob(self, pattern: str) -> "Iterator[Location]":
+        """Iterate over all files below whose name matches a pattern."""
+        return (self / key for key, _ in self.below() if fnmatchcase(key.rpartition("/")[2], pattern))
+
+    def glob(self, pattern: str) -> "Iterator[Location]":
+        """Iterate over the files whose name matches a pattern, in the folder or, after ``**/``, below."""
+        deep = pattern.startswith("**/")
+        found = self.rglob(pattern.removeprefix("**/"))
+        return (path for path in found if deep or path.parent == self)
+
+    def stat(self) -> SimpleNamespace:
+        """Return the size of the file, or of all files of a folder that can be listed, as `Path.stat` does."""
+        if self.is_file():
+            known = self._listed.get(self._below) if self.is_listed else None
+            return SimpleNamespace(st_size=self._blocks.size if known is None else known)
+        return SimpleNamespace(st_size=0 if self.is_web else sum(size for _, size in self.below()))
+
+    def open(self, mode: str = "rb") -> RemoteFile:
+        """Open the file for reading.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        StoreError
+            If the store cannot be reached, refuses access, or does not serve ranges.
+        """
+        if mode != "rb":
+            raise StoreError(f"{self} cannot be opened with mode {mode!r}; remote files are opened for reading bytes.")
+        return RemoteFile(self._blocks)
+
+    # What was read is kept without a lock, unlike in `cached_property` of Python 3.11, where all wait for each other's requests.
+    # Two threads that read at once read the same; the first that is done is kept, so that both share its blocks.
+    @property
+    def _blocks(self) -> Blocks:
+        blocks: Blocks = self._seen.get("blocks") or self._seen.setdefault("blocks", Blocks(*self.bucket(), str(self)))
+        return blocks
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the listing of the folder is known, so that what is below needs no request."""
+        return "listed" in (self._top or self)._seen
+
+    @property
+    def _listed(self) -> dict[str, int]:
+        """Size of each object below the top by key; kept by the top, since its members share it."""
+        top = self._top or self
+        if "listed" not in top._seen:
+            top._seen["listed"] = top._list()
+        listed: dict[str, int] = top._seen["listed"]
+        return listed
+
+    def _list(self) -> dict[str, int]:
+        import obstore
+
+        if self.is_web:
+            raise SourceError(
+                f"{self} is on a web server, which does not list folders; give a file, a Zarr folder with consolidated metadata, or the "
+                "address of the folder in its object store."
+            )
+        listed: dict[str, int] = {}
+        store, prefix = self.bucket()
+        with store_errors(f"list {self}"):
+            for page in obstore.list(store, prefix=f"{prefix}/" if prefix else None):
+                listed |= {item["path"][len(prefix) :].lstrip("/"): item["size"] for item in page}
+                if len(listed) > MAX_LISTED:
+                    raise SourceError(
+                        f"{self} holds more than {MAX_LISTED:,} objects; name one file or folder of them."
+                    )
+        return listed
+
     def _objects(self) -> Iterator[tuple[str, int, datetime]]:
         """Yield (key, size, modification time) of every object below."""
         if self.is_local:
@@ -465,25 +704,6 @@ def refuse_symlink(path: Path) -> None:
         raise StoreError(
             f"{path} is a symlink; inside a store only real files and folders are read or written. Replace it by what it points to."
         )
-
-
-@contextlib.contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    """Convert errors of the operating system and of obstore to `StoreError`, `MissingFileError` where a file or object is missing."""
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    # `StoreError` is an `OSError` too: in nested contexts the message of the inner one stays.
-    except StoreError:
-        raise
-    except FileNotFoundError as error:
-        # Callers take `MissingFileError` as "nothing is there", which is not true of a bucket that does not exist.
-        if is_missing_bucket(error):
-            raise StoreError(f"Could not {what}: {failure(error)}") from error
-        raise MissingFileError(f"Could not {what}: there is no such file, object or folder.") from error
-    except (OSError, BaseError) as error:
-        raise StoreError(f"Could not {what}: {failure(error)}") from error
 
 
 def probe_conditional_puts(location: Location) -> None:
@@ -560,6 +780,81 @@ def parse_local(address: str) -> Path:
         ) from error
 
 
+AnyPath = Path | Location
+"""What readers of files take."""
+
+Address = str | os.PathLike[str]
+"""What users may give where a file or folder is named; `as_path` and `local_path` read it."""
+
+
+def as_path(address: Address, storage_options: Mapping[str, str] | None = None) -> AnyPath:
+    """Return the path of an address: local, or in an object store or on a web server.
+
+    Parameters
+    ----------
+    address : str or os.PathLike
+        A path (``~`` is expanded), ``file://``, or the address of an object store or web server.
+    storage_options : mapping of str to str, optional
+        As of `Location`.
+
+    Raises
+    ------
+    StoreError
+        If the address has a scheme that is not known, or an option is none.
+
+    Examples
+    --------
+    >>> as_path("s3://bucket/lung/pbmc.h5ad").stem
+    'pbmc'
+    """
+    if isinstance(address, Location):
+        return address.path if address.is_local else address
+    text = os.fspath(address)
+    if not isinstance(text, str):
+        raise StoreError(f"The path {text!r} is bytes; expected text, as os.fsdecode() gives it.")
+    if "://" not in text:
+        return parse_local(text)
+    place = Location(text, dict(storage_options or {}))
+    return place.path if place.is_local else place
+
+
+def with_options(what: Any, storage_options: Mapping[str, str]) -> Any:  # noqa: ANN401  (an address, or anything)
+    """Return the address of an object store or web server as a path with these options, and all else as it is.
+
+    Examples
+    --------
+    >>> with_options("s3://bucket/pbmc.h5ad", {"aws_region": "eu-central-1"}), with_options("pbmc.h5ad", {})
+    (Location('s3://bucket/pbmc.h5ad'), 'pbmc.h5ad')
+    """
+    return as_path(what, storage_options) if isinstance(what, str) and "://" in what else what
+
+
+def local_path(address: Address) -> Path:
+    """Return the path of an address that must be on this machine.
+
+    Parameters
+    ----------
+    address : str or os.PathLike
+        As of `as_path`.
+
+    Raises
+    ------
+    StoreError
+        If it is in an object store or on a web server.
+
+    Examples
+    --------
+    >>> local_path("file:///data/pbmc.h5ad").name
+    'pbmc.h5ad'
+    """
+    path = as_path(address)
+    if isinstance(path, Location):
+        raise StoreError(
+            f"{path} is not on this machine; expected a local path or file://. Copy it to this machine first."
+        )
+    return path
+
+
 def _check_address(uri: str) -> None:
     """Refuse an address that is empty, cannot be a path, or holds a login."""
     if not uri.strip() or "\0" in uri:
@@ -580,8 +875,18 @@ def _checked_key(location: Location, key: str) -> str:
 
 def _open_remote(location: Location, retries: Mapping[str, Any] | None) -> "ObjectStore":
     """Open the obstore store of an object-store location."""
-    from obstore.store import AzureStore, GCSStore, S3Store
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
+    if location.is_web:
+        settings = {
+            "allow_http": location.uri.lower().startswith("http:"),
+            "timeout": location.storage_options.get("timeout", "60s"),
+        }
+        with store_errors(f"open {location}"):
+            made = HTTPStore.from_url(
+                location.uri, client_options=cast("Any", settings), retry_config=cast("Any", retries)
+            )
+            return cast("ObjectStore", made)
     scheme, bucket = location.uri.split("://", 1)[0], urlsplit(location.uri).netloc
     makers: dict[str, tuple[Any, dict[str, str]]] = {
         "s3": (S3Store, S3_OPTIONS),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.location import Location, digest_file, store_errors
+from raggedatlas.store.location import Location, digest_file
+from raggedatlas.store.storage_errors import store_errors
 
 FOLDER = "_manifests"
 """Folder of the manifests below ``lance_db``."""

@@ -17,7 +17,8 @@ import pyarrow as pa
 from raggedatlas.errors import MissingExtraError, MissingFileError, QueryError, SourceError, StoreError
 from raggedatlas.model.accessions import GeneTableInfo
 from raggedatlas.model.terms import PACKAGE, TERMS, TERMS_SCHEMA, Terms, id_prefix
-from raggedatlas.store.remote_path import AnyPath, as_path, local_copy
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import AnyPath, as_path
 
 _KEY = re.compile(r'[{,\s]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _FARTHER = re.compile(r'("ancestors":\{"[^"]+":1),[^}]*\}')

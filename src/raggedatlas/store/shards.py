@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.model.records import Span
 from raggedatlas.store.codecs import EncodedChunks, Piece, Stored, has_checksum, with_checksum
-from raggedatlas.store.location import Location, refuse_symlink, store_errors
+from raggedatlas.store.location import Location, refuse_symlink
 from raggedatlas.store.runtime import LRUCache, process_cache
+from raggedatlas.store.storage_errors import store_errors
 
 ABSENT = np.iinfo(np.uint64).max
 

@@ -22,6 +22,7 @@ from raggedatlas.errors import (
     AtlasError,
     ConflictError,
     CorruptError,
+    MissingFileError,
     NotFoundError,
     QueryError,
     SchemaError,
@@ -277,6 +278,25 @@ def lance_errors(place: str) -> Iterator[None]:
         if kind == "missing":
             raise NotFoundError(f"{place} is not there: {plain_reason(error)}. {_IF_GONE}.") from error
         raise StoreError(f"{place}: {failure(error)}") from error
+
+
+@contextlib.contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Convert errors of the operating system and of obstore to `StoreError`, `MissingFileError` where a file or object is missing."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    # `StoreError` is an `OSError` too: in nested contexts the message of the inner one stays.
+    except StoreError:
+        raise
+    except FileNotFoundError as error:
+        # Callers take `MissingFileError` as "nothing is there", which is not true of a bucket that does not exist.
+        if is_missing_bucket(error):
+            raise StoreError(f"Could not {what}: {failure(error)}") from error
+        raise MissingFileError(f"Could not {what}: there is no such file, object or folder.") from error
+    except (OSError, BaseError) as error:
+        raise StoreError(f"Could not {what}: {failure(error)}") from error
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.store.indexes import index_serves, indexes_of
-from raggedatlas.store.location import Location, refuse_symlinks, store_errors
+from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.manifests import compare_table
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import parenthesized
@@ -31,6 +31,7 @@ from raggedatlas.store.storage_errors import (
     filter_errors,
     lance_errors,
     lance_kind,
+    store_errors,
 )
 
 if TYPE_CHECKING:

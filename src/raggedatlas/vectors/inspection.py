@@ -8,7 +8,8 @@ from typing import Any
 from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.location import Location
+from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.vectors.geometry import Geometry, parse_root
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 

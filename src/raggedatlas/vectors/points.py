@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import RemotePath, as_path
+from raggedatlas.store.location import Location, as_path
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import BLOCK_ROWS, row_blocks
@@ -314,15 +313,14 @@ def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         yield from (part.slice(start, BLOCK_ROWS) for start in range(0, part.num_rows, BLOCK_ROWS))
 
 
-def _parquet_batches(path: "Path | RemotePath") -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: "Path | Location") -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     files = [path]
     if path.is_dir():
         # By length first: `part.10.parquet` comes after `part.9.parquet`.
         files = sorted(path.glob("*.parquet"), key=lambda file: (len(file.name), file.name))
-        # `glob` of a `RemotePath` lists folders below too.
-        parts = [] if isinstance(path, RemotePath) else sorted(path.glob("*/**/*.parquet"))
+        parts = sorted(str(file) for file in path.rglob("*.parquet") if file.parent != path)
         if parts:
             raise SourceError(f"{path} has Parquet files in folders, as {parts[0]}; read each folder by its own path.")
     if not files or not files[0].is_file():

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, ValuesError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Layout
-from raggedatlas.store.location import Location, store_errors, write_pieces
+from raggedatlas.store.location import Location, write_pieces
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import forget_indexes
+from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.vectors.builder import check_choice
 from raggedatlas.vectors.chunking import KeyIndex, find_infinite, smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects, root_json
@@ -53,7 +54,7 @@ def publish_files(location: Location, files: Iterable[File], *, overwrite: bool)
     StoreError
         If the location cannot be written.
     """
-    if not overwrite and location.exists():
+    if not overwrite and location.holds_files():
         raise DuplicateError(f"{location.uri} already exists; choose another location, or pass overwrite=True.")
     if location.is_local:
         _publish_local(location, files)
@@ -102,7 +103,7 @@ def _write_all(stage: Path, files: Iterable[File]) -> None:
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:
     """Put objects, the root metadata last; an existing store stays until all objects of the new one are there, beside it."""
-    if not location.exists():
+    if not location.holds_files():
         _put_files(location, files)
         return
     import obstore
@@ -471,7 +472,7 @@ def write(
         geometry = _widen_links(geometry)
     if any(level.encoding == "draco" for level in geometry.levels) and layout == "0.7":
         chosen = None
-    if not overwrite and place.exists():
+    if not overwrite and place.holds_files():
         raise DuplicateError(f"{place.uri} already exists; choose another location, or pass overwrite=True.")
     publish_files(place, _files(geometry, layout, place.name, shards=shards, compression=chosen), overwrite=overwrite)
 

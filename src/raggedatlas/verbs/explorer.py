@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.store.disk_cache import user_folder
-from raggedatlas.store.remote_path import as_path, local_path
+from raggedatlas.store.location import as_path, local_path
 from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, Sou
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.plan import OutputFormat
 from raggedatlas.results.schema import DATA
-from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import as_path, local_copy, local_path
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import as_path, file_digest, local_path
 
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""

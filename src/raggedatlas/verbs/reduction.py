@@ -30,9 +30,9 @@ from raggedatlas.model.choices import UmapMetric
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import atomic_write
 from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.store.copies import local_copy
 from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
-from raggedatlas.store.remote_path import local_copy
 from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
 
 if TYPE_CHECKING:

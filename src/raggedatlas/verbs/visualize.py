@@ -11,7 +11,8 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet, load_results_dataset
-from raggedatlas.store.remote_path import Address, AnyPath, as_path, is_remote, local_path, local_target
+from raggedatlas.store.copies import local_target
+from raggedatlas.store.location import Address, AnyPath, as_path
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
 from raggedatlas.verbs.viewer.scene import SPACE, Look, Scene
@@ -252,7 +253,8 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
     """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
     if isinstance(embedding, ResultDataset | InferenceDataSet):
         return embedding
-    if not is_remote(embedding) and not local_path(embedding).is_dir():
+    place = as_path(embedding)
+    if isinstance(place, Path) and not place.is_dir():
         return None
     # A text that is also a folder means the embedding; a `Path` always means the folder.
     if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():

@@ -24,7 +24,8 @@ from raggedatlas.formats.containers import (
     zarr_store_of,
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_copy
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.runtime import warnings_as
 
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
@@ -242,7 +243,7 @@ def open_tree(path: Address) -> Iterator[Node]:
         If it is neither, or cannot be opened.
     """
     path = as_path(path)
-    if isinstance(path, RemotePath) and path.suffix == ".zip":
+    if isinstance(path, Location) and path.suffix == ".zip":
         with local_copy(path) as local, open_tree(local) as root:
             yield root
         return
@@ -262,8 +263,8 @@ def open_tree(path: Address) -> Iterator[Node]:
 
 def disk_bytes(path: AnyPath) -> int:
     """Return the size of a file, or of all files in a folder; 0 for a folder on a web server, which cannot be listed."""
-    if isinstance(path, RemotePath):
-        return path.size
+    if isinstance(path, Location):
+        return int(path.stat().st_size)
     files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
     return sum(file.stat().st_size for file in files)
 
@@ -286,7 +287,7 @@ def _zarr_root(path: AnyPath) -> Node:
 
     try:
         # Each node is a request of a remote store, and a web server cannot list them.
-        return Node(str(path), "", open_zarr(path, consolidated=isinstance(path, RemotePath)).root)
+        return Node(str(path), "", open_zarr(path, consolidated=isinstance(path, Location)).root)
     except StoreError:
         raise
     except AtlasError:

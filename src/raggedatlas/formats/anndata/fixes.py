@@ -36,7 +36,8 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
 from raggedatlas.formats.output_files import consolidate, partial_path, writable
 from raggedatlas.model.validation import Depth, Problem, Problems
-from raggedatlas.store.remote_path import Address, as_path, local_copy, local_target
+from raggedatlas.store.copies import local_copy, local_target
+from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.runtime import warnings_as
 
 MAX_ROUNDS = 10

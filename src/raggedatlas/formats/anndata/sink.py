@@ -18,7 +18,7 @@ from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput,
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 
 DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")

@@ -42,7 +42,7 @@ from raggedatlas.formats.matrix_readers import (
     RowReader,
     SparseArrays,
 )
-from raggedatlas.store.remote_path import Address, AnyPath, as_path
+from raggedatlas.store.location import Address, AnyPath, as_path
 
 if TYPE_CHECKING:
     import pandas as pd

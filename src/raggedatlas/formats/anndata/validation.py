@@ -48,7 +48,7 @@ from raggedatlas.formats.containers import FETCH_AGAIN, MAX_DEPTH, READ_ERRORS, 
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.runtime import warnings_as
 
 CHECKS: dict[str, Check] = {
@@ -115,7 +115,7 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
 
     Parameters
     ----------
-    path : str, Path or RemotePath
+    path : str, Path or Location
         An `.h5ad` or `.h5mu` file, or a Zarr folder, format 2 or 3; ``s3://``, ``gs://``, ``az://`` or ``https://`` too, read by ranges.
     level : {"metadata", "full"}
         ``metadata`` reads attributes, shapes and types, and the last pointer of sparse matrices. ``full`` reads every value
@@ -154,7 +154,7 @@ def _validate_apart(path: AnyPath, level: Depth, limits: Limits) -> Problems:
     call = f"from {__name__} import _answer; _answer()"
     words = [sys.executable, "-W", "ignore", "-c", call, level, str(limits.memory)]
     # By the standard input, since every user of a machine can list the arguments of a process.
-    address = [path.uri, path.storage_options] if isinstance(path, RemotePath) else [os.fspath(path), {}]
+    address = [path.uri, path.storage_options] if isinstance(path, Location) else [os.fspath(path), {}]
     # on machines of many cores the buffers of BLAS threads alone would exceed the limit; nothing here needs them
     environment = os.environ | {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
     try:
@@ -413,7 +413,7 @@ def inspect(path: Address) -> Inspection:
 
     Parameters
     ----------
-    path : str, Path or RemotePath
+    path : str, Path or Location
         An HDF5 file or a Zarr folder, here, in an object store or on a web server.
 
     Returns
@@ -487,10 +487,10 @@ def _described_array(node: Node, element: Element, file: AnyPath) -> Element:
 def _stored_bytes(node: Node, file: AnyPath) -> int:
     if node.in_hdf5:
         return int(node.stored.id.get_storage_size())
-    if isinstance(file, RemotePath):
+    if isinstance(file, Location):
         # A web server does not list the chunks.
         objects = () if file.is_web else (file / node.path).rglob("*")
-        return sum(one.size for one in objects if one.name not in ZARR_METADATA)
+        return sum(one.stat().st_size for one in objects if one.name not in ZARR_METADATA)
     if is_zip(file):
         return _zip_bytes(node.uri, file.stat().st_mtime_ns)[node.path]
     files = (path for path in (file / node.path).rglob("*") if path.is_file())

@@ -32,7 +32,7 @@ from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.remote_path import AnyPath
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd

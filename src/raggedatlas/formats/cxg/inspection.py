@@ -33,7 +33,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.remote_path import Address, AnyPath, as_path
+from raggedatlas.store.location import Address, AnyPath, as_path
 
 Kind = Literal["array", "group"]
 

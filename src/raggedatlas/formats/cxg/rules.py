@@ -43,7 +43,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model import validation
 from raggedatlas.model.validation import Checker, Rule
-from raggedatlas.store.remote_path import AnyPath
+from raggedatlas.store.location import AnyPath
 
 _AGAIN = "Write the CXG again from its source."
 _CONVERT = "Write it again, e.g. by raggedatlas convert."

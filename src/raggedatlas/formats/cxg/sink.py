@@ -63,7 +63,7 @@ from raggedatlas.formats.output_files import publish_folder, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 from raggedatlas.store.sparse import centred_svd
 
 LOCK = "cxg.lock"

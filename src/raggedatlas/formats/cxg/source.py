@@ -62,7 +62,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
-from raggedatlas.store.remote_path import Address, AnyPath
+from raggedatlas.store.location import Address, AnyPath
 
 MAX_EXTRA_BYTES = 256 << 20
 """Maximum size on disk of arrays outside the format that are read into ``uns``."""

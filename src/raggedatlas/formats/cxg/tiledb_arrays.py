@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
-from raggedatlas.store.location import EMULATED_ACCOUNT, TRUE_WORDS
-from raggedatlas.store.remote_path import AnyPath, RemoteFile, RemotePath
+from raggedatlas.store.location import EMULATED_ACCOUNT, TRUE_WORDS, AnyPath, Location
+from raggedatlas.store.ranges import RemoteFile
 from raggedatlas.store.runtime import DECODE_THREADS
 
 BUFFER_BYTES = 1 << 20
@@ -51,10 +51,10 @@ def context(path: AnyPath | None = None) -> Any:  # noqa: ANN401  (a tiledb.Ctx)
 
     A forked child has its own process id and so its own context; the threads of its parent's context would never respond.
     """
-    return _context(os.getpid(), tuple(_vfs_settings(path).items()) if isinstance(path, RemotePath) else ())
+    return _context(os.getpid(), tuple(_vfs_settings(path).items()) if isinstance(path, Location) else ())
 
 
-def _vfs_settings(path: RemotePath) -> dict[str, str]:
+def _vfs_settings(path: Location) -> dict[str, str]:
     """Return the settings of TileDB's own access to an object store that correspond to storage options."""
     given = path.storage_options
     settings = {_VFS_SETTINGS[name]: value for name, value in given.items() if name in _VFS_SETTINGS}
@@ -209,7 +209,7 @@ def tiledb_errors(path: AnyPath, *, writes: bool = False) -> Iterator[None]:
             raise StoreError(
                 f"C01: {path} cannot be written ({text:.300}), so no TileDB group can be created; check the folder, its permissions and free space."
             ) from error
-        if isinstance(path, RemotePath) and _STORE_FAILURE.search(text):
+        if isinstance(path, Location) and _STORE_FAILURE.search(text):
             raise StoreError(
                 f"{path} cannot be read by TileDB ({text:.300}); check the credentials, the endpoint and the network."
             ) from error
@@ -257,7 +257,7 @@ def check_file_sizes(path: AnyPath) -> None:
     SourceError
         C00, with the name of the file.
     """
-    special = None if isinstance(path, RemotePath) else _find_special_file(path)
+    special = None if isinstance(path, Location) else _find_special_file(path)
     if special is not None:
         raise _damage_error(path, special, "is not a regular file but a pipe, a device or a broken link")
     inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]

@@ -35,7 +35,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Depth, Problems
-from raggedatlas.store.remote_path import Address, as_path
+from raggedatlas.store.location import Address, as_path
 
 STEP_BYTES = 16 << 20
 """Approximate size of a block of a dense array."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.ids import integer_ids
-from raggedatlas.store.remote_path import AnyPath
+from raggedatlas.store.location import AnyPath
 from raggedatlas.vectors.geometry import Axis
 from raggedatlas.vectors.shapes import (
     KINDS,

@@ -14,7 +14,8 @@ import numpy as np
 
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.remote_path import Address, AnyPath, RemotePath, as_path, local_copy, local_target
+from raggedatlas.store.copies import local_copy, local_target
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.chunking import chunk_coordinates, row_blocks
 from raggedatlas.vectors.converters import content as tables
@@ -379,7 +380,7 @@ def is_store(path: Address) -> bool:
     if folder.suffix == ENDING:
         return True
     # The ending of a remote file tells without a request that it is no store.
-    if isinstance(folder, RemotePath) and folder.suffix.lower() in ENDINGS:
+    if isinstance(folder, Location) and folder.suffix.lower() in ENDINGS:
         return False
     try:
         return "zarr_vectors" in json.loads((folder / "zarr.json").read_bytes()).get("attributes", {})

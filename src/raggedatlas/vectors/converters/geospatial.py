@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.model.ids import free_name, integer_ids
-from raggedatlas.store.location import Location, refuse_symlink, refuse_symlinks
-from raggedatlas.store.remote_path import AnyPath, local_copy
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import AnyPath, Location, refuse_symlink, refuse_symlinks
 from raggedatlas.store.untrusted import guarded_zarr_store
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
@@ -479,7 +479,7 @@ def read_spatialdata(
 
     Parameters
     ----------
-    path : Path or RemotePath
+    path : Path or Location
         The store, or the element's own folder below it, e.g. ``data.zarr/shapes/cells``.
     element : str or None
         ``"points/NAME"`` or ``"shapes/NAME"``; None: the only one there is.

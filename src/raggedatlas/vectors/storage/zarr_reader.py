@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, LimitError, SourceError
 from raggedatlas.store.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_unknown_codecs, zstd_declared_bytes
-from raggedatlas.store.location import Location, refuse_symlinks, store_errors
+from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard
+from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.vectors.chunking import KeyIndex
 from raggedatlas.vectors.shapes import counts_to_offsets

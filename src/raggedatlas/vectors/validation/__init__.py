@@ -57,7 +57,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     """
     depth = depth_of(level)
     place = Location.of(location)
-    if not place.exists():
+    if not place.holds_files():
         raise NotFoundError(f"{place.uri} does not exist; check the path.")
     checker = StoreChecker(StoreFiles(place), depth)
     if check_root(checker):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.formats.output_files import partial_path, publish_folder
 from raggedatlas.results.folder import atomic_write
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.verbs.viewer.columns import PointColumn
 from raggedatlas.verbs.viewer.page import refuse_existing

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, StoreError
 from raggedatlas.results.folder import atomic_write
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 from raggedatlas.verbs.viewer.arrow_streams import (
     bounds_of,
     column_part,

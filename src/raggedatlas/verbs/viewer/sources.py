@@ -34,8 +34,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
-from raggedatlas.store.location import Location
-from raggedatlas.store.remote_path import RemotePath, as_path
+from raggedatlas.store.location import Location, as_path
 from raggedatlas.verbs.viewer.palette import is_color
 from raggedatlas.verbs.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids
 
@@ -121,7 +120,7 @@ def is_cells_path(path: str | os.PathLike[str]) -> bool:
     """Return whether an atlas, or a file or folder of cells, is at a path; the name of an embedding, or results, are not."""
     place = as_path(path)
     # Nothing else is named by an address.
-    if isinstance(place, RemotePath):
+    if isinstance(place, Location):
         return not is_results(place)
     if not place.exists():
         return False
@@ -142,7 +141,7 @@ def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can 
     if isinstance(cells, str | os.PathLike):
         place = as_path(cells)
         # A folder is an atlas if it has the tables of one.
-        is_file = place.is_web if isinstance(place, RemotePath) else not place.is_dir()
+        is_file = place.is_web if isinstance(place, Location) else not place.is_dir()
         if is_file or not is_atlas(Location.of(place)):
             return None
         cells = RaggedAtlas.open(place)

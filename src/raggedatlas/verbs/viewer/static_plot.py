@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.results.folder import atomic_write
-from raggedatlas.store.remote_path import local_path
+from raggedatlas.store.location import local_path
 from raggedatlas.verbs.viewer.columns import PointColumn
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import MISSING, category_colors

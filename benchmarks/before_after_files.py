@@ -159,7 +159,7 @@ def shapes(what: str, act: str) -> Made:
         store_path = next(paths)
         ours.write(what, store_path, n)()
         if act == "validate":
-            from raggedatlas.vectors import validate
+            from raggedatlas.wings.vectors import validate
 
             return Case(lambda: validate(store_path))
         if act == "all":
@@ -290,7 +290,7 @@ def neighbors_case(place: Place, *, indexed: bool) -> Case:
     import recall
 
     from raggedatlas import ResultDataset
-    from raggedatlas.verbs import neighbors, save_to_database
+    from raggedatlas.wings.results.verbs import neighbors, save_to_database
 
     folder = next(place.fresh())
     recall.write(folder, 50_000, "clusters")
@@ -305,7 +305,7 @@ def neighbors_case(place: Place, *, indexed: bool) -> Case:
 def _(place: Place) -> Case:
     import recall
 
-    from raggedatlas.verbs import save_to_database
+    from raggedatlas.wings.results.verbs import save_to_database
 
     paths = place.fresh()
 
@@ -324,8 +324,8 @@ def _(place: Place) -> Case:
 def _(place: Place) -> Case:
     import pyarrow as pa
 
-    from raggedatlas.verbs.viewer.page import write_page
-    from raggedatlas.verbs.viewer.scene import make_scene
+    from raggedatlas.wings.viewer.page import write_page
+    from raggedatlas.wings.viewer.scene import make_scene
 
     rng, n, paths = np.random.default_rng(1), 200_000, place.fresh()
     ids, kinds = pa.array([f"{i:016x}" for i in range(n)]), pa.array([f"type {i}" for i in range(30)])

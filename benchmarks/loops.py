@@ -27,8 +27,8 @@ from raggedatlas.ingest.values import dense_to_csr, scan_integers
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.native import I64, RaColumns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, move_runs, remap_csr
-from raggedatlas.vectors.geometry import Fragments, Objects
-from raggedatlas.vectors.storage.codecs import (
+from raggedatlas.wings.vectors.geometry import Fragments, Objects
+from raggedatlas.wings.vectors.storage.codecs import (
     LIST,
     RUN,
     SINGLE,

@@ -130,7 +130,7 @@ if [ "$what" = explorer ]; then
 fi
 # Vitessce names hundreds of packages that its own file holds already, so that file is taken alone, checked, and bundled.
 vitessce() { # folder, pins
-    local folder=$1/vitessce pins=$2 program=tests/verbs/peer_vitessce.js archive
+    local folder=$1/vitessce pins=$2 program=tests/wings/viewer/peer_vitessce.js archive
     cat "$pins"/* "$program" | cmp -s - "$folder/made-of.txt" && echo "vitessce is ready in $folder" && return
     command -v npm >/dev/null || { note "$1" vitessce "npm is not installed"; return; }
     rm -rf "$folder" && mkdir -p "$folder/built" && cp "$pins"/* "$folder" && cp "$program" "$folder/main.js"

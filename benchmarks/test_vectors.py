@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import vectors_worker
-
 import vectors
+import vectors_worker
 
 
 def test_every_operation_runs_and_answers_agree(tmp_path: Path) -> None:

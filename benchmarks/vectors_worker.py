@@ -89,9 +89,9 @@ class Ours:
     """raggedatlas."""
 
     def write(self, what: str, folder: Path, n: int) -> Callable[[], Any]:
-        from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-        from raggedatlas.vectors.shapes import Attribute, Shapes
-        from raggedatlas.vectors.writer import write
+        from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+        from raggedatlas.wings.vectors.shapes import Attribute, Shapes
+        from raggedatlas.wings.vectors.writer import write
 
         if what == "points":
             positions, values = points(n)
@@ -105,7 +105,7 @@ class Ours:
         return lambda: write(make_geometry(shapes, ChunkingOptions(chunk_shape=EDGE)), folder)
 
     def open(self, folder: Path) -> Any:
-        from raggedatlas.vectors.reader import open_vectors
+        from raggedatlas.wings.vectors.reader import open_vectors
 
         return open_vectors(folder)
 
@@ -119,7 +119,7 @@ class Ours:
         return store.objects([i])
 
     def decode(self) -> float:
-        from raggedatlas.vectors.storage.codecs import Blobs, decode_fragments, fragment_rows
+        from raggedatlas.wings.vectors.storage.codecs import Blobs, decode_fragments, fragment_rows
 
         blob = index_of_lists()
         blobs, which = Blobs(blob, np.array([0, blob.size])), np.arange(4096)

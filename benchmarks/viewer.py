@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 from machine import cores
 
-from raggedatlas.verbs.viewer.page import write_page
-from raggedatlas.verbs.viewer.scene import make_scene
+from raggedatlas.wings.viewer.page import write_page
+from raggedatlas.wings.viewer.scene import make_scene
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser import Browser, find_browser

@@ -20,8 +20,8 @@ from matplotlib.patches import Rectangle
 
 import raggedatlas as ra
 from raggedatlas.query.query import Query
-from raggedatlas.vectors.converters.convert import read_file
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.wings.vectors.converters.convert import read_file
+from raggedatlas.wings.vectors.shapes import Shapes
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "xenium_breast.zip"
 MICRONS = 0.2125

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import raggedatlas as ra
-from raggedatlas.loader.lightning import Split, split_loader
+from raggedatlas.wings.trainers.lightning import Split, split_loader
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 BLOOD = ["pbmc_10k_protein_v3", "pbmc_5k_protein_v3"]

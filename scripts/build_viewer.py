@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from raggedatlas.verbs.viewer.page import LICENCES, PROGRAM, RECORD, STYLE
-from raggedatlas.verbs.viewer.palette import CATEGORICAL
+from raggedatlas.wings.viewer.page import LICENCES, PROGRAM, RECORD, STYLE
+from raggedatlas.wings.viewer.palette import CATEGORICAL
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "viewer"

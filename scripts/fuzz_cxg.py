@@ -1,4 +1,4 @@
-"""The long campaign behind the short one in tests/formats/cxg/test_hostile.py: damaged CXGs by the hundred.
+"""The long campaign behind the short one in tests/wings/cxg/test_hostile.py: damaged CXGs by the hundred.
 
 ``python scripts/fuzz_cxg.py --n 500 --seed 0`` ends with 0 when of each damaged CXG nothing but our own errors came, within the limit,
 and none was called sound that could not be read. What goes wrong is named with the number to repeat: ``--first 123 --n 1``.
@@ -28,10 +28,10 @@ import numpy as np
 
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.copying import copy, read_source
-from raggedatlas.formats.cxg import inspect, validate
-from raggedatlas.formats.cxg.source import cxg_source
-from raggedatlas.formats.cxg.tiledb_arrays import import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink
+from raggedatlas.wings.cxg import inspect, validate
+from raggedatlas.wings.cxg.source import cxg_source
+from raggedatlas.wings.cxg.tiledb_arrays import import_tiledb, open_array
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.cxg_files import FORMS, set_meta, write_cxg

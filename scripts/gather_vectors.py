@@ -1,6 +1,6 @@
 """Gathers stores that zarr-vectors wrote into the tests' data: ``gather_vectors.py FOLDER_OF_0.7 FOLDER_OF_0.9 [--to TARGET]``.
 
-Each folder is what ``tests/vectors/peer_zarr_vectors.py write FOLDER`` makes in the environment of a package, see
+Each folder is what ``tests/wings/vectors/peer_zarr_vectors.py write FOLDER`` makes in the environment of a package, see
 ``benchmarks/peers.sh vectors``. The stores in `KEPT` go unchanged into one Zip file, under ``<layout>/<store>``.
 """
 

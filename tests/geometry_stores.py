@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.store.location import write_pieces
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.reader import VectorStore, open_vectors
-from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.storage.layouts import File
-from raggedatlas.vectors.writer import write
+from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.wings.vectors.geometry import Geometry
+from raggedatlas.wings.vectors.reader import VectorStore, open_vectors
+from raggedatlas.wings.vectors.shapes import Shapes
+from raggedatlas.wings.vectors.storage.layouts import File
+from raggedatlas.wings.vectors.writer import write
 from support.spatial import ALL, EDGE
 
 CUT = ChunkingOptions(chunk_shape=EDGE)

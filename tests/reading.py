@@ -44,7 +44,7 @@ def read_element(path: str | Path, key: str, **options: Any) -> Any:
 
 def array_metadata(path: Path | str) -> dict[str, Any]:
     """Read the metadata of a TileDB array."""
-    from raggedatlas.formats.cxg.tiledb_arrays import open_array
+    from raggedatlas.wings.cxg.tiledb_arrays import open_array
 
     with open_array(Path(path)) as array:
         return dict(array.meta.items())
@@ -52,7 +52,7 @@ def array_metadata(path: Path | str) -> dict[str, Any]:
 
 def array_values(path: Path | str) -> Any:
     """Read the values of a TileDB array: those of its only attribute if that is anonymous, else all by name."""
-    from raggedatlas.formats.cxg.tiledb_arrays import open_array
+    from raggedatlas.wings.cxg.tiledb_arrays import open_array
 
     with open_array(Path(path)) as array:
         read = array[:]

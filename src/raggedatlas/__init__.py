@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from raggedatlas.errors import AtlasError
     from raggedatlas.formats.copying import copy, read
     from raggedatlas.formats.registry import open_sink, open_source
-    from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.loader import CellDataset, Loader
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
         register_space,
     )
     from raggedatlas.query.query import Query
-    from raggedatlas.results.dataset import ResultDataset
-    from raggedatlas.results.npy_results import InferenceDataSet, convert_results, load_results_dataset
-    from raggedatlas.results.provider import DataProvider
-    from raggedatlas.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
     from raggedatlas.store.executors import Workers
     from raggedatlas.store.filters import col, under
-    from raggedatlas.vectors.points import read_points
+    from raggedatlas.wings.results.dataset import ResultDataset
+    from raggedatlas.wings.results.npy_results import InferenceDataSet, convert_results, load_results_dataset
+    from raggedatlas.wings.results.provider import DataProvider
+    from raggedatlas.wings.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
+    from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
+    from raggedatlas.wings.vectors.points import read_points
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOMES = {
     "AtlasVersionRecord": "raggedatlas.model.records",
     "AtlasView": "raggedatlas.atlas",
     "CellDataset": "raggedatlas.loader.loader",
-    "DataProvider": "raggedatlas.results.provider",
+    "DataProvider": "raggedatlas.wings.results.provider",
     "DatasetRecord": "raggedatlas.model.records",
     "DenseZarrPointer": "raggedatlas.model.spaces",
     "FeatureBaseSchema": "raggedatlas.model.schemas",
@@ -56,29 +56,29 @@ _HOMES = {
     "FeatureSpace": "raggedatlas.model.spaces",
     "GeometryPointer": "raggedatlas.model.spaces",
     "HoxBaseSchema": "raggedatlas.model.schemas",
-    "InferenceDataSet": "raggedatlas.results.npy_results",
+    "InferenceDataSet": "raggedatlas.wings.results.npy_results",
     "Loader": "raggedatlas.loader.loader",
     "PointerField": "raggedatlas.model.schemas",
     "PointerKind": "raggedatlas.model.spaces",
     "Query": "raggedatlas.query.query",
     "RaggedAtlas": "raggedatlas.atlas",
-    "ResultDataset": "raggedatlas.results.dataset",
-    "ResultDatasetWriter": "raggedatlas.results.writer",
-    "ResultPart": "raggedatlas.results.writer",
+    "ResultDataset": "raggedatlas.wings.results.dataset",
+    "ResultDatasetWriter": "raggedatlas.wings.results.writer",
+    "ResultPart": "raggedatlas.wings.results.writer",
     "SparseZarrPointer": "raggedatlas.model.spaces",
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
-    "convert_results": "raggedatlas.results.npy_results",
+    "convert_results": "raggedatlas.wings.results.npy_results",
     "copy": "raggedatlas.formats.copying",
-    "create_results_writer": "raggedatlas.results.writer",
-    "load_results_dataset": "raggedatlas.results.npy_results",
-    "make_transcripts": "raggedatlas.ingest.geometry",
+    "create_results_writer": "raggedatlas.wings.results.writer",
+    "load_results_dataset": "raggedatlas.wings.results.npy_results",
+    "make_transcripts": "raggedatlas.wings.vectors.attachment",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
     "read": "raggedatlas.formats.copying",
-    "read_points": "raggedatlas.vectors.points",
+    "read_points": "raggedatlas.wings.vectors.points",
     "register_space": "raggedatlas.model.spaces",
-    "transcripts_to_counts": "raggedatlas.ingest.geometry",
+    "transcripts_to_counts": "raggedatlas.wings.vectors.attachment",
     "under": "raggedatlas.store.filters",
 }
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from raggedatlas.ingest.term_mapping import TermMapping
     from raggedatlas.model.protocols import Source
     from raggedatlas.query.query import Query
-    from raggedatlas.results.dataset import ResultDataset
-    from raggedatlas.vectors.geometry import Geometry
-    from raggedatlas.vectors.shapes import Shapes
+    from raggedatlas.wings.results.dataset import ResultDataset
+    from raggedatlas.wings.vectors.geometry import Geometry
+    from raggedatlas.wings.vectors.shapes import Shapes
 
 __all__ = ["AtlasView", "RaggedAtlas"]
 

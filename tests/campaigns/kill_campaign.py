@@ -19,12 +19,12 @@ from anndata import AnnData
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import bundles
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.ingest.geometry import transcripts_to_counts
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
-from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.store.executors import spawned
-from raggedatlas.vectors.shapes import Shapes, as_attributes
-from raggedatlas.verbs import infer
+from raggedatlas.wings.results.dataset import ResultDataset
+from raggedatlas.wings.results.verbs import infer
+from raggedatlas.wings.vectors.attachment import transcripts_to_counts
+from raggedatlas.wings.vectors.shapes import Shapes, as_attributes
 from support.atlases import GENES, small_anndata, write_results
 from support.spatial import make_slide, spots, walk
 

@@ -82,7 +82,7 @@ def make_atlas(folder: Path) -> Path:
     import scipy.sparse as sp
 
     from raggedatlas.atlas import RaggedAtlas
-    from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.wings.results.dataset import ResultDataset
     from support.atlases import GENES, small_anndata, write_results
     from support.spatial import spots
 

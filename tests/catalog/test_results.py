@@ -14,9 +14,9 @@ from raggedatlas import RaggedAtlas, ResultDataset
 from raggedatlas.catalog.assets import RESULT_ASSETS, drop_result
 from raggedatlas.catalog.catalog import CELLS, RESULTS
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
-from raggedatlas.ingest import results
 from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
 from raggedatlas.store.upkeep import clean_up
+from raggedatlas.wings.results import attachment as results
 from support.atlases import Modelled, make_modelled
 
 NOW = dt.timedelta(0)

@@ -13,8 +13,8 @@ from typer.models import OptionInfo
 
 from command import ask, done, read
 from raggedatlas.cli.commands import app
-from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.writer import write
+from raggedatlas.wings.vectors.builder import make_geometry
+from raggedatlas.wings.vectors.writer import write
 from support.spatial import make_slide
 
 BOUNDARY = "segmentation_boundary"

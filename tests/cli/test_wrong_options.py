@@ -25,8 +25,8 @@ from raggedatlas.cli.app import to_command_line
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.query.query import Query
-from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.writer import write
+from raggedatlas.wings.vectors.builder import make_geometry
+from raggedatlas.wings.vectors.writer import write
 from support.atlases import small_anndata, write_results
 from support.spatial import spots
 

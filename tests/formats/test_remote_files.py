@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
-from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import BLOCK
+from raggedatlas.wings import cxg
 from support.cxg_files import write_cxg
 from support.object_store import FaultyProxy, Remote, WebServer
 

@@ -36,21 +36,21 @@ from raggedatlas.errors import (
 from raggedatlas.ingest import commit, geometry, geometry_plan
 from raggedatlas.ingest.add import SHAPE_ENDINGS, is_geometry
 from raggedatlas.ingest.annotations import text_of_column
-from raggedatlas.ingest.geometry import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
-from raggedatlas.ingest.geometry_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.model.frames import find_column
 from raggedatlas.model.ids import integer_ids
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
-from raggedatlas.results.schema import as_ids
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
-from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.converters.content import table_content
-from raggedatlas.vectors.converters.convert import ENDINGS, REORDERED, read_file, write_file
-from raggedatlas.vectors.converters.geospatial import frame_content
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
-from raggedatlas.vectors.writer import write
+from raggedatlas.wings.results.schema import as_ids
+from raggedatlas.wings.vectors.attachment import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
+from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
+from raggedatlas.wings.vectors.builder import make_geometry
+from raggedatlas.wings.vectors.converters.content import table_content
+from raggedatlas.wings.vectors.converters.convert import ENDINGS, REORDERED, read_file, write_file
+from raggedatlas.wings.vectors.converters.geospatial import frame_content
+from raggedatlas.wings.vectors.reader import open_vectors
+from raggedatlas.wings.vectors.shapes import Attribute, Shapes, take_objects
+from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide, spots
 
 BOUNDARY = "segmentation_boundary"
@@ -513,7 +513,7 @@ def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:
     points = Shapes(
         "point_cloud", np.zeros((2, 2)), vertex_attributes={"gene": np.array([0, 5]), "cell_id": np.array([1, 1])}
     )
-    from raggedatlas.ingest.geometry import transcripts_to_counts
+    from raggedatlas.wings.vectors.attachment import transcripts_to_counts
 
     with pytest.raises(SourceError, match="numbers without names"):
         transcripts_to_counts(points, cells="cell_id")

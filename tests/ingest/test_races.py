@@ -11,8 +11,8 @@ from raggedatlas import RaggedAtlas
 from raggedatlas.catalog import assets
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.errors import ConflictError, DuplicateError, SourceError
-from raggedatlas.ingest.geometry import make_transcripts
 from raggedatlas.store.tables import Tables
+from raggedatlas.wings.vectors.attachment import make_transcripts
 from support.atlases import make_modelled, small_anndata, write_results
 from support.spatial import spots
 

@@ -20,7 +20,7 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest import results as result_index
+from raggedatlas.wings.results import attachment as results as result_index
 from raggedatlas.query import search
 from support.atlases import Modelled, make_modelled, npy_run, small_anndata, write_results
 

@@ -14,11 +14,11 @@ from tests.loader.conftest import make_file
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.ingest.add import add
 from raggedatlas.loader import cells
-from raggedatlas.loader.lightning import Split, split_loader
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
 from raggedatlas.store import record_files
 from raggedatlas.store.location import Location
+from raggedatlas.wings.trainers.lightning import Split, split_loader
 from support.atlases import write_dataset
 
 OBS = ["kind", "donor", "percent.mt", "n", "flag", "plate", "dataset", "cell_name"]

@@ -13,7 +13,7 @@ import pytest
 
 from raggedatlas import Loader
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.lightning import AtlasDataModule, EpochBatches, Split
+from raggedatlas.wings.trainers.lightning import AtlasDataModule, EpochBatches, Split
 
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
@@ -178,8 +178,8 @@ SCRIPT = """
 import json, sys
 import lightning, torch
 import raggedatlas as ra
-from raggedatlas.loader.lightning import AtlasDataModule
-from raggedatlas.loader.lightning import Split
+from raggedatlas.wings.trainers.lightning import AtlasDataModule
+from raggedatlas.wings.trainers.lightning import Split
 
 class Watch(lightning.LightningModule):
     def __init__(self):

@@ -8,8 +8,8 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.loader.lightning import Split
-from raggedatlas.loader.scvi import ScviDataModule
+from raggedatlas.wings.trainers.lightning import Split
+from raggedatlas.wings.trainers.scvi import ScviDataModule
 
 torch = pytest.importorskip("torch")
 scvi = pytest.importorskip("scvi")

@@ -10,9 +10,16 @@ from hypothesis.extra import numpy as hnp
 
 from raggedatlas import Loader
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.loader.lightning import AtlasDataModule, Split, align_query, split_loader, split_rows, with_lightning
 from raggedatlas.loader.order import Share
-from raggedatlas.loader.scvi import ScviDataModule
+from raggedatlas.wings.trainers.lightning import (
+    AtlasDataModule,
+    Split,
+    align_query,
+    split_loader,
+    split_rows,
+    with_lightning,
+)
+from raggedatlas.wings.trainers.scvi import ScviDataModule
 
 pytestmark = pytest.mark.fast
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError
-from raggedatlas.ingest.geometry import make_transcripts, transcripts_to_counts
-from raggedatlas.ingest.geometry_plan import object_centroids
-from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
-from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
+from raggedatlas.wings.vectors.attachment_plan import object_centroids
+from raggedatlas.wings.vectors.cell_geometry import intersects_box, simplices_intersect_box
+from raggedatlas.wings.vectors.converters.geospatial import shapes_of_geometries
+from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from support.hypothesis_profile import examples
 from support.spatial import Slide, make_slide
 

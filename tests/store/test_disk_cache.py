@@ -16,7 +16,7 @@ from raggedatlas.store.disk_cache import SUBFOLDER, DiskCache, parse_size
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows, read_slice, verify
 from raggedatlas.store.runtime import process_cache
-from raggedatlas.verbs.explorer import find_explorer, install_folder
+from raggedatlas.wings.cxg.explorer import find_explorer, install_folder
 
 pytestmark = pytest.mark.s3
 N = 4000

@@ -17,7 +17,7 @@ import raggedatlas
 assert raggedatlas.__file__.startswith(sys.argv[1]), raggedatlas.__file__
 from raggedatlas.store.codecs import crc32c
 assert crc32c(b"123456789") == 0xE3069283
-import raggedatlas.vectors.storage.codecs
+import raggedatlas.wings.vectors.storage.codecs
 from support.atlases import small_anndata
 atlas = raggedatlas.RaggedAtlas.create("atlas")
 atlas.add(small_anndata(1), "d", organism="human", progress=False)

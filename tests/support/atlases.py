@@ -284,7 +284,7 @@ def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:
     **facts
         What made them: ``model``, ``model_hash``, ``verb``.
     """
-    from raggedatlas.results.writer import ResultDatasetWriter
+    from raggedatlas.wings.results.writer import ResultDatasetWriter
 
     metadata = {f"result:{name}": text for name, text in facts.items()}
     with ResultDatasetWriter(folder, facts=metadata) as writer:

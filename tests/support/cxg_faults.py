@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb
+from raggedatlas.wings.cxg.tiledb_arrays import context, import_tiledb
 from support.cxg_files import (
     EMBEDDINGS,
     N_OBS,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
+from raggedatlas.wings.cxg.tiledb_arrays import context, import_tiledb, open_array
 
 Form = Literal["split", "dense", "sparse", "old", "unnamed"]
 FORMS: tuple[Form, ...] = ("split", "dense", "sparse", "old", "unnamed")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.ingest.geometry import make_transcripts
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.geometry import Axis, Geometry
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes
+from raggedatlas.wings.vectors.attachment import make_transcripts
+from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.wings.vectors.geometry import Axis, Geometry
+from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes, as_attributes
 
 if TYPE_CHECKING:
     from anndata import AnnData

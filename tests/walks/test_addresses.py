@@ -23,18 +23,18 @@ from raggedatlas.errors import LimitError, StoreError
 from raggedatlas.formats import anndata as anndata_rules
 from raggedatlas.formats.gene_tables import read_gene_tables
 from raggedatlas.ingest.annotations import read_uids
-from raggedatlas.results.data_request import absolute_location
-from raggedatlas.results.folder import find_results
-from raggedatlas.results.validation import validate_results
 from raggedatlas.store import copies
 from raggedatlas.store.ontologies import read_term_table
-from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.converters.convert import Conversion, convert, is_store, read_file, write_file
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.writer import write as write_vectors
-from raggedatlas.verbs.models import import_object
-from raggedatlas.verbs.reduction import PcaModel, load_pca
-from raggedatlas.verbs.visualize import visualize
+from raggedatlas.wings.results.data_request import absolute_location
+from raggedatlas.wings.results.folder import find_results
+from raggedatlas.wings.results.validation import validate_results
+from raggedatlas.wings.results.verbs.models import import_object
+from raggedatlas.wings.results.verbs.reduction import PcaModel, load_pca
+from raggedatlas.wings.vectors.builder import make_geometry
+from raggedatlas.wings.vectors.converters.convert import Conversion, convert, is_store, read_file, write_file
+from raggedatlas.wings.vectors.reader import open_vectors
+from raggedatlas.wings.vectors.writer import write as write_vectors
+from raggedatlas.wings.viewer.visualize import visualize
 from support.atlases import npy_run, small_anndata, write_results
 from support.object_store import FaultyProxy, Remote, WebServer
 from support.spatial import spots

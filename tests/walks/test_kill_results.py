@@ -16,8 +16,8 @@ import pytest
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import DuplicateError
-from raggedatlas.ingest.results import RESULT_STEPS
 from raggedatlas.model.assets import result_columns
+from raggedatlas.wings.results.attachment import RESULT_STEPS
 from support.atlases import Modelled, make_modelled
 from support.processes import started
 

@@ -29,10 +29,10 @@ from anndata.tests.helpers import assert_equal
 
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
-from raggedatlas.formats import cxg
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import BLOCK
+from raggedatlas.wings import cxg
 from support.atlases import small_anndata
 from support.cxg_files import write_cxg
 from support.object_store import FaultyProxy, GoogleStorage

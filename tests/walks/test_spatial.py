@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.ingest.geometry import transcripts_to_counts
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.pyramid import make_pyramid
-from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.writer import write
+from raggedatlas.wings.vectors.attachment import transcripts_to_counts
+from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.wings.vectors.pyramid import make_pyramid
+from raggedatlas.wings.vectors.shapes import Shapes
+from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide
 
 BOUNDARY = "segmentation_boundary"

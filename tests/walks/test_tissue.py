@@ -11,10 +11,10 @@ import shapely
 import zarr
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
-from raggedatlas.ingest.geometry import transcripts_to_counts
-from raggedatlas.vectors.converters.content import decode_categories
-from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.wings.vectors.attachment import transcripts_to_counts
+from raggedatlas.wings.vectors.converters.content import decode_categories
+from raggedatlas.wings.vectors.converters.convert import Conversion, convert, read_file
+from raggedatlas.wings.vectors.shapes import Shapes
 
 DATA = Path(__file__).parent.parent / "data"
 EXAMPLE = DATA.parent.parent / "examples" / "draw_tissue.py"

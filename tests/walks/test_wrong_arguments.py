@@ -20,17 +20,17 @@ import raggedatlas as ra
 from raggedatlas import vectors, verbs
 from raggedatlas.errors import ArgumentError, AtlasError, NameRefusedError, NotFoundError
 from raggedatlas.formats import anndata as anndata_rules
-from raggedatlas.formats import cxg
 from raggedatlas.ingest.options import AddChoices
-from raggedatlas.loader.lightning import Split, split_loader
 from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.query.read_plan import QuerySpec
-from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.writer import write as write_vectors
-from raggedatlas.verbs.visualize import ViewOptions
+from raggedatlas.wings import cxg
+from raggedatlas.wings.trainers.lightning import Split, split_loader
+from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.wings.vectors.converters.convert import Conversion, convert, read_file
+from raggedatlas.wings.vectors.reader import open_vectors
+from raggedatlas.wings.vectors.writer import write as write_vectors
+from raggedatlas.wings.viewer.visualize import ViewOptions
 from support.atlases import GENES, small_anndata, write_results
 from support.spatial import spots
 

@@ -23,11 +23,11 @@ from raggedatlas.cli.printing import print_status, progress
 from raggedatlas.model.choices import CrossLevel, Layout
 
 if TYPE_CHECKING:
-    from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.model.protocols import Sink
     from raggedatlas.store.location import AnyPath
-    from raggedatlas.vectors.converters.convert import Conversion
-    from raggedatlas.vectors.pyramid import PyramidOptions
+    from raggedatlas.wings.cxg.options import ConversionLoss
+    from raggedatlas.wings.vectors.converters.convert import Conversion
+    from raggedatlas.wings.vectors.pyramid import PyramidOptions
 
 ENDINGS = (
     ".zv", ".csv", ".tsv", ".parquet", ".obj", ".ply", ".stl", ".geojson", ".geoparquet",
@@ -55,8 +55,8 @@ class GeometryOptions:
 
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         """Return how to convert."""
-        from raggedatlas.vectors.builder import ChunkingOptions
-        from raggedatlas.vectors.converters.convert import Conversion
+        from raggedatlas.wings.vectors.builder import ChunkingOptions
+        from raggedatlas.wings.vectors.converters.convert import Conversion
 
         options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
         # Readers take a list for it, and the command line has only text.
@@ -76,7 +76,7 @@ class GeometryOptions:
         )
 
     def _steps(self) -> "PyramidOptions | None":
-        from raggedatlas.vectors.pyramid import PyramidOptions
+        from raggedatlas.wings.vectors.pyramid import PyramidOptions
 
         return PyramidOptions(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
 
@@ -107,14 +107,14 @@ def is_geometry(source: "AnyPath", target: "AnyPath", geometry: GeometryOptions)
 
     if source.suffix in HDF5_ENDINGS or (isinstance(source, Path) and not (source / "zarr.json").is_file()):
         return False
-    from raggedatlas.vectors.converters.convert import is_store
+    from raggedatlas.wings.vectors.converters.convert import is_store
 
     return is_store(source)
 
 
 def convert_geometry(source: "AnyPath", target: "AnyPath", how: "Conversion", *, as_json: bool) -> tuple[Any, str]:
     """Convert, and report what was lost."""
-    from raggedatlas.vectors.converters.convert import convert
+    from raggedatlas.wings.vectors.converters.convert import convert
 
     losses = convert(source, target, how)
     for loss in [] if as_json else losses:

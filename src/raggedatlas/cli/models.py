@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raggedatlas.query.query import Query
-    from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.wings.results.dataset import ResultDataset
 
 Output = Annotated[
     str | None,
@@ -156,7 +156,7 @@ def infer(
     ] = None,
 ) -> tuple[Any, str]:
     """Apply a model to each cell of a snapshot (the newest, or --at), and write its outputs."""
-    from raggedatlas.verbs.inference import infer as apply
+    from raggedatlas.wings.results.verbs.inference import infer as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
     own: dict[str, Any] = {"n_parts": parts, "resume": resume, "update": update}
@@ -183,7 +183,7 @@ def measure(
     scoring: ScoringOptions,
 ) -> None:
     """Apply a model to labelled cells, and measure its accuracy."""
-    from raggedatlas.verbs.evaluation import test as apply
+    from raggedatlas.wings.results.verbs.evaluation import test as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
     own: dict[str, Any] = {"target": target, "categories": scoring.category or None, "output": scoring.prediction}
@@ -220,7 +220,7 @@ def engine(
     resume: Resume = False,
 ) -> tuple[Any, str]:
     """Apply a model in an ONNX file to the cells of a snapshot."""
-    from raggedatlas.verbs.inference import engine as apply
+    from raggedatlas.wings.results.verbs.inference import engine as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
     own: dict[str, Any] = {"inputs": parse_pairs(engine_inputs.input_, "--input") or None, "resume": resume}
@@ -284,7 +284,7 @@ def pca(
     ] = None,
 ) -> tuple[Any, str]:
     """Compute principal components of results, or of cells of an atlas."""
-    from raggedatlas.verbs.reduction import pca as apply
+    from raggedatlas.wings.results.verbs.reduction import pca as apply
 
     own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size}
     return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
@@ -312,7 +312,7 @@ def umap(
     layout: UmapLayoutOptions,
 ) -> tuple[Any, str]:
     """Compute a UMAP of results, or of cells of an atlas."""
-    from raggedatlas.verbs.reduction import umap as apply
+    from raggedatlas.wings.results.verbs.reduction import umap as apply
 
     # Not None: options that were not given are for `umap` to choose.
     own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size}
@@ -337,7 +337,7 @@ def lookup(
     as_json: AsJson = False,
 ) -> None:
     """Print the results of cells; exit code 1 if a cell has none."""
-    from raggedatlas.verbs.lookup import lookup as find
+    from raggedatlas.wings.results.verbs.lookup import lookup as find
 
     with progress(f"look up in {results}"):
         found = find(results, uids, column=column)
@@ -365,7 +365,7 @@ def save_to_database(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Give results an index for nearest neighbours, in place, and print its measured recall."""
-    from raggedatlas.verbs.lookup import save_to_database as save
+    from raggedatlas.wings.results.verbs.lookup import save_to_database as save
 
     with progress(f"index {results}") as callback:
         report = save(
@@ -436,7 +436,7 @@ def neighbors(
     as_json: AsJson = False,
 ) -> None:
     """Print the cells whose results are nearest to those of some cells, or to some vectors."""
-    from raggedatlas.verbs.lookup import neighbors as find
+    from raggedatlas.wings.results.verbs.lookup import neighbors as find
 
     # True for both and for neither; exactly one must be given.
     if bool(uids) == (vectors is not None):
@@ -463,7 +463,7 @@ def convert_results(
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Convert the .npy results of a model run to a Lance table in the same folder; the .npy files are never changed."""
-    from raggedatlas.results.npy_results import convert_results as convert
+    from raggedatlas.wings.results.npy_results import convert_results as convert
 
     with progress(f"convert {results_dir}") as callback:
         done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)

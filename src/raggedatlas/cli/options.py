@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.catalog.catalog import Catalog
-    from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import AnyPath, Location
+    from raggedatlas.wings.cxg.options import ConversionLoss
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 Strings = list[str]
@@ -545,7 +545,7 @@ def make_embedder(method: Method | None) -> Any:  # noqa: ANN401  (an Embedder o
     """Return what computes the embedding of a CXG, or None."""
     if method is None:
         return None
-    from raggedatlas.verbs.reduction import embedder
+    from raggedatlas.wings.results.verbs.reduction import embedder
 
     return embedder(method.value)
 

@@ -95,7 +95,7 @@ def validate(
             raise typer.BadParameter(
                 "is used without the options of an atlas, --level and --fix", param_hint="--schema"
             )
-        from raggedatlas.formats.curation import validate_schema
+        from raggedatlas.wings.cxg.curation import validate_schema
 
         _show_problems(atlas_options, validate_schema(atlas_options.atlas, schema), schema)
         return
@@ -135,19 +135,19 @@ def validate(
 
 
 def _check_results(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401  (a literal)
-    from raggedatlas.results.validation import validate_results
+    from raggedatlas.wings.results.validation import validate_results
 
     return validate_results(atlas_options.atlas, level)
 
 
 def _check_geometry(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
-    from raggedatlas.vectors import validate as validate_geometry
+    from raggedatlas.wings.vectors import validate as validate_geometry
 
     return validate_geometry(atlas_options.location, level)
 
 
 def _check_cxg(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
-    from raggedatlas.formats import cxg
+    from raggedatlas.wings import cxg
 
     return cxg.validate(atlas_options.path, level)
 
@@ -257,7 +257,7 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
 
 
 def _is_cxg(path: "AnyPath") -> bool:
-    from raggedatlas.formats.cxg.inspection import is_cxg
+    from raggedatlas.wings.cxg.inspection import is_cxg
 
     # In an object store the ending decides: to look for members would list an atlas.
     return path.suffix == ".cxg" or (isinstance(path, Path) and is_cxg(path))
@@ -265,7 +265,7 @@ def _is_cxg(path: "AnyPath") -> bool:
 
 def _is_vectors(atlas_options: AtlasOptions) -> bool:
     from raggedatlas.store.location import Location
-    from raggedatlas.vectors.inspection import is_geometry_store
+    from raggedatlas.wings.vectors.inspection import is_geometry_store
 
     path = atlas_options.path
     # Without a request where the ending decides; and web servers have no geometry stores.
@@ -316,10 +316,10 @@ def inspect(
     from rich.text import Text
 
     from raggedatlas.cli.printing import printable
-    from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.validation import inspect as inspect_file
     from raggedatlas.model.reports import size_text
-    from raggedatlas.vectors.inspection import inspect as inspect_geometry
+    from raggedatlas.wings import cxg
+    from raggedatlas.wings.vectors.inspection import inspect as inspect_geometry
 
     found: Inspection
     if _is_vectors(atlas_options):

@@ -29,7 +29,7 @@ from raggedatlas.cli.printing import print_result, print_status, progress
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import AnyPath
-    from raggedatlas.verbs.explorer import ExplorerServer, PreparedCxg
+    from raggedatlas.wings.cxg.explorer import ExplorerServer, PreparedCxg
 
 
 ServeSource = Annotated[
@@ -85,11 +85,11 @@ def serve(
         _prepare(source, options, as_json=atlas_options.as_json)
         return
     if install:
-        from raggedatlas.verbs.explorer import install_explorer
+        from raggedatlas.wings.cxg.explorer import install_explorer
 
         with progress("install cellxgene"):
             install_explorer()
-    from raggedatlas.verbs.explorer import serve as start
+    from raggedatlas.wings.cxg.explorer import serve as start
 
     _handle_signals_as_interrupt()  # before anything starts, so that no process outlives this one
     # With the stack the progress bar can end before the address is printed, and the server later.
@@ -128,7 +128,7 @@ def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str
 
 
 def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> None:
-    from raggedatlas.verbs.explorer import prepare
+    from raggedatlas.wings.cxg.explorer import prepare
 
     if options.output is None:
         raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
@@ -190,7 +190,7 @@ def _what(
     atlas_options: ViewSource, embedding: str | None, options: ViewOptions, at: str | None
 ) -> "tuple[Query | str | AnyPath, Query | AnyPath | None]":
     """Return what is shown, and the cells of an embedding that is named."""
-    from raggedatlas.verbs.viewer.sources import is_cells_path
+    from raggedatlas.wings.viewer.sources import is_cells_path
 
     if embedding is None and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
@@ -225,7 +225,7 @@ def view(
     at: AtSnapshot = None,
 ) -> None:
     """Serve a map of cells to browsers on this machine until Ctrl-C; genes are read on request."""
-    from raggedatlas.verbs.visualize import view as serve
+    from raggedatlas.wings.viewer.visualize import view as serve
 
     with progress("read cells"):
         server = serve(
@@ -271,7 +271,7 @@ def visualize(
     at: AtSnapshot = None,
 ) -> tuple[Any, str]:
     """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
-    from raggedatlas.verbs.visualize import visualize as write
+    from raggedatlas.wings.viewer.visualize import visualize as write
 
     with progress(f"write {output_options.output}"):
         path = write(

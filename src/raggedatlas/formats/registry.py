@@ -20,7 +20,7 @@ READERS = {
     "h5ad": "raggedatlas.formats.anndata.source:h5ad_source",
     "zarr": "raggedatlas.formats.anndata.source:zarr_source",
     "h5mu": "raggedatlas.formats.mudata:mudata_source",
-    "cxg": "raggedatlas.formats.cxg.source:cxg_source",
+    "cxg": "raggedatlas.wings.cxg.source:cxg_source",
     "loom": "raggedatlas.formats.loom:loom_source",
     "soma": "raggedatlas.formats.soma:soma_source",
     "10x-h5": "raggedatlas.formats.tenx:tenx_h5_source",
@@ -40,7 +40,7 @@ WRITERS = {
     ".h5ad": "raggedatlas.formats.anndata.sink:h5ad_sink",
     ".h5mu": "raggedatlas.formats.anndata.sink:h5mu_sink",
     ".zarr": "raggedatlas.formats.anndata.sink:zarr_sink",
-    ".cxg": "raggedatlas.formats.cxg.sink:cxg_sink",
+    ".cxg": "raggedatlas.wings.cxg.sink:cxg_sink",
 }
 """Ending -> what writes such a file."""
 
@@ -309,9 +309,9 @@ def _folder_kind(path: AnyPath) -> str:
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
         return "h5mu" if (path / "mod").is_dir() else "zarr"
-    from raggedatlas.formats.cxg.inspection import is_cxg
     from raggedatlas.formats.soma import is_soma
     from raggedatlas.formats.tenx import market_matrices
+    from raggedatlas.wings.cxg.inspection import is_cxg
 
     # First, because an experiment has an array `obs` in a group, as a CXG does.
     if is_soma(path):

@@ -38,7 +38,7 @@ def is_soma(path: AnyPath) -> bool:
     >>> is_soma(Path("tests/data"))
     False
     """
-    from raggedatlas.formats.cxg.inspection import tiledb_kind
+    from raggedatlas.wings.cxg.inspection import tiledb_kind
 
     kinds = (tiledb_kind(path), tiledb_kind(path / "obs"), tiledb_kind(path / "ms"))
     return kinds == ("group", "array", "group")

@@ -18,9 +18,9 @@ from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOpt
 from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
-from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import AnyPath, Location, as_path, with_options
+from raggedatlas.wings.results.folder import DATABASE, TABLE
 
 
 def add(
@@ -98,12 +98,12 @@ def _attach(
 ) -> AddReport:
     """Add geometry or a result."""
     if not geometry:
-        from raggedatlas.ingest.results import ResultAttachment
+        from raggedatlas.wings.results.attachment import ResultAttachment
 
         return attach(
             ResultAttachment(catalog, source, read_options(ResultOptions, choices, "add() of results")), progress
         )
-    from raggedatlas.ingest.geometry import GeometryAttachment, TranscriptAttachment
+    from raggedatlas.wings.vectors.attachment import GeometryAttachment, TranscriptAttachment
 
     options = read_options(GeometryOptions, choices, "add() of geometry")
     return attach((TranscriptAttachment if options.counts else GeometryAttachment)(catalog, source, options), progress)
@@ -138,8 +138,11 @@ def _is_folder(path: AnyPath) -> bool:
     return not (path.is_web or path.suffix or any((path / name).is_file() for name in roots)) and path.is_dir()
 
 
-SHAPES = {"raggedatlas.vectors.geometry": "Geometry", "raggedatlas.vectors.shapes": "Shapes"}
-RESULTS = {"raggedatlas.results.dataset": "ResultDataset", "raggedatlas.results.npy_results": "InferenceDataSet"}
+SHAPES = {"raggedatlas.wings.vectors.geometry": "Geometry", "raggedatlas.wings.vectors.shapes": "Shapes"}
+RESULTS = {
+    "raggedatlas.wings.results.dataset": "ResultDataset",
+    "raggedatlas.wings.results.npy_results": "InferenceDataSet",
+}
 """Modules -> class of objects in memory that can be added."""
 
 
@@ -190,7 +193,7 @@ def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added
     in_store = isinstance(path, Path) and any((path / kind).is_dir() for kind in KINDS)
     if not (path.parent.name in KINDS or in_store):
         return False
-    from raggedatlas.vectors.converters.geospatial import is_spatialdata
+    from raggedatlas.wings.vectors.converters.geospatial import is_spatialdata
 
     return is_spatialdata(path)
 

@@ -28,7 +28,6 @@ from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
 from raggedatlas.ingest.commit import attach
 from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions
-from raggedatlas.ingest.results import ResultAttachment
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     AnnotatedColumn,
@@ -42,10 +41,11 @@ from raggedatlas.model.ids import UidIndex, check_given_name, check_length, colu
 from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.spaces import pointer_columns
-from raggedatlas.results.row_readers import ObjectIds
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import AnyPath, as_path, with_options
 from raggedatlas.store.tables import Tables
+from raggedatlas.wings.results.attachment import ResultAttachment
+from raggedatlas.wings.results.row_readers import ObjectIds
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 

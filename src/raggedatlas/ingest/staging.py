@@ -19,7 +19,6 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import records_with_features
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError
-from raggedatlas.formats.curation import missing_facts
 from raggedatlas.formats.registry import detect, is_copied, open_source
 from raggedatlas.formats.transfer import CopiedSource
 from raggedatlas.ingest.columns import merge_colors
@@ -54,6 +53,7 @@ from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.runtime import BackgroundWriter
+from raggedatlas.wings.cxg.curation import missing_facts
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from raggedatlas.ingest.annotations import AnnotationSource, annotate, with_fact
 from raggedatlas.ingest.options import AnnotateOptions, MapTermsOptions
 from raggedatlas.model.reports import AnnotationReport
 from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
-from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.copies import local_target
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.location import as_path, with_options
 from raggedatlas.store.ontologies import read_text_table
+from raggedatlas.wings.results.folder import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd

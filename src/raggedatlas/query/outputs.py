@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import LimitError, QueryError
-from raggedatlas.formats.curation import CurationSink
 from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
@@ -40,6 +39,7 @@ from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Address, Location, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
+from raggedatlas.wings.cxg.curation import CurationSink
 
 if TYPE_CHECKING:
     import anndata as ad

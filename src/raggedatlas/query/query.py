@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import mudata as md
     import pandas as pd
 
-    from raggedatlas.vectors.shapes import Shapes
+    from raggedatlas.wings.vectors.shapes import Shapes
 
 
 @checked
@@ -404,7 +404,7 @@ class Query:
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
         # Imported when used, so that other queries do not import the readers of geometry.
-        from raggedatlas.query.geometry import refuse_shared, within
+        from raggedatlas.wings.vectors.cell_geometry import refuse_shared, within
 
         found = within(self.catalog, bbox, space, by)
         refuse_shared(found, self.spec, self.catalog)
@@ -443,7 +443,7 @@ class Query:
         QueryError
             If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
         """
-        from raggedatlas.query.geometry import default_geometry, read_shapes
+        from raggedatlas.wings.vectors.cell_geometry import default_geometry, read_shapes
 
         name = default_geometry(self.catalog) if space is None else space
         return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
@@ -470,7 +470,7 @@ class Query:
         -----
         Read from the cell table; NaN for a cell without a shape. A member of a file's `obsm` of the same name is left out.
         """
-        from raggedatlas.query.geometry import default_geometry
+        from raggedatlas.wings.vectors.cell_geometry import default_geometry
 
         name = default_geometry(self.catalog) if space is None else space
         axes = {len(record.axes) for record in find_geometries(self.catalog, name)}

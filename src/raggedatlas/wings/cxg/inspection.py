@@ -1,0 +1,363 @@
+"""Detection of version and layout of a CXG, and `inspect`, which describes its arrays and metadata."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.reports import Element, Inspection
+from raggedatlas.store.location import Address, AnyPath, as_path
+from raggedatlas.wings.cxg.options import (
+    ANONYMOUS,
+    EMB,
+    GROUP_METADATA,
+    HINTS,
+    MEMBERS,
+    OBS,
+    UNNAMED,
+    VAR,
+    VERSION,
+    VERSIONS,
+    XC,
+    XR,
+    Layout,
+    X,
+)
+from raggedatlas.wings.cxg.tiledb_arrays import (
+    ArrayAttribute,
+    ArrayInfo,
+    open_array,
+    read_array_info,
+    stored_bytes,
+    written_cells,
+)
+from raggedatlas.wings.cxg.unstructured import parse_json
+
+Kind = Literal["array", "group"]
+
+# The last three identify an array that has lost its schema, which must be reported, not overlooked.
+_ARRAY_MARKS = ("__schema", "__array_schema.tdb", "__fragments", "__commits", "__lock.tdb")
+_GROUP_MARKS = ("__tiledb_group.tdb", "__group")
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Version, layout and members of a CXG.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    version : str
+        The stored version; `UNNAMED` if there is none.
+    layout : {"dense", "sparse", "split"} or None
+        Layout according to the existing arrays; None if there is no expression matrix.
+    reason : str
+        Human-readable reason, in one line.
+    members : mapping of str to str
+        Name in the root group -> ``"array"`` or ``"group"``; other folders are not listed.
+    embeddings : tuple of str
+        Sorted names of the arrays in ``emb``.
+    """
+
+    path: AnyPath
+    version: str
+    layout: Layout | None
+    reason: str
+    members: Mapping[str, Kind]
+    embeddings: tuple[str, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the version is one of `VERSIONS`."""
+        return self.version in VERSIONS
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Members that are not part of the format."""
+        return tuple(name for name in self.members if name not in MEMBERS)
+
+
+def tiledb_kind(path: AnyPath) -> Kind | None:
+    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> tiledb_kind(Path("tests/data")) is None
+    True
+    """
+    if any((path / mark).exists() for mark in _ARRAY_MARKS):
+        return "array"
+    return "group" if any((path / mark).exists() for mark in _GROUP_MARKS) else None
+
+
+def is_cxg(path: AnyPath) -> bool:
+    """Return whether a folder looks like a CXG: a TileDB group with a known member, or arrays ``obs`` and ``var``."""
+    if not path.is_dir() or tiledb_kind(path) == "array":
+        return False
+    arrays = [name for name in MEMBERS if tiledb_kind(path / name) is not None]
+    # Copying can drop the empty file that marks the group, so two arrays of a CXG are enough without it (C01).
+    return bool(arrays) if tiledb_kind(path) == "group" else {OBS, VAR} <= set(arrays)
+
+
+def detect(path: Address) -> Detection:
+    """Detect version and layout of a CXG; raises only if they cannot be described.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder does not exist.
+    SourceError
+        If it is not a CXG (C01), or its metadata cannot be opened (C00).
+    MissingExtraError
+        If tiledb is not installed.
+    """
+    path = as_path(path)
+    if not path.exists():
+        raise NotFoundError(f"File or folder {path} does not exist; check the path.")
+    if not is_cxg(path):
+        raise SourceError(
+            f"C01: {path} is not a CXG: it is not a TileDB group with arrays such as obs, var and X. Pass the folder that contains them."
+        )
+    members = list_members(path)
+    version, reason = _version(path, members)
+    layout, shown = _layout(path, members)
+    embeddings = tuple(name for name, kind in list_members(path / EMB).items() if kind == "array")
+    return Detection(path, version, layout, f"{reason}; {shown}", members, embeddings)
+
+
+def list_members(path: AnyPath) -> dict[str, Kind]:
+    """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
+    if not path.is_dir():
+        return {}
+    members: list[AnyPath] = [*path.iterdir()]
+    kinds = {inner.name: tiledb_kind(inner) for inner in sorted(members, key=str) if inner.is_dir()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def require_readable(detection: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
+    """Raise if a CXG cannot be read, and return the version to read it as.
+
+    Parameters
+    ----------
+    detection : Detection
+        Result of `detect`.
+    version : str, optional
+        Version to read it as, overriding the stored one.
+    allow_unknown : bool
+        Whether to read an unknown version as the newest known one.
+
+    Returns
+    -------
+    str
+        One of `VERSIONS`.
+
+    Raises
+    ------
+    SourceError
+        By rule id: C10 and C11 if ``obs`` or ``var`` is missing, C17 for a missing or incomplete matrix, C21 for missing
+        embeddings, C50 for an unknown version.
+    """
+    if version is not None and version not in VERSIONS:
+        raise SourceError(f"Unknown CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
+    _require_members(detection)
+    if version is not None or detection.is_known:
+        return version or detection.version
+    if allow_unknown:
+        return VERSIONS[-1]
+    raise SourceError(
+        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass one of them as version=... "
+        "to read it as such, or allow_unknown=True to read it as the newest."
+    )
+
+
+def _require_members(detection: Detection) -> None:
+    needed = {OBS: "C10", VAR: "C11"}
+    for name, rule in needed.items():
+        if detection.members.get(name) != "array":
+            raise SourceError(
+                f"{rule}: {detection.path} has no array {name}; the CXG is incomplete. Fetch or write it again."
+            )
+    if detection.layout is None:
+        half = next((name for name in (XR, XC) if name in detection.members), "")
+        reason = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
+        raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
+
+
+def _version(path: AnyPath, members: Mapping[str, Kind]) -> tuple[str, str]:
+    if members.get(GROUP_METADATA) != "array":
+        return UNNAMED, f"version {UNNAMED}: there is no {GROUP_METADATA}"
+    with open_array(path / GROUP_METADATA) as array:
+        stored = array.meta.get(VERSION)
+    if stored is None:
+        return UNNAMED, f"version {UNNAMED}: {GROUP_METADATA} has no {VERSION}"
+    # The value is untrusted: bytes or a number must end as an unknown version (C50), not as a crash.
+    text = stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
+    return text, f"version {text}: {GROUP_METADATA} says so"
+
+
+def _layout(path: AnyPath, members: Mapping[str, Kind]) -> tuple[Layout | None, str]:
+    """Detect the layout from the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over ``X``."""
+    if members.get(XR) == members.get(XC) == "array":
+        return "split", f"layout split: there are {XR} and {XC}"
+    if members.get(X) != "array":
+        return None, "no layout: there is no complete expression matrix"
+    with open_array(path / X) as array:
+        sparse = bool(array.schema.sparse)
+    return ("sparse", f"layout sparse: {X} is sparse") if sparse else ("dense", f"layout dense: {X} is dense")
+
+
+_MAX_TEXT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class CxgInspection(Inspection):
+    """Structure of a CXG, as found by `inspect`; prints as a tree, also in notebooks.
+
+    Parameters
+    ----------
+    path, store, n_bytes, root
+        As of any `Inspection`; `store` is ``"CXG"`` with the version.
+    version : str
+        The stored version; ``"unnamed"`` if there is none.
+    layout : {"dense", "sparse", "split"} or None
+        Layout according to the existing arrays.
+    reason : str
+        Human-readable reason for version and layout.
+    """
+
+    version: str = UNNAMED
+    layout: str | None = None
+    reason: str = ""
+
+
+@checked
+def inspect(path: Address) -> CxgInspection:
+    """Inspect a CXG without reading its values.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path of the folder.
+
+    Returns
+    -------
+    CxgInspection
+        A tree of arrays, columns and metadata; arrays that cannot be opened are included with the reason.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder does not exist.
+    SourceError
+        If it is not a CXG (C01).
+
+    Examples
+    --------
+    >>> import raggedatlas as ra
+    >>> import tempfile
+    >>> inspection = inspect(ra.copy("tests/data/pbmc68k_reduced.h5ad", tempfile.mkdtemp() + "/x.cxg"))
+    >>> inspection.version, inspection.layout
+    ('0.3.0', 'dense')
+    """
+    path = as_path(path)
+    try:
+        detection = detect(path)
+        version, layout, reason = detection.version, detection.layout, detection.reason
+    except SourceError as error:
+        # C00 is damage of a single array, and the others can still be described; anything else is no CXG.
+        if not str(error).startswith("C00"):
+            raise
+        version, layout, reason = UNNAMED, None, str(error)
+    children = tuple(_member(path, name, kind) for name, kind in list_members(path).items())
+    root = replace(_group("", path.name, children), encoding=reason, shape=_shape(children))
+    return CxgInspection(str(path), f"CXG {version}", stored_bytes(path), root, version, layout, reason)
+
+
+def _shape(children: tuple[Element, ...]) -> tuple[int, ...] | None:
+    lengths = {child.name: child.shape for child in children if child.name in (OBS, VAR) and child.shape}
+    return (lengths[OBS][0], lengths[VAR][0]) if len(lengths) == 2 else None
+
+
+def _group(path: str, name: str, children: tuple[Element, ...]) -> Element:
+    n_bytes, n_stored = sum(child.n_bytes for child in children), sum(child.n_stored for child in children)
+    return Element(path, name, "group", "group", n_bytes=n_bytes, n_stored=n_stored, children=children)
+
+
+def _member(folder: AnyPath, name: str, kind: Kind, prefix: str = "") -> Element:
+    path, at = folder / name, f"{prefix}{name}"
+    if kind == "group":
+        return _group(at, name, tuple(_member(path, *member, f"{at}/") for member in list_members(path).items()))
+    try:
+        return _array(at, path, read_array_info(path))
+    except SourceError as error:
+        return Element(at, name, "array", "array", fault=str(error).removeprefix("C00: "))
+
+
+def _array(path: str, at: AnyPath, info: ArrayInfo) -> Element:
+    # A sparse array is declared with every possible cell; fragments know how many are stored.
+    name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
+    encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"
+    metadata = tuple(_metadata(path, key, value) for key, value in sorted(info.metadata.items()))
+    hints = _hints(info)
+    table = name in (OBS, VAR) and not info.sparse
+    columns = tuple(_column(path, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
+    anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
+    if table:
+        encoding = f"{encoding}, {len(columns):,} columns"
+    if name == GROUP_METADATA:
+        encoding = f"{encoding} for metadata"
+    return Element(
+        path,
+        name,
+        encoding,
+        "array",
+        info.shape,
+        str(info.attributes[0].dtype) if anonymous else "",
+        info.tile,
+        compression=info.attributes[0].filters if anonymous else "",
+        n_bytes=_decoded(info, n_cells),
+        n_stored=stored_bytes(at),
+        n_entries=n_cells if info.sparse and name == X else None,
+        children=(*(() if anonymous else columns), *metadata),
+    )
+
+
+def _decoded(info: ArrayInfo, n_cells: int) -> int:
+    width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
+    return n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse))
+
+
+def _hints(info: ArrayInfo) -> dict[str, Any]:
+    try:
+        hints = parse_json(info.metadata.get(HINTS, "{}"))
+    except (ValueError, TypeError):
+        return {}
+    return hints if isinstance(hints, dict) else {}
+
+
+def _column(path: str, one: ArrayAttribute, shape: tuple[int, ...], hints: dict[str, Any]) -> Element:
+    hint = hints.get(one.name)
+    reason = _hint_text(hint) if isinstance(hint, dict) else "attribute"
+    if hints.get("index") == one.name:
+        reason = f"{reason}, the index"
+    dtype = "text" if one.is_text else str(one.dtype)
+    name = one.name or "(anonymous)"
+    return Element(f"{path}/{one.name}", name, reason, "column", shape, dtype, compression=one.filters)
+
+
+def _hint_text(hint: dict[str, Any]) -> str:
+    categories = hint.get("categories")
+    kind = str(hint.get("type", "column"))
+    return f"{kind} of {len(categories):,}" if isinstance(categories, list) else kind
+
+
+def _metadata(path: str, key: str, value: Any) -> Element:  # noqa: ANN401
+    text = value if isinstance(value, str) else repr(value)
+    size = len(text.encode("utf-8", errors="replace"))
+    shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    stored = size if size > _MAX_TEXT else 0
+    return Element(f"{path}@{key}", key, f"metadata {shown}", "metadata", n_stored=stored)

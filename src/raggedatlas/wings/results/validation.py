@@ -1,0 +1,177 @@
+"""Validation of a result folder: files against their recorded size and SHA-256, ids, and configuration."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
+from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import file_digest
+from raggedatlas.store.runtime import warnings_as
+from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.wings.results.folder import (
+    CHECKSUMS,
+    CONFIG_FILE,
+    DATABASE,
+    FileRecord,
+    is_committed,
+    list_table_files,
+    open_table,
+    read_checksums,
+    read_config,
+    results_location,
+)
+from raggedatlas.wings.results.npy_results import load_results_dataset
+from raggedatlas.wings.results.schema import OBJECT_ID, read_columns
+
+if TYPE_CHECKING:
+    import lance
+
+Level = Literal["quick", "deep"]
+
+_AGAIN = "Restore the folder from a copy, or run the model again."
+
+
+def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> Problems:
+    """Validate a folder of results.
+
+    Parameters
+    ----------
+    result_dir : str or path
+        Result folder: a Lance table, or ``.npy`` results.
+    level : {"quick", "deep"}
+        ``quick`` compares file sizes; ``deep`` compares every byte and value.
+
+    Returns
+    -------
+    Problems
+        Empty if the results are valid. ``R01``: the table cannot be read; ``R02``: a file is missing or has another size; ``R03``: the
+        content of a file differs; ``R04``: no checksum is recorded; ``R05``: ids are missing or duplicated; ``R06``: the
+        configuration of the original dataset cannot be parsed.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder holds no results.
+    QueryError
+        If `level` is unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a"], np.zeros((1, 3)))
+    >>> validate_results(folder)
+    []
+    """
+    if level not in get_args(Level):
+        raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
+    with local_copy(result_dir) as folder:
+        return _validate(folder, level)
+
+
+def _validate(folder: Path, level: Level) -> Problems:
+    if not is_committed(folder):
+        return Problems(_check_npy(folder, level))
+    try:
+        table = open_table(results_location(folder))
+        read_columns(table.schema, str(folder))
+        files = list_table_files(table, folder)
+        problems = _compare_files(folder, files, level)
+        # Damaged files are not read any further.
+        found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
+    except NotFoundError:
+        raise
+    except AtlasError as error:
+        return Problems([*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)])
+    return Problems([*problems, *found, *_check_config(folder)])
+
+
+def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:
+    """Compare the files that readers need with their recorded checksums."""
+    records = read_checksums(folder)
+    if records is None:
+        message = "no checksums are recorded; the results were written by an older version or by a run that was killed."
+        fix = "Write the results again to record checksums."
+        return [Problem("R04", "practice", f"{DATABASE}/{CHECKSUMS}", message, fix)]
+    problems = []
+    for path in [*files, *([folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else [])]:
+        name = path.relative_to(folder).as_posix()
+        if name in records:
+            problems += _compare_file(path, name, records[name], level)
+        else:
+            message = "no checksum is recorded for this file."
+            problems.append(Problem("R04", "practice", name, message, "Write the results again to record checksums."))
+    # The caller looks only at the first problem to decide whether files are damaged.
+    return sorted(problems, key=lambda problem: problem.level != "must")
+
+
+def _compare_records(folder: Path, level: Level) -> list[Problem]:
+    """Compare all recorded files of a table that cannot be opened."""
+    try:
+        records = read_checksums(folder) or {}
+    except CorruptError:
+        return []
+    return [each for name, record in records.items() for each in _compare_file(folder / name, name, record, level)]
+
+
+def _compare_file(path: Path, name: str, record: FileRecord, level: Level) -> list[Problem]:
+    size = path.stat().st_size if path.is_file() else None
+    if size != record.n_bytes:
+        what = "is missing" if size is None else f"has {size:,} bytes"
+        return [Problem("R02", "must", name, f"the file {what}; {record.n_bytes:,} were written.", _AGAIN)]
+    if level == "deep" and file_digest(path) != record.sha256:
+        return [Problem("R03", "must", name, "the content of the file differs from what was written.", _AGAIN)]
+    return []
+
+
+def _check_ids(table: "lance.LanceDataset", level: Level) -> list[Problem]:
+    if level == "quick":
+        return []
+    with lance_errors(table.uri):
+        ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
+    # `count_distinct` does not count nulls, so they are subtracted as well.
+    n_duplicates = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
+    if not ids.null_count and not n_duplicates:
+        return []
+    message = f"{ids.null_count:,} ids are missing, and {n_duplicates:,} are duplicates."
+    return [Problem("R05", "must", OBJECT_ID, message, "Write the results again, with one row per object.")]
+
+
+def _check_config(folder: Path) -> list[Problem]:
+    try:
+        read_config(folder)
+    except CorruptError as error:
+        return [Problem("R06", "must", CONFIG_FILE, str(error), _AGAIN)]
+    return []
+
+
+def _check_npy(folder: Path, level: Level) -> list[Problem]:
+    try:
+        with warnings_as("ignore", DeprecationWarning):
+            found = load_results_dataset({}, folder)
+        for _ in found.iter_batches() if level == "deep" else ():
+            pass
+    except CorruptError as error:
+        return [Problem("R01", "must", str(folder), str(error), _AGAIN)]
+    return _check_config(folder)
+
+
+def require_intact(result_dir: Path) -> None:
+    """Raise if any file of the results differs from its recorded checksum.
+
+    Raises
+    ------
+    CorruptError
+        If a file differs; the first one is named.
+    """
+    wrong = [problem for problem in validate_results(result_dir) if problem.rule in {"R01", "R02", "R03"}]
+    if wrong:
+        raise CorruptError(f"{result_dir}: {wrong[0]}")

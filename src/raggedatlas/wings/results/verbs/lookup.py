@@ -1,0 +1,664 @@
+"""The verbs ``lookup``, ``neighbors`` and ``save_to_database``: results of some cells, nearest rows exactly or by an index."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import Progress, checked, no_progress
+from raggedatlas.model.choices import METRICS
+from raggedatlas.query.query import Query
+from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.wings.results.dataset import ResultDataset
+from raggedatlas.wings.results.folder import open_table, record_checksums
+from raggedatlas.wings.results.npy_results import convert_results
+from raggedatlas.wings.results.row_readers import has_deletions, row_numbers
+from raggedatlas.wings.results.schema import DATA, OBJECT_ID
+from raggedatlas.wings.results.verbs.vector_sources import open_results, output_getter
+
+if TYPE_CHECKING:
+    import lance
+
+
+_BLOCK_VALUES = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbors:
+    """Rows near some vectors, nearest first; equal distances in row order.
+
+    Parameters
+    ----------
+    rows : (q, k) int64
+        Row numbers, -1 where there are fewer than k.
+    distances : (q, k) float64
+        Squared Euclidean distance, one minus the cosine, or one minus the dot product; NaN where there is no row.
+    """
+
+    rows: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+
+def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
+    """Leave the row that each vector belongs to out of what was found, and keep k.
+
+    Parameters
+    ----------
+    found : Neighbors
+        One more than k for each vector.
+    own : (q,) int64
+        A row that is not to be found, -1 for none.
+    k : int
+        How many are kept.
+
+    Examples
+    --------
+    >>> exclude_self(Neighbors(np.array([[4, 7, 2]]), np.array([[0.0, 1.0, 3.0]])), np.array([4]), 2).rows.tolist()
+    [[7, 2]]
+    """
+    kept = (found.rows >= 0) & (found.rows != own[:, None])
+    # False sorts first: kept rows move to the front and stay nearest first, as the sort is stable.
+    order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
+    kept = np.take_along_axis(kept, order, axis=1)
+    return Neighbors(
+        np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1),
+        np.where(kept, np.take_along_axis(found.distances, order, axis=1), np.nan),
+    )
+
+
+def check_metric(metric: str) -> None:
+    """Raise for an unknown distance."""
+    if metric not in METRICS:
+        raise QueryError(f"There is no metric {metric!r}; there are {', '.join(METRICS)}.")
+
+
+def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    """Return one minus the cosine or the dot product of vectors ``(q, width)`` and rows ``(n, width)``, as ``(q, n)`` float64.
+
+    A vector of zeros has no direction: its distances under ``cosine`` are NaN.
+
+    Examples
+    --------
+    >>> block_distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([[1.0, 0.0]]), "cosine")
+    array([[1., 0.]])
+    """
+    wide = block.astype(np.float64, copy=False)
+    products = vectors @ wide.T
+    if metric == "dot":
+        return 1 - products
+    lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(wide, axis=1)
+    return np.asarray(1 - np.divide(products, lengths, out=np.full_like(products, np.nan), where=lengths != 0))
+
+
+def _candidate_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Measure squared distances of the rows that can be among the k nearest of this block; NaN for the others.
+
+    One matrix product gives them within its rounding error, so that exact differences are computed only for few rows.
+    """
+    wide = block.astype(np.float64, copy=False)
+    # A shift changes no distance, but products of vectors near zero lose fewer digits by cancellation.
+    centre = vectors.mean(axis=0) if len(vectors) else 0.0
+    shifted, asked = wide - centre, vectors - centre
+    lengths = np.einsum("ij,ij->i", shifted, shifted)
+    # Without the square of the query, which is the same for all rows and so does not change their order.
+    about = lengths - 2 * (asked @ shifted.T)
+    largest = lengths[np.isfinite(lengths)].max(initial=0) + np.einsum("ij,ij->i", asked, asked)
+    rounding = 1e-13 * (wide.shape[1] + 8) * largest[:, None]
+    limit = np.partition(about, k - 1, axis=1)[:, k - 1 : k] if k < len(wide) else np.full((len(about), 1), np.inf)
+    # NaN sorts last: a limit of NaN means fewer than k rows without NaN, so none of these is ruled out.
+    near = about <= np.where(np.isnan(limit), np.inf, limit) + rounding
+    measured = np.full(about.shape, np.nan)
+    for query, row in enumerate(near):
+        measured[query, row] = ((wide[row] - vectors[query]) ** 2).sum(axis=1)
+    return measured
+
+
+def exact_neighbors(
+    dataset: Any,  # noqa: ANN401  (a ResultDataset, or older results)
+    column: str,
+    vectors: NDArray[np.float64],
+    k: int,
+    *,
+    metric: str = "l2",
+    among: NDArray[np.int64] | None = None,
+    without: NDArray[np.int64] | None = None,
+) -> Neighbors:
+    """Compare vectors with every row, or with some, in bounded memory.
+
+    Parameters
+    ----------
+    dataset : ResultDataset
+        The results.
+    column : str
+        Output.
+    vectors : (q, width) float64
+        What is looked for.
+    k : int
+        Rows for each.
+    metric : {"l2", "cosine", "dot"}
+        Distance.
+    among : (n,) int64 or None
+        Row numbers, ascending; None takes all.
+    without : (q,) int64 or None
+        A row that each vector is not to find, -1 for none.
+
+    Notes
+    -----
+    Rows with NaN or infinite values are never found, nor rows of zeros under ``cosine``.
+    """
+    rows = np.arange(len(dataset)) if among is None else among
+    get = getattr(dataset, f"get_{column}")
+    q, width = vectors.shape
+    # Bounds the rows of a block and their distances to all queries together: 32 MiB of float64.
+    size = max(1, _BLOCK_VALUES // max(1, width + q))
+    best, found = np.full((q, 0), np.nan), np.full((q, 0), -1, np.int64)
+    for start in range(0, len(rows), size):
+        own = rows[start : start + size]
+        block = np.asarray(get(own)).reshape(len(own), width)
+        # one more than k, as one may be the cell itself
+        with np.errstate(invalid="ignore", over="ignore"):
+            measured = (
+                _candidate_squares(block, vectors, k + 1) if metric == "l2" else block_distances(block, vectors, metric)
+            )
+        measured[:, ~np.isfinite(block).all(axis=1)] = np.nan
+        if without is not None:
+            measured[without[:, None] == own] = np.nan
+        best, found = np.hstack([best, measured]), np.hstack([found, np.broadcast_to(own, measured.shape)])
+        # a stable sort keeps ties in row order, since blocks come in row order; NaN sorts last
+        order = np.argsort(best, axis=1, kind="stable")[:, :k]
+        best, found = np.take_along_axis(best, order, axis=1), np.take_along_axis(found, order, axis=1)
+    missing = ((0, 0), (0, max(0, k - best.shape[1])))
+    found = np.where(np.isnan(best), -1, found)
+    return Neighbors(np.pad(found, missing, constant_values=-1), np.pad(best, missing, constant_values=np.nan))
+
+
+EXACT_ROWS = 50_000
+"""Up to this number of rows all are compared, which takes milliseconds."""
+
+INDEX_KIND = "IVF_SQ"
+_SETTINGS = "raggedatlas:index:"
+_REFINE = 4
+_ROWS_OF_PARTITION = 1024
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """How searches are answered, and with which recall.
+
+    Parameters
+    ----------
+    column, metric : str
+        Which output, by which distance.
+    kind : str
+        ``"exact"``: every row is compared; or ``"IVF_SQ"``.
+    n_rows, n_partitions, nprobes : int
+        Rows; parts of the index, and how many of them a search looks at; 0 where every row is compared.
+    k, n_queries : int
+        How the recall was measured: nearest rows of so many rows taken by chance, themselves not counted.
+    recall : float
+        Share of the true nearest rows that a search finds; 1 where every row is compared.
+    """
+
+    column: str
+    metric: str
+    kind: str
+    n_rows: int
+    n_partitions: int = 0
+    nprobes: int = 0
+    k: int = 0
+    n_queries: int = 0
+    recall: float = 1.0
+
+    def __str__(self) -> str:
+        """Return one line."""
+        if self.kind == "exact":
+            return f"{self.n_rows:,} rows of {self.column!r} are compared exactly ({self.metric}); no index is needed"
+        return (
+            f"{self.kind} over {self.n_rows:,} rows of {self.column!r} ({self.metric}), {self.nprobes} of {self.n_partitions} "
+            f"partitions probed: recall@{self.k} {self.recall:.4f} over {self.n_queries} rows"
+        )
+
+
+@checked
+def save_to_database(
+    results: ResultDataset | str | os.PathLike[str],
+    *,
+    column: str = DATA,
+    metric: str = "l2",
+    least_rows: int = EXACT_ROWS,
+    least_recall: float = 0.99,
+    n_queries: int = 200,
+    progress: Progress = no_progress,
+) -> IndexReport:
+    """Index the vectors of results in their own table, without a second copy.
+
+    Parameters
+    ----------
+    results : ResultDataset, InferenceDataSet, str or path
+        Committed results on this machine, or their folder. Results in ``.npy`` files that are to have an index are converted
+        first, as `convert_results` does: compared bit by bit; the files are not changed.
+    column : str
+        Output with vectors.
+    metric : {"l2", "cosine", "dot"}
+        Distance by which is searched; ``l2`` is squared.
+    least_rows : int
+        Below, every row is compared and no index is made.
+    least_recall : float
+        Partitions are probed until so large a share of the ten nearest rows is found.
+    n_queries : int
+        Rows taken by chance, whose neighbours by the index are compared with the true ones.
+    progress : callable
+        Called as ``progress(step, done, total)``.
+
+    Returns
+    -------
+    IndexReport
+        With the recall that was measured.
+
+    Raises
+    ------
+    QueryError, SourceError
+        For numbers out of range, a column that holds no floats, or a table with deleted rows.
+    StoreError
+        If the place refuses.
+
+    Notes
+    -----
+    Called again, it replaces the index. The uids get an index too, for `lookup`. Rows with NaN are never found. A table that is
+    written again has no index.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b"], np.eye(2, dtype=np.float32))
+    >>> print(save_to_database(folder, metric="cosine"))
+    2 rows of 'data' are compared exactly (cosine); no index is needed
+    """
+    check_metric(metric)
+    if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:
+        raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
+    dataset = _newest(results, least_rows, progress)
+    if not isinstance(dataset, ResultDataset):
+        _check_vector_column(dataset, column, dataset.get_data(slice(0, 1)).dtype)
+        return IndexReport(column, metric, "exact", len(dataset))
+    chosen = next((each for each in dataset.columns if each.name == column), None)
+    _check_vector_column(dataset, column, None if chosen is None else chosen.dtype)
+    place, n = dataset.location, len(dataset)
+    name = f"{column}_vectors"
+    with lance_errors(place.uri):
+        table = open_table(place)
+        if n < least_rows or n < 2:
+            # An older index would answer instead of the rows.
+            if any(each.name == name for each in table.describe_indices()):
+                table.drop_index(name)
+            return IndexReport(column, metric, "exact", n)
+        if has_deletions(table):
+            raise SourceError(
+                f"{place.uri} holds deleted rows, which an index would count; remove them from its files with Lance's "
+                "compact_files(materialize_deletions_threshold=0), then call again."
+            )
+        progress("index", 0, 2)
+        if _SETTINGS + column in table.config():
+            # Else a crash before the end leaves the record of the old index to the new one.
+            table.delete_config_keys([_SETTINGS + column])
+        table.create_scalar_index(OBJECT_ID, "BTREE", replace=True)
+        parts = max(1, round(n / _ROWS_OF_PARTITION))
+        table = open_table(place)
+        table = table.create_index(column, INDEX_KIND, name=name, metric=metric, num_partitions=parts, replace=True)
+        progress("index", 1, 2)
+        report = _measure_recall(
+            dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries
+        )
+        # After the index is complete: `read_index_report` ignores an index without a record.
+        table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
+        progress("index", 2, 2)
+    if place.is_local:
+        record_checksums(place.path)
+    return report
+
+
+def _newest(results: Any, least_rows: int, progress: Progress) -> Any:  # noqa: ANN401  (a ResultDataset, or older results)
+    """Open the newest version of results, which alone can be given an index; older results become a table if they need one."""
+    dataset = open_results(results)
+    if not isinstance(dataset, ResultDataset):
+        if len(dataset) < max(least_rows, 2):
+            return dataset
+        convert_results(dataset.data_location, progress=progress)
+        return ResultDataset({}, dataset.data_location)
+    return ResultDataset(**{**dataset.__getstate__(), "version": None})
+
+
+def _check_vector_column(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
+    if dtype is None or dtype.kind != "f" or (column != DATA and not isinstance(dataset, ResultDataset)):
+        raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
+
+
+def _measure_recall(
+    dataset: ResultDataset, table: "lance.LanceDataset", report: IndexReport, least_recall: float, n_queries: int
+) -> IndexReport:
+    """Probe twice as many partitions until enough of the true neighbours are found."""
+    k = min(10, report.n_rows - 1)
+    rows = np.sort(np.random.default_rng(_SEED).choice(report.n_rows, min(n_queries, report.n_rows), replace=False))
+    vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
+    finite = np.isfinite(vectors).all(axis=1)
+    rows, vectors = rows[finite], vectors[finite]
+    # a row is not its own neighbour; counting it would raise the recall
+    true = exact_neighbors(dataset, report.column, vectors, k, metric=report.metric, without=rows)
+    nprobes = min(8, report.n_partitions)
+    while True:
+        settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
+        found = exclude_self(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
+        recall = compute_recall(found, true)
+        if recall >= least_recall or nprobes >= report.n_partitions:
+            return IndexReport(**{**settings, "recall": recall})
+        nprobes = min(2 * nprobes, report.n_partitions)
+
+
+def compute_recall(found: Neighbors, true: Neighbors) -> float:
+    """Return the share of the true nearest rows among the result; rows at the distance of the last true one count too.
+
+    Examples
+    --------
+    >>> true = Neighbors(np.array([[4, 7]]), np.array([[0.0, 1.0]]))
+    >>> compute_recall(Neighbors(np.array([[4, 9]]), np.array([[0.0, 3.0]])), true)
+    0.5
+    """
+    wanted = true.rows >= 0
+    if not wanted.any():
+        return 1.0
+    last = np.nanmax(np.where(wanted, true.distances, -np.inf), axis=1, keepdims=True)
+    same = (found.rows[:, :, None] == true.rows[:, None, :]).any(axis=2)
+    with np.errstate(invalid="ignore"):
+        as_near = found.distances <= last + 1e-6 * np.abs(last)
+    hits = ((same | as_near) & (found.rows >= 0)).sum(axis=1)
+    # Ties with the last true row can give more hits than there are true rows.
+    return float(np.minimum(hits, wanted.sum(axis=1)).sum() / wanted.sum())
+
+
+def read_index_report(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
+    """Return the search parameters of a column's index; None without a measured index for this distance."""
+    if not any(each.name == f"{column}_vectors" for each in table.describe_indices()):
+        return None
+    stored = table.config().get(_SETTINGS + column)
+    try:
+        report = None if stored is None else IndexReport(**json.loads(stored))
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
+    return report if report is not None and report.metric == metric else None
+
+
+def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Neighbors:
+    """Search the index for the nearest rows of each vector."""
+    rows = np.full((len(vectors), k), -1, np.int64)
+    distances = np.full((len(vectors), k), np.nan)
+    numbers = row_numbers(table)
+    settings = {
+        "column": report.column, "k": k, "metric": report.metric, "nprobes": report.nprobes, "refine_factor": _REFINE,
+    }  # fmt: skip
+    for query, vector in enumerate(vectors):
+        nearest = {**settings, "q": vector.astype(np.float32)}
+        found = table.to_table(columns=["_distance"], nearest=nearest, with_row_address=True)
+        own, near = numbers(found), found.column("_distance").to_numpy()
+        order = np.lexsort((own, near))
+        rows[query, : len(own)] = own[order]
+        distances[query, : len(own)] = near[order]
+    return Neighbors(rows, distances)
+
+
+# More ids are found by one scan of the id column instead of a filter that lists them.
+_MAX_INDEX_LOOKUPS = 1000
+
+Results = ResultDataset | str | os.PathLike[str]
+"""Results, or the folder of some."""
+
+
+@checked
+def lookup(results: Results, uids: str | Sequence[str], *, column: str = DATA) -> Any:  # noqa: ANN401  (says Returns)
+    """Find the results of cells by their uids.
+
+    Parameters
+    ----------
+    results : ResultDataset, str or path
+        Results, or the folder of some, in either format.
+    uids : str or sequence of str
+        One uid, or several.
+    column : str
+        Output.
+
+    Returns
+    -------
+    (...) array or None; or dict of str to (...) array or None
+        The result of one cell, None where it has none; of several, by uid in the order asked.
+
+    Raises
+    ------
+    SourceError
+        If a uid has several results.
+    NotFoundError
+        If there is no such output.
+
+    Notes
+    -----
+    Where `save_to_database` has made an index over the uids, few of them are found by it, without reading the others.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b"], np.array([[1.0, 2.0], [3.0, 4.0]]))
+    >>> lookup(folder, "b"), lookup(folder, ["c", "a"])
+    (array([3., 4.]), {'c': None, 'a': array([1., 2.])})
+    """
+    dataset = open_results(results)
+    asked = [uids] if isinstance(uids, str) else list(dict.fromkeys(map(str, uids)))
+    rows = find_rows(dataset, asked)
+    values = output_getter(dataset, column)(rows[rows >= 0])
+    found = dict.fromkeys(asked)
+    found.update(zip([uid for uid, row in zip(asked, rows, strict=True) if row >= 0], values, strict=True))
+    return found[uids] if isinstance(uids, str) else found
+
+
+def find_rows(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: ANN401  (a ResultDataset, or older results)
+    """Find the rows of uids, (n,) int64; -1 where there is none.
+
+    Raises
+    ------
+    SourceError
+        If a uid has several rows.
+    """
+    asked = pa.array(list(uids), pa.large_string())
+    rows: NDArray[np.int64] = np.full(len(uids), -1, np.int64)
+    found = (
+        dataset.find_indexed(uids) if isinstance(dataset, ResultDataset) and len(uids) <= _MAX_INDEX_LOOKUPS else None
+    )
+    if found is None:
+        known = dataset.ids().to_arrow().cast(pa.large_string())
+        # which of the asked each row is: a uid with two rows is seen too
+        places = pc.index_in(known, value_set=asked).fill_null(-1).to_numpy()
+        found = np.flatnonzero(places >= 0), places[places >= 0]
+    hit, position = found
+    if len(hit) > len(np.unique(position)):
+        twice = int(np.flatnonzero(np.bincount(position) > 1)[0])
+        raise SourceError(
+            f"{dataset!r} has {int((position == twice).sum())} results of {uids[twice]!r}; one is expected."
+        )
+    rows[position] = hit
+    # Of a uid that is asked for twice, only the first position was given the row.
+    repeated: NDArray[np.int64] = rows[pc.index_in(asked, value_set=asked).to_numpy()]
+    return repeated
+
+
+@checked
+def neighbors(
+    results: Results,
+    of: str | Sequence[str] | NDArray[Any],
+    *,
+    k: int = 10,
+    among: Query | None = None,
+    column: str = DATA,
+    metric: str = "l2",
+    exact: bool = False,
+) -> pa.Table:
+    """Find the cells whose results are nearest to those of some cells, or to vectors.
+
+    Parameters
+    ----------
+    results : ResultDataset, str or path
+        Results, or the folder of some.
+    of : str, sequence of str, (width,) or (q, width) array
+        Uids of cells, which are never their own neighbours; or vectors.
+    k : int
+        Neighbours of each.
+    among : Query or None
+        Only cells of this query can be neighbours, e.g. ``view.query().where({"tissue": "lung"})``; its metadata columns, where it
+        names some with ``.obs(...)``, come with the answer.
+    column : str
+        Output.
+    metric : {"l2", "cosine", "dot"}
+        Squared Euclidean distance, one minus the cosine, or one minus the dot product.
+    exact : bool
+        Compare every row even where there is an index.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row for each neighbour, nearest first: ``query`` (uid, or number of the vector), ``rank`` (from 1), ``uid``, ``distance``,
+        and the columns of `among`. Fewer than k where there are no more.
+
+    Raises
+    ------
+    NotFoundError
+        If a cell has no result.
+    QueryError
+        If the vectors do not fit the results, or hold NaN; or one is of zeros under ``cosine``.
+
+    Notes
+    -----
+    An index (`save_to_database`) answers where it was made for this metric, and `among` is not given: cells of a query are
+    always compared exactly. Rows with NaN are never found, nor rows of zeros under ``cosine``: they have no direction.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b", "c"], np.array([[0.0], [5.0], [1.0]]))
+    >>> neighbors(folder, "a", k=2).select(["uid", "distance"]).to_pylist()
+    [{'uid': 'c', 'distance': 1.0}, {'uid': 'b', 'distance': 25.0}]
+    """
+    check_metric(metric)
+    _check_k(k)
+    dataset = open_results(results)
+    names, vectors, without = _query_vectors(dataset, of, column)
+    if metric == "cosine" and not vectors.any(axis=1).all():
+        bad = names[int(np.argmin(vectors.any(axis=1)))]
+        raise QueryError(
+            f"The vector of {bad!r} is of zeros and has no direction, so nothing is near it under cosine; take metric='l2'."
+        )
+    cells = None if among is None else among.to_arrow()
+    rows = None
+    if cells is not None:
+        rows = find_rows(dataset, cells.column("uid").to_pylist())
+        # `exact_neighbors` takes ascending rows; -1 marks cells of the query without a result.
+        rows = np.sort(rows[rows >= 0])
+    found: Neighbors | None = None
+    if rows is None and not exact and isinstance(dataset, ResultDataset):
+        found = _search_index(dataset, column, vectors, int(k), metric, without)
+    if found is None:
+        found = exact_neighbors(dataset, column, vectors, int(k), metric=metric, among=rows, without=without)
+    asked = [] if among is None else list(dict.fromkeys(["uid", *(among.spec.obs or ())]))
+    return _to_table(dataset, names, found, None if cells is None or len(asked) < 2 else cells.select(asked))
+
+
+def _check_k(k: Any) -> None:  # noqa: ANN401  (checked here)
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise QueryError(f"k={k!r}; at least one neighbour is asked for.")
+
+
+def _query_vectors(
+    dataset: Any,  # noqa: ANN401
+    of: Any,  # noqa: ANN401
+    column: str,
+) -> tuple[list[Any], NDArray[np.float64], NDArray[np.int64]]:
+    """Return what each query is called, its vector, and its own row."""
+    get = output_getter(dataset, column)
+    first = np.asarray(get(np.arange(min(1, len(dataset)))))
+    if not len(dataset) or first.dtype.kind not in "fiu":
+        raise SourceError(f"{dataset!r} holds no vectors in {column!r}.")
+    width = first[0].size
+    if isinstance(of, str) or (not isinstance(of, np.ndarray) and all(isinstance(each, str) for each in of)):
+        uids = [of] if isinstance(of, str) else list(of)
+        rows = find_rows(dataset, uids)
+        if (rows < 0).any():
+            # -1 is the smallest, so this is the first cell without a row.
+            missing = uids[int(np.argmin(rows))]
+            raise NotFoundError(f"{dataset!r} has no result of the cell {missing!r}.")
+        names: list[Any] = uids
+        vectors = np.asarray(get(rows), np.float64).reshape(len(rows), width)
+    else:
+        try:
+            vectors = np.atleast_2d(np.asarray(of, np.float64))
+        except (TypeError, ValueError) as error:
+            raise QueryError(f"Neighbours are asked for by uids or by vectors: {error}.") from error
+        # -1 is no row: a vector has no cell to exclude from its neighbours.
+        names, rows = list(range(len(vectors))), np.full(len(vectors), -1, np.int64)
+    if vectors.ndim != 2 or vectors.shape[1] != width:
+        raise QueryError(f"The vectors have the shape {vectors.shape}; those of {column!r} have {width} numbers.")
+    if not np.isfinite(vectors).all():
+        bad = names[int(np.argmin(np.isfinite(vectors).all(axis=1)))]
+        raise QueryError(f"The vector of {bad!r} holds a value that is not finite; nothing is near to it.")
+    return names, vectors, rows
+
+
+def _search_index(
+    dataset: ResultDataset,
+    column: str,
+    vectors: NDArray[np.float64],
+    k: int,
+    metric: str,
+    without: NDArray[np.int64],
+) -> Neighbors | None:
+    """Search the index, if the newest version has one for this distance, and the rows of the dataset."""
+    place = dataset.location
+    with lance_errors(place.uri):
+        table = open_table(place)
+        report = read_index_report(table, column, metric)
+        if report is None or not dataset.has_rows_of(table) or has_deletions(table):
+            return None
+        # the cell itself is among its neighbours
+        found = search_index(table, vectors, k + 1, report)
+    return exclude_self(found, without, k)
+
+
+def _to_table(dataset: Any, names: Sequence[Any], found: Neighbors, cells: pa.Table | None) -> pa.Table:  # noqa: ANN401
+    """Write the answer as a table."""
+    # In row-major order, so by query and then by rank; -1 fills rows with fewer than k neighbours.
+    query, rank = np.nonzero(found.rows >= 0)
+    uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())
+    columns: Mapping[str, Any] = {
+        "query": pa.array(names).take(pa.array(query)),
+        "rank": pa.array(rank + 1),
+        "uid": uids,
+        "distance": pa.array(found.distances[query, rank]),
+    }
+    table = pa.table(dict(columns))
+    if cells is None:
+        return table
+    at = pc.index_in(uids, value_set=cells.column("uid").cast(pa.string()).combine_chunks())
+    for name in cells.column_names[1:]:
+        table = table.append_column(name, cells.column(name).take(at))
+    return table

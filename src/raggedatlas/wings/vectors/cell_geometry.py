@@ -1,0 +1,637 @@
+"""Cell geometry in queries: the shapes of selected cells, and boxes as filters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from raggedatlas.catalog.assets import find_geometries, rows_of_stores
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.model.assets import GeometryRecord
+from raggedatlas.model.choices import By
+from raggedatlas.model.spaces import AXES
+from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.plan import plan_rows
+from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.store.filters import Columns, Filter
+from raggedatlas.store.location import Location
+from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
+from raggedatlas.wings.vectors.converters.interop import PART
+from raggedatlas.wings.vectors.reader import VectorStore, open_vectors
+from raggedatlas.wings.vectors.shapes import (
+    SEQUENTIAL,
+    Attribute,
+    Attributes,
+    Shapes,
+    counts_to_offsets,
+    fill_value,
+    object_rows,
+    take_attributes,
+    take_objects,
+)
+
+UID, OBJECT_ID, PRESENT = "uid", "object_id", "present"
+"""Object attributes that `read_shapes` adds: the cell, its object in its own store (-1 without), and whether it has one."""
+
+
+def read_shapes(
+    spec: QuerySpec, catalog: Catalog, name: str, *, level: int | None = None, budget: int | None = None,
+    attributes: Sequence[str] | None = None,
+) -> Shapes:  # fmt: skip
+    """Read the shapes of the cells that a query chooses.
+
+    Parameters
+    ----------
+    spec : QuerySpec
+        Which cells, in which order.
+    catalog : Catalog
+        At a version.
+    name : str
+        Of the geometry, or its feature space.
+    level, budget : int or None
+        Which level, or how many vertices a store may have at most; see `VectorStore`. A store with fewer levels returns its coarsest.
+    attributes : sequence of str or None
+        Which attributes; None takes all.
+
+    Returns
+    -------
+    Shapes
+        Object ``i`` is that of row ``i``, with the ids 0, 1, 2, ...; empty for a cell without. Object attributes ``uid``,
+        ``object_id`` (-1 without) and ``present`` say whose it is.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such geometry.
+    QueryError
+        If stores of several kinds or numbers of axes are touched, or a cell has shapes in several of them.
+    """
+    records = find_geometries(catalog, name)
+    columns = dict.fromkeys(record.column for record in records)
+    boxed = [f"{axis}_{end}" for axis in AXES for end in ("min", "max")] if any(r.owner for r in records) else []
+    more = [f"{column}.{part}" for column in columns for part in ("zarr_group", "object_id", *boxed)]
+    cells, obs = plan_rows(spec, catalog, cell_columns(catalog), (), tuple(more))
+    uids = obs.column("uid").to_pylist()
+    read: list[tuple[NDArray[np.int64], Shapes]] = []
+    objects = np.full(cells.n, -1, np.int64)
+    for record, rows in rows_of_stores(records, cells.table, name):
+        ids = cells.table.column(f"{record.column}.object_id").take(pa.array(rows)).to_numpy().astype(np.int64)
+        objects[rows] = ids
+        if record.owner:
+            shapes = read_points(catalog, record, ids, _box(cells.table, record, rows), attributes)
+        else:
+            shapes = read_objects(catalog, record, ids, level=level, budget=budget, attributes=attributes)
+        read.append((rows, shapes))
+    # No cell has shapes: kind, axes and attributes of the empty result are those of the first store.
+    if not read:
+        record = records[0]
+        nothing = read_objects(catalog, record, np.zeros(0, np.int64), level=0, attributes=attributes)
+        read.append((np.zeros(0, np.int64), nothing))
+    return _aligned(read, objects, uids)
+
+
+def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Return the bounding box of the shapes of some rows."""
+    at = pa.array(rows)
+    ends = []
+    for end, least in (("min", np.nanmin), ("max", np.nanmax)):
+        parts = [table.column(f"{record.column}.{a}_{end}").take(at).to_numpy() for a in AXES[: len(record.axes)]]
+        # Cells without points have no box. Of nothing but NaN, `nanmin` would be NaN, with a warning.
+        ends.append([float(least(part)) if np.isfinite(part).any() else 0.0 for part in parts])
+    return ends[0], ends[1]
+
+
+def store_of(catalog: Catalog, record: GeometryRecord) -> VectorStore:
+    """Open a store of the atlas; a snapshot caches it."""
+    place: Location = catalog.arrays.child(*record.zarr_group.split("/"))
+    return catalog.remember("geometry", record.zarr_group, lambda: open_vectors(place))
+
+
+def read_objects(
+    catalog: Catalog,
+    record: GeometryRecord,
+    ids: NDArray[np.int64],
+    *,
+    level: int | None = None,
+    budget: int | None = None,
+    attributes: Sequence[str] | None = None,
+) -> Shapes:
+    """Read some objects of one store, in the given order; objects that a coarse level dropped are empty.
+
+    Raises
+    ------
+    QueryError
+        If a level and a budget are asked for, or a level below 0.
+    """
+    store = store_of(catalog, record)
+    if level is not None and budget is not None:
+        raise QueryError("Give a level or a budget of vertices, not both.")
+    if level is not None and level < 0:
+        raise QueryError(f"There is no level {level}; 0 is the finest.")
+    if record.owner:
+        return read_points(catalog, record, ids, record.extent, attributes)
+    if budget is not None:
+        fitting = [k for k, n in enumerate(store.vertex_counts()) if n <= budget]
+        level = fitting[0] if fitting else store.n_levels - 1
+    level = min(level or 0, store.n_levels - 1)
+    if level == 0:
+        return store.objects(ids.tolist(), level=0, attributes=attributes)
+    # Levels drop objects, and `objects` raises for an id that is not there.
+    held = np.isin(ids, np.asarray(store.object_ids(level)))
+    shapes = store.objects(ids[held].tolist(), level=level, attributes=attributes)
+    return _spread_objects(shapes, np.flatnonzero(held), len(ids), ids)
+
+
+def read_points(
+    catalog: Catalog,
+    record: GeometryRecord,
+    ids: NDArray[np.int64],
+    box: tuple[Any, Any],
+    attributes: Sequence[str] | None = None,
+) -> Shapes:
+    """Read the points of some cells from a store whose points carry the id of their cell: those in a bounding box."""
+    store = store_of(catalog, record)
+    asked = None if attributes is None else list(dict.fromkeys([*attributes, record.owner]))
+    points = store.box(*box, level=0, attributes=asked, whole=False)
+    if record.owner not in points.vertex_attributes:
+        raise CorruptError(
+            f"The geometry {record.name!r} has the cells of its points in the attribute {record.owner!r}, which its store lacks; "
+            "run validate('deep')."
+        )
+    cell = points.vertex_attributes[record.owner].values
+    order = np.argsort(ids, kind="stable")
+    at = np.searchsorted(ids, cell, sorter=order) if len(ids) else np.zeros(len(cell), np.int64)
+    # An id beyond the largest is found at the end, which is no index; the comparison below leaves it out.
+    at = np.minimum(at, max(0, len(ids) - 1))
+    mine = ids[order][at] == cell if len(ids) else np.zeros(len(cell), bool)
+    rows = np.flatnonzero(mine)
+    which = order[at[rows]] if len(ids) else rows
+    rows = rows[np.argsort(which, kind="stable")]
+    counts = np.bincount(which, minlength=len(ids))
+    kept = {k: v for k, v in points.vertex_attributes.items() if attributes is None or k in attributes}
+    return Shapes(
+        "point_cloud", points.positions[rows], counts_to_offsets(counts), ids, vertex_attributes=take_attributes(kept, rows)
+    )  # fmt: skip
+
+
+def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[np.int64] | None) -> Shapes:
+    """Put objects at some of n places, in ascending order; the others are empty."""
+    # Vertices and links stay where they are, because `at` ascends; only their bounds change.
+    counts = np.zeros(n, np.int64)
+    counts[at] = np.diff(shapes.offsets)
+    link_offsets = None
+    if shapes.link_offsets is not None:
+        links = np.zeros(n, np.int64)
+        links[at] = np.diff(shapes.link_offsets)
+        link_offsets = counts_to_offsets(links)
+    return Shapes(
+        shapes.kind, shapes.positions, counts_to_offsets(counts), ids, shapes.links, link_offsets, shapes.vertex_attributes,
+        shapes.link_attributes, {k: _fill(v, at, n) for k, v in shapes.object_attributes.items()},
+    )  # fmt: skip
+
+
+def _fill(attribute: Attribute, at: NDArray[np.int64], n: int) -> Attribute:
+    values = np.full((n, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
+    values[at] = attribute.values
+    return Attribute(values, attribute.channels, metadata=attribute.metadata)
+
+
+def _aligned(read: Sequence[tuple[NDArray[np.int64], Shapes]], objects: NDArray[np.int64], uids: list[str]) -> Shapes:
+    """Join what was read of several stores, in the order of the rows."""
+    kinds = {(shapes.kind, shapes.n_dims, 0 if shapes.links is None else shapes.links.shape[1]) for _, shapes in read}
+    # A store without links has width 0, which goes with any other.
+    if len({kind[:2] for kind in kinds}) > 1 or len({kind[2] for kind in kinds} - {0}) > 1:
+        shown = sorted(f"{kind} of {n} axes" for kind, n, _ in kinds)
+        raise QueryError(
+            f"The touched stores hold {', '.join(shown)}; choose datasets that agree with .where({{'dataset': [...]}})."
+        )
+    joined = read[0][1] if len(read) == 1 else _joined([shapes for _, shapes in read])
+    rows = np.concatenate([rows for rows, _ in read])
+    order = np.argsort(rows, kind="stable")
+    made = _reordered(joined, order)
+    made = _spread_objects(made, rows[order], len(objects), np.arange(len(objects)))
+    own = {
+        UID: Attribute(np.array(uids, dtype=str)),
+        OBJECT_ID: Attribute(objects),
+        PRESENT: Attribute((objects >= 0).astype(np.uint8)),
+    }
+    return Shapes(
+        made.kind, made.positions, made.offsets, made.ids, made.links, made.link_offsets, made.vertex_attributes,
+        made.link_attributes, {**made.object_attributes, **own},
+    )  # fmt: skip
+
+
+def _reordered(shapes: Shapes, order: NDArray[np.int64]) -> Shapes:
+    return shapes if np.array_equal(order, np.arange(len(order))) else take_objects(shapes, order)
+
+
+def _joined(parts: Sequence[Shapes]) -> Shapes:
+    """Put the objects of several stores after one another."""
+    base = counts_to_offsets(np.array([part.n_vertices for part in parts]))
+    links = link_offsets = None
+    grouped = [_by_object(part) for part in parts]
+    if any(part.links is not None for part in parts):
+        width = max(part.links.shape[1] for part in parts if part.links is not None)
+        moved = [
+            np.zeros((0, width), np.int64) if part.links is None else part.links.astype(np.int64) + start
+            for part, start in zip(grouped, base[:-1], strict=True)
+        ]
+        links = np.concatenate(moved)
+        counts = [
+            np.zeros(part.n_objects, np.int64) if part.link_offsets is None else np.diff(part.link_offsets)
+            for part in grouped
+        ]
+        link_offsets = counts_to_offsets(np.concatenate(counts))
+    return Shapes(
+        parts[0].kind,
+        np.concatenate([part.positions for part in parts]),
+        counts_to_offsets(np.concatenate([part.vertex_counts for part in parts])),
+        None,
+        links,
+        link_offsets,
+        _joined_attributes([(part.vertex_attributes, part.n_vertices) for part in grouped]),
+        _joined_attributes([(part.link_attributes, part.n_links) for part in grouped]),
+        _joined_attributes([(part.object_attributes, part.n_objects) for part in grouped]),
+    )
+
+
+def _by_object(shapes: Shapes) -> Shapes:
+    """Put links object by object, where they are not."""
+    if shapes.links is None or shapes.link_offsets is not None:
+        return shapes
+    # Empty objects begin where the next one does; the last that begins there has the vertex.
+    owner = np.searchsorted(shapes.offsets, shapes.links[:, 0], side="right") - 1
+    order = np.argsort(owner, kind="stable")
+    return Shapes(
+        shapes.kind, shapes.positions, shapes.offsets, shapes.ids, shapes.links[order],
+        counts_to_offsets(np.bincount(owner, minlength=shapes.n_objects)), shapes.vertex_attributes,
+        take_attributes(shapes.link_attributes, order), shapes.object_attributes,
+    )  # fmt: skip
+
+
+def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Attribute]:
+    """Join attributes by name; where a store lacks one, its rows hold what marks an absent value."""
+    names = dict.fromkeys(name for attributes, _ in parts for name in attributes)
+    made = {}
+    for name in names:
+        having = [attributes[name] for attributes, _ in parts if name in attributes]
+        if len({a.values.shape[1:] for a in having}) > 1 or len({a.values.dtype.kind in "US" for a in having}) > 1:
+            raise QueryError(
+                f"The attribute {name!r} has different shapes or types in the touched stores; leave it out with attributes=[...]."
+            )
+        categories = _categories(having)
+        dtype = np.dtype(np.int64) if categories is not None else np.result_type(*(a.values.dtype for a in having))
+        if len(having) < len(parts) and dtype.kind in "iu" and categories is None:
+            # A narrow type may have no value to spare as a mark; with uint64, `result_type` would give float64.
+            dtype = np.result_type(dtype, np.int64) if dtype != np.uint64 else dtype
+        pieces = [_piece(attributes.get(name), n, having[0], dtype, categories) for attributes, n in parts]
+        metadata = dict(having[0].metadata) if categories is None else {**having[0].metadata, "categories": categories}
+        made[name] = Attribute(np.concatenate(pieces), having[0].channels, metadata=metadata)
+    return made
+
+
+def _categories(having: Sequence[Attribute]) -> list[Any] | None:
+    """Return the union of the categories of attributes, in order of appearance."""
+    if not all("categories" in a.metadata for a in having):
+        return None
+    return list(dict.fromkeys(label for a in having for label in a.metadata["categories"]))
+
+
+def _piece(
+    attribute: Attribute | None, n: int, first: Attribute, dtype: np.dtype[Any], categories: list[Any] | None
+) -> NDArray[Any]:
+    if attribute is None:
+        return np.full((n, *first.values.shape[1:]), -1 if categories is not None else fill_value(dtype), dtype)
+    if categories is None:
+        return attribute.values.astype(dtype)
+    place = {label: i for i, label in enumerate(categories)}
+    # Codes that name no category, -1 among them, find the last entry, which is -1.
+    codes = np.array([*(place[label] for label in attribute.metadata["categories"]), -1], np.int64)
+    values = attribute.values.astype(np.int64)
+    return codes[np.where((values < 0) | (values >= len(codes) - 1), len(codes) - 1, values)]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box with both ends inclusive.
+
+    Parameters
+    ----------
+    lo, hi : tuple of 2 to 4 floats
+        Corners in world units, in the order of the store's axes.
+    """
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+
+    @classmethod
+    def of(cls, bbox: ArrayLike) -> "Box":
+        """Parse a box from a sequence of numbers.
+
+        Parameters
+        ----------
+        bbox : (2 D,) or (2, D) floats
+            Least corner, then greatest: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``.
+
+        Raises
+        ------
+        QueryError
+            If it is no such box of 2 to 4 axes, or ends before it begins.
+
+        Examples
+        --------
+        >>> Box.of([0, 0, 10, 5]).hi
+        (10.0, 5.0)
+        """
+        try:
+            flat = np.asarray(bbox, np.float64).ravel()
+        except (TypeError, ValueError) as error:
+            raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
+        n = len(flat) // 2
+        if len(flat) % 2 or not 2 <= n <= len(AXES):
+            raise QueryError(
+                f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
+            )
+        lo, hi = flat[:n], flat[n:]
+        if np.isnan(flat).any() or (lo > hi).any():
+            raise QueryError(
+                f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
+            )
+        return cls(tuple(lo.tolist()), tuple(hi.tolist()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Within(Filter):
+    """Cells whose shape intersects a box.
+
+    Parameters
+    ----------
+    box : Box
+        The box.
+    name : str
+        Of the geometry.
+    records : tuple of GeometryRecord
+        The stores to compare.
+    by : {"bbox", "centroid", "exact"}
+        What is compared.
+    catalog : Catalog
+        Where shapes are read, for ``exact``.
+    """
+
+    box: Box
+    name: str
+    records: tuple[GeometryRecord, ...]
+    by: By
+    catalog: Catalog
+    _memo: dict[str, str] = field(default_factory=dict)
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        if self.by != "exact":
+            return self._either(self.by)
+        # One query asks for its SQL several times; the shapes are read the first time.
+        if "exact" not in self._memo:
+            self._memo["exact"] = self._exact()
+        return self._memo["exact"]
+
+    def _either(self, by: str, *, inside: bool = False) -> str:
+        found: dict[str, list[str]] = {}
+        for record in self.records:
+            found.setdefault(record.column, []).append(record.zarr_group)
+        parts = [
+            [in_list(f"{column}.zarr_group", groups), *_compared(column, self.box, by, inside=inside)]
+            for column, groups in found.items()
+        ]
+        return any_of(*(all_of(*part) for part in parts))
+
+    def _exact(self) -> str:
+        """Read the shapes of cells whose bounding box intersects this one but is not inside it."""
+        inside = self._either("bbox", inside=True)
+        # A shape whose own box is inside meets the box for certain and is not read.
+        where = all_of(self._either("bbox"), negation(inside))
+        uids: list[str] = []
+        for column in dict.fromkeys(record.column for record in self.records):
+            rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
+            for record in self.records:
+                if record.column == column:
+                    uids += self._meeting(record, rows)
+        return any_of(inside, in_list("uid", sorted(uids)))
+
+    def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
+        own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
+        if not own.num_rows:
+            return []
+        shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=(PART,))
+        closed = record.space == "segmentation_boundary"
+        met = intersects_box(shapes, np.array(self.box.lo), np.array(self.box.hi), closed=closed)
+        uids: list[str] = own.column(0).filter(pa.array(met)).to_pylist()
+        return uids
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition in JSON's types; JSON has no infinite numbers, so these are text."""
+        bbox = [end if np.isfinite(end) else str(end) for end in (*self.box.lo, *self.box.hi)]
+        return {"operator": "within", "bbox": bbox, "space": self.name, "by": self.by}
+
+    def __repr__(self) -> str:
+        return f"within({[*self.box.lo, *self.box.hi]}, space={self.name!r}, by={self.by!r})"
+
+
+def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
+    """Make the filter, after checking the arguments.
+
+    Raises
+    ------
+    QueryError
+        For a box that is none, more axes than a store has, or an unknown `by`.
+    NotFoundError
+        If there is no such geometry.
+    """
+    if by not in {"bbox", "centroid", "exact"}:
+        raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
+    box = Box.of(bbox)
+    name = default_geometry(catalog) if name is None else name
+    records = find_geometries(catalog, name)
+    for record in records:
+        if len(record.axes) < len(box.lo):
+            raise QueryError(
+                f"within() got a box of {len(box.lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
+            )
+    return Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
+
+
+def default_geometry(catalog: Catalog) -> str:
+    """Return the only geometry of the atlas, or its only feature space.
+
+    Raises
+    ------
+    QueryError
+        If there are several, or none.
+    """
+    from raggedatlas.catalog.assets import read_geometries
+
+    records = read_geometries(catalog)
+    names = sorted({record.name for record in records})
+    spaces = sorted({record.space for record in records})
+    if not names:
+        raise QueryError(
+            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
+        )
+    if len(names) > 1 and len(spaces) > 1:
+        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
+    return names[0] if len(names) == 1 else spaces[0]
+
+
+def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
+    """Compare every axis; infinite ends need no comparison, but the box must be present."""
+    # Without a shape this makes the condition false, not null: `_exact` negates it, and NOT null keeps no cell.
+    parts = [is_not_null(f"{column}.x")]
+    for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
+        own = f"{column}.{axis}"
+        least, greatest = (own, own) if by == "centroid" else (f"{own}_min", f"{own}_max")
+        ends = ((least, ">=", lo), (greatest, "<=", hi)) if inside else ((greatest, ">=", lo), (least, "<=", hi))
+        parts += [comparison(side, sign, float(end)) for side, sign, end in ends if np.isfinite(end)]
+    return parts
+
+
+Floats = NDArray[np.float64]
+
+
+def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = False) -> NDArray[np.bool_]:
+    """Test which objects intersect a box, both ends inclusive.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        B objects.
+    lo, hi : (D',) float
+        Corners; D' may be fewer than the axes of the shapes, whose other axes are ignored.
+    closed : bool
+        Whether lines and graphs of two axes are outlines: what they enclose counts, and the last vertex of a line is joined with the first.
+        The vertex attribute ``part`` of a graph tells the parts of a polygon; what an even number of rings of a part encloses is a hole.
+
+    Returns
+    -------
+    (B,) bool
+
+    Examples
+    --------
+    >>> ring = Shapes("polyline", np.array([[0.0, 0], [10, 0], [10, 10], [0, 10]]))
+    >>> [bool(intersects_box(ring, np.array([4.0, 4]), np.array([5.0, 5]), closed=c)[0]) for c in (False, True)]
+    [False, True]
+    """
+    positions = shapes.positions[:, : len(lo)].astype(np.float64)
+    owner = object_rows(shapes)
+    met = np.zeros(len(shapes.offsets) - 1, bool)
+    met[owner[((positions >= lo) & (positions <= hi)).all(axis=1)]] = True
+    links, of = _links(shapes, owner, closed=closed)
+    wanted = ~met[of]
+    links, of = links[wanted], of[wanted]
+    if len(links):
+        met[of[simplices_intersect_box(positions[links], lo, hi)]] = True
+    # Nothing of the remaining outlines meets the box, so it is inside one if its corner `lo` is.
+    if closed and len(lo) == 2 and shapes.kind in (*SEQUENTIAL, "graph"):
+        parts = shapes.vertex_attributes.get(PART)
+        part = np.zeros(len(of), np.int64) if parts is None else parts.values[links[:, 0]].astype(np.int64)
+        n_parts = int(part.max(initial=0)) + 1
+        odd = _encloses(positions, links, of * n_parts + part, lo, len(met) * n_parts)
+        met |= odd.reshape(len(met), n_parts).any(axis=1)
+    return met
+
+
+def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[np.bool_]:
+    """Test which edges or triangles intersect a box: exact in two and three axes, by separating axes.
+
+    Parameters
+    ----------
+    corners : (n, k, D) float
+        k = 2 for edges, 3 for triangles. Beyond three axes, boxes along the further ones are compared.
+    lo, hi : (D,) float
+        Corners of the box.
+
+    Examples
+    --------
+    >>> edge = np.array([[[0.0, 3.0], [3.0, 0.0]]])
+    >>> (
+    ...     simplices_intersect_box(edge, np.zeros(2), np.ones(2)).tolist(),
+    ...     simplices_intersect_box(edge, np.zeros(2), np.full(2, 2.0)).tolist(),
+    ... )
+    ([False], [True])
+    """
+    met: NDArray[np.bool_] = ((corners.max(axis=1) >= lo) & (corners.min(axis=1) <= hi)).all(axis=1)
+    n_dims = min(3, corners.shape[2])
+    finite = np.isfinite(lo) & np.isfinite(hi)
+    if not finite[:n_dims].all():
+        # An infinite end would make `middle` infinite or NaN; an end beyond all corners gives the same answer.
+        far = np.abs(corners).max(initial=0.0) + 1
+        lo, hi = np.maximum(lo, -far), np.minimum(hi, far)
+    points = corners[:, :, :n_dims]
+    middle, half = (lo + hi)[:n_dims] / 2, (hi - lo)[:n_dims] / 2
+    edges = np.roll(points, -1, axis=1) - points
+    if points.shape[1] == 2:
+        # The second is the first one reversed.
+        edges = edges[:, :1]
+    for axis in _axes(edges, n_dims):
+        reach = np.abs(axis) @ half
+        along = np.einsum("nkd,nd->nk", points - middle, axis)
+        met &= (along.min(axis=1) <= reach) & (along.max(axis=1) >= -reach)
+    return met
+
+
+def _axes(edges: Floats, n_dims: int) -> list[Floats]:
+    """Return the candidate separating axes other than those of the box, each (n, D)."""
+    if n_dims == 2:
+        return [np.stack([-edges[:, i, 1], edges[:, i, 0]], axis=1) for i in range(edges.shape[1])]
+    units = np.eye(3)
+    axes = [np.cross(edges[:, i], unit) for i in range(edges.shape[1]) for unit in units]
+    return [*axes, np.cross(edges[:, 0], edges[:, 1])] if edges.shape[1] == 3 else axes
+
+
+def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the edges or faces of all objects as rows of vertices, and the object of each; polygons become triangle fans."""
+    if shapes.kind in SEQUENTIAL:
+        first = np.flatnonzero(owner[1:] == owner[:-1])
+        links = np.stack([first, first + 1], axis=1)
+        if closed:
+            some = np.flatnonzero(np.diff(shapes.offsets) > 2)
+            back = np.stack([shapes.offsets[1:][some] - 1, shapes.offsets[:-1][some]], axis=1)
+            links = np.concatenate([links, back])
+    elif shapes.links is None:
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    else:
+        links = shapes.links.astype(np.int64)
+        if links.shape[1] > 3:
+            fans = [links[:, [0, i, i + 1]] for i in range(1, links.shape[1] - 1)]
+            links = np.concatenate(fans)
+    return links, owner[links[:, 0]]
+
+
+def _encloses(
+    positions: Floats, links: NDArray[np.int64], of: NDArray[np.int64], point: Floats, n: int
+) -> NDArray[np.bool_]:
+    """Test which outlines enclose a point, by the parity of edges to its right."""
+    a, b = positions[links[:, 0]], positions[links[:, 1]]
+    # Of two edges that meet at the height of the point, `>` counts one or both or none, as parity needs.
+    spans = (a[:, 1] > point[1]) != (b[:, 1] > point[1])
+    rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)
+    crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
+    odd: NDArray[np.bool_] = np.bincount(of[spans & (point[0] < crossing)], minlength=n) % 2 == 1
+    return odd
+
+
+def refuse_shared(found: Within, spec: QuerySpec, catalog: Catalog) -> None:
+    """Refuse a box over stores of which a cell that a query has chosen so far has several.
+
+    Raises
+    ------
+    QueryError
+        Naming the cell.
+    """
+    having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+    # The cells are read only if a dataset has several of the stores, as only then a cell can.
+    if len({uid for uid, _ in having}) < len(set(having)):
+        parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
+        cells, _ = plan_rows(QuerySpec(filters=spec.filters), catalog, cell_columns(catalog), (), parts)
+        rows_of_stores(found.records, cells.table, found.name)

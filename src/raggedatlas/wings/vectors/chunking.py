@@ -1,0 +1,732 @@
+"""Chunk grids (seed 002 §7.1), and the division of the shapes of one level into chunks: one floor division, one stable sort, runs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.store.native import library
+from raggedatlas.store.runtime import scratch_array
+from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects, bins_per_chunk
+from raggedatlas.wings.vectors.shapes import (
+    SEQUENTIAL,
+    Attribute,
+    Attributes,
+    Shapes,
+    concat_ranges,
+    counts_to_offsets,
+    object_rows,
+    take_attributes,
+    take_objects,
+)
+
+_MAX_CODES = 2**62
+
+BLOCK_ROWS = 2**20
+"""Vertices that are sorted or checked at once."""
+
+
+def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.int64]:
+    """Return ``floor(position / edge)`` for every vertex and axis, absolute and possibly negative: (N, D) int64.
+
+    A position on a boundary belongs to the upper chunk. Integers are divided exactly if the edges are integers.
+
+    Examples
+    --------
+    >>> chunk_coordinates(np.array([[-0.5, 10.0]]), [10, 10]).tolist()
+    [[-1, 1]]
+    """
+    sizes = np.asarray(edges, np.float64)
+    keys = np.empty(positions.shape, np.int64)
+    for axis in range(positions.shape[1]):
+        keys[:, axis] = _floor_divide(positions[:, axis], float(sizes[axis]))
+    return keys
+
+
+def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
+    """Return the chunk of each value on one axis."""
+    # As floats, integers above 2**53 could be rounded into a neighbouring chunk.
+    if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
+        divisor = int(edge)
+        signed = values.dtype != np.uint64
+        exact = (
+            np.floor_divide(values.astype(np.int64), divisor) if signed else np.floor_divide(values, np.uint64(divisor))
+        )
+        return np.asarray(exact, np.int64)
+    cells = np.floor(values.astype(np.float64) / edge)
+    # The comparison is negated so that NaN is refused too.
+    if cells.size and not max(-float(cells.min()), float(cells.max())) < 2**62:
+        raise ValuesError(
+            f"A position is more than 2**62 chunks of {edge} from the origin, or is not a number; use larger chunks."
+        )
+    return cells.astype(np.int64)
+
+
+def encode_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return an integer code for each key, increasing with the key (first axis first), and an exclusive upper bound of the codes."""
+    if not len(keys):
+        return np.zeros(0, np.int64), 1
+    low = keys.min(axis=0)
+    spans = [int(span) + 1 for span in keys.max(axis=0) - low]
+    top = 1
+    for span in spans:
+        top *= span
+    # If a span overflows int64, it is negative. `np.unique` numbers the keys in ascending order as well.
+    if top >= _MAX_CODES or min(spans) < 1:
+        codes = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        return codes.astype(np.int64), int(codes.max()) + 1
+    codes = keys[:, 0] - low[0]
+    for axis in range(1, len(spans)):
+        codes *= spans[axis]
+        codes += keys[:, axis] - low[axis]
+    return codes, top
+
+
+def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
+    """Return a stable argsort of codes below `top`; 16 bits at a time, for which NumPy uses a radix sort."""
+    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    shift = 16
+    while top > 1 << shift:
+        order = order[np.argsort((codes[order] >> shift & 0xFFFF).astype(np.uint16), kind="stable")]
+        shift += 16
+    return order
+
+
+@dataclass(frozen=True)
+class ChunkCodes:
+    """Chunks of positions, as integer codes that increase with the keys.
+
+    Parameters
+    ----------
+    codes : (N,) int64
+        Code of the chunk of each vertex, below `top`.
+    top : int
+        Exclusive upper bound of the codes.
+    low, spans : (D,) int64
+        Smallest key, and number of chunks on each axis; codes vary fastest on the last axis.
+    """
+
+    codes: NDArray[np.int64]
+    top: int
+    low: NDArray[np.int64]
+    spans: NDArray[np.int64]
+
+    def keys(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the keys of some codes: (n, D)."""
+        keys = np.empty((len(codes), len(self.low)), np.int64)
+        left = codes
+        for axis in range(len(self.low) - 1, -1, -1):
+            left, keys[:, axis] = np.divmod(left, self.spans[axis])
+        return keys + self.low
+
+
+def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
+    """Return the chunks of positions, axis by axis, without building a table of keys.
+
+    Raises
+    ------
+    ValuesError
+        If there are 2**62 chunks or more between the smallest and the largest key.
+    """
+    sizes = np.asarray(edges, np.float64)
+    n_dims = positions.shape[1]
+    if not len(positions):
+        return ChunkCodes(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
+    # The compiled function takes float32 and float64 only.
+    if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
+        return _encode_float_positions(np.ascontiguousarray(positions), sizes)
+    cells = [_floor_divide(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
+    low = np.array([own.min() for own in cells])
+    spans, top = _grid_spans([int(own.min()) for own in cells], [int(own.max()) for own in cells])
+    codes = np.zeros(len(positions), np.int64)
+    for axis, own in enumerate(cells):
+        codes *= spans[axis]
+        codes += own - low[axis]
+    return ChunkCodes(codes, top, low, spans)
+
+
+def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64]) -> ChunkCodes:
+    """Return the chunks of floating-point positions, without building a table of keys."""
+    axes = range(positions.shape[1])
+    # Axis by axis: all axes at once take NumPy thirty times as long.
+    ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
+    # Division and rounding are monotone, so the extreme positions are in the extreme chunks.
+    first, last = (
+        np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
+    )
+    spans, top = _grid_spans(first.tolist(), last.tolist())
+    codes = scratch_array((len(positions),), np.int64)
+    n, n_dims = positions.shape
+    if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
+        raise ValuesError("A position is not a finite number, so it belongs to no chunk.")
+    return ChunkCodes(codes, top, first, spans)
+
+
+def _grid_spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
+    """Return the number of chunks on each axis, and the total."""
+    spans = [last - first + 1 for first, last in zip(low, high, strict=True)]
+    top = math.prod(spans)
+    if top >= _MAX_CODES:
+        raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
+    return np.array(spans, np.int64), top
+
+
+def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the start of each run of equal values."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """Lookup of rows in a table of keys.
+
+    Parameters
+    ----------
+    keys : (n, K) int64
+        Unique, ascending.
+    """
+
+    keys: NDArray[np.int64]
+
+    def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row of each wanted key, or -1: (m,) int64."""
+        if not len(self.keys) or not len(wanted):
+            return np.full(len(wanted), -1, np.int64)
+        # Encoded in one call, because codes from two calls are not comparable.
+        codes, _ = encode_keys(np.concatenate([self.keys, wanted]))
+        own, requested = codes[: len(self.keys)], codes[len(self.keys) :]
+        rows = np.minimum(np.searchsorted(own, requested), len(own) - 1)
+        return np.where(own[rows] == requested, rows, -1)
+
+
+OWNER_ATTRIBUTE = "object_id"
+"""The fragment attribute that names the object of each fragment."""
+
+NO_OWNER = -1
+"""Owner of a fragment that belongs to no object."""
+
+ORDERED_KINDS = (*SEQUENTIAL, "skeleton")
+"""Kinds whose vertex order is preserved: one fragment for each run of vertices in one chunk."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Chunk grid and link policy of a level.
+
+    Parameters
+    ----------
+    chunk_shape : tuple of float
+        Edge lengths of a chunk.
+    bin_shape : tuple of float or None
+        Edge lengths of a bin; None: one bin per chunk.
+    boundary : str
+        Policy for links across chunks.
+    identity : bool
+        Whether object ids are fragment numbers.
+    """
+
+    chunk_shape: tuple[float, ...]
+    bin_shape: tuple[float, ...] | None = None
+    boundary: str = "explicit_links"
+    identity: bool = False
+
+
+@dataclass(frozen=True)
+class ChunkedLevel:
+    """A level divided into chunks, and the position of each vertex in it.
+
+    level; source: (N',) vertex of each stored row; repeated: (n, 2) vertex and stored row of rows stored again elsewhere.
+    """
+
+    level: Level
+    source: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+
+    @cached_property
+    def where(self) -> NDArray[np.int64]:
+        """Stored row of each vertex."""
+        n = len(self.source) - len(self.repeated)
+        # Repeated rows are left out, so each vertex has the one row in its own chunk.
+        first = np.ones(len(self.source), bool)
+        first[self.repeated[:, 1]] = False
+        rows = np.empty(n, np.int64)
+        rows[self.source[first]] = np.flatnonzero(first)
+        return rows
+
+    @cached_property
+    def _chunk_of_row(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.level.chunks)), np.diff(self.level.bounds))
+
+    def place(self, vertices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of some vertices, and their rows in it."""
+        return self.split(self.where[vertices])
+
+    def split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of some stored rows, and their rows in it."""
+        chunk = self._chunk_of_row[rows]
+        return chunk, rows - self.level.bounds[chunk]
+
+
+@dataclass(frozen=True)
+class _StoredOrder:
+    """Vertices and fragments in stored order.
+
+    source: (N',) vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
+    and object; path_order: (F,) its rank in the order of traversal; repeated: as in `ChunkedLevel`.
+    """
+
+    source: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    owner: NDArray[np.int64]
+    path_order: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+
+
+def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
+    """Divide shapes into the chunks of one level.
+
+    Raises
+    ------
+    SourceError
+        If the identity convention is requested with more than one chunk, or the bins do not divide the chunks.
+    """
+    if grid.identity:
+        shapes = _sort_by_id(shapes)
+    chunks = encode_positions(shapes.positions, grid.chunk_shape)
+    if shapes.ids is None:
+        return _chunk_points(shapes, grid, chunks)
+    owner = object_rows(shapes)
+    if shapes.kind in ORDERED_KINDS:
+        begins = _mark_run_starts(shapes, chunks.codes, owner)
+        # Without repeated vertices, runs stay complete, so the runs are sorted instead of the vertices.
+        by_run = grid.boundary == "explicit_links"
+        stored = _store_runs(chunks, owner, begins) if by_run else _store(shapes, chunks, owner, np.cumsum(begins) - 1)
+    else:
+        stored = _store(shapes, chunks, owner, owner, seams=grid.boundary != "explicit_links")
+    fragments, index = _build_fragments(shapes, grid, stored)
+    level = Level(
+        chunks=stored.keys,
+        bounds=stored.bounds,
+        positions=np.take(shapes.positions, stored.source, axis=0),
+        fragments=fragments,
+        objects=None if grid.identity else index,
+        vertex_attributes=take_attributes(shapes.vertex_attributes, stored.source),
+        fragment_attributes={}
+        if grid.identity
+        else {OWNER_ATTRIBUTE: Attribute(np.append(shapes.ids, NO_OWNER)[stored.owner])},
+        object_attributes=take_attributes(shapes.object_attributes, np.argsort(shapes.ids)),
+        groups=shapes.groups,
+    )
+    result = ChunkedLevel(level, stored.source, stored.repeated)
+    return replace(result, level=_add_links(shapes, grid, result, stored))
+
+
+def _object_ids(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the object ids; empty if there are no objects."""
+    return np.zeros(0, np.int64) if shapes.ids is None else shapes.ids
+
+
+def _sort_by_id(shapes: Shapes) -> Shapes:
+    """Return the shapes with objects in ascending id order; ids must be 0 to B - 1."""
+    ids = shapes.ids
+    if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
+        raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
+    if shapes.offsets[-1] != shapes.n_vertices:
+        raise SourceError("The identity convention needs every vertex to belong to an object.")
+    return take_objects(shapes, np.argsort(ids))
+
+
+def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLevel:
+    """Divide points without objects: sorted by bin in each chunk, one fragment per bin, including empty bins."""
+    codes, top, n_bins = chunks.codes, chunks.top, 1
+    if grid.bin_shape is not None:
+        ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
+        n_bins = int(np.prod(ratio))
+        if top * n_bins >= 2**62:
+            raise SourceError(
+                f"Chunks of {n_bins} bins are too many for a store of this extent; use larger bins or chunks."
+            )
+        for rows in row_blocks(len(codes)):
+            inside = chunk_coordinates(shapes.positions[rows], grid.bin_shape) - chunks.keys(codes[rows]) * ratio
+            # Chunk and bin are rounded separately, so a vertex on a boundary may be outside the bins of its chunk.
+            inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
+            codes[rows] = codes[rows] * n_bins + inner
+        top *= n_bins
+    placed = sort_vertices(shapes, codes, top)
+    first = run_starts(placed.codes // n_bins)
+    counts = np.zeros((len(first), n_bins), np.int64)
+    # Empty bins count too: fragment numbers are bin numbers.
+    chunk = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(placed.codes))))
+    counts[chunk, placed.codes % n_bins] = np.diff(placed.bounds)
+    bounds = counts_to_offsets(counts.sum(axis=1))
+    starts = (np.cumsum(counts, axis=1) - counts).reshape(-1)
+    fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
+    fragments = Fragments(
+        fragment_bounds, np.ones(counts.size, bool), starts, counts.reshape(-1), np.zeros(0, np.int64)
+    )
+    level = Level(
+        chunks=chunks.keys(placed.codes[first] // n_bins),
+        bounds=bounds,
+        positions=placed.positions,
+        fragments=fragments,
+        vertex_attributes=placed.attributes,
+    )
+    return ChunkedLevel(level, placed.source, np.zeros((0, 2), np.int64))
+
+
+@dataclass(frozen=True)
+class SortedVertices:
+    """Vertices sorted by a code; those of one code keep their order.
+
+    Parameters
+    ----------
+    codes : (n,) int64
+        The codes that occur, ascending.
+    bounds : (n + 1,) int64
+        Vertices of each.
+    positions : (N, D) array
+        Sorted positions.
+    attributes : dict of str to Attribute
+        Sorted vertex attributes.
+    source : (N,) int64
+        Row of each in the shapes.
+    """
+
+    codes: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    positions: NDArray[Any]
+    attributes: dict[str, Attribute]
+    source: NDArray[np.int64]
+
+
+def sort_vertices(shapes: Shapes, codes: NDArray[np.int64], top: int) -> SortedVertices:
+    """Sort vertices by code; those with a negative code are left out.
+
+    Memory is bounded, whatever their number: they are distributed block by block into scratch arrays.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        Any shapes.
+    codes : (N,) int64
+        Code of each vertex.
+    top : int
+        Exclusive upper bound of the codes.
+    """
+    arrays = {"": shapes.positions}
+    for name, attribute in shapes.vertex_attributes.items():
+        arrays[f"values/{name}"] = attribute.values
+        if attribute.present is not None:
+            arrays[f"present/{name}"] = attribute.present
+    if len(codes) <= BLOCK_ROWS:
+        source, known, counts = _sorted_runs(codes, top)
+        out = {name: np.take(values, source, axis=0) for name, values in arrays.items()}
+        bounds = counts_to_offsets(counts)
+    else:
+        known, bounds = _count_codes(codes, top)
+        out = {name: scratch_array((bounds[-1], *values.shape[1:]), values.dtype) for name, values in arrays.items()}
+        source, cursor = scratch_array((bounds[-1],), np.int64), bounds[:-1].copy()
+        for rows in row_blocks(len(codes)):
+            order, found, counts = _sorted_runs(codes[rows], top)
+            place = np.searchsorted(known, found)
+            targets = concat_ranges(cursor[place], counts)
+            cursor[place] += counts
+            source[targets] = order + rows.start
+            for name, values in arrays.items():
+                out[name][targets] = np.take(values[rows], order, axis=0)
+    attributes = {
+        name: replace(attribute, values=out[f"values/{name}"], present=out.get(f"present/{name}"))
+        for name, attribute in shapes.vertex_attributes.items()
+    }
+    return SortedVertices(known, bounds, out[""], attributes, source)
+
+
+def _sorted_runs(codes: NDArray[np.int64], top: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stable order of the codes that are not negative, each code that occurs, and how often."""
+    if len(codes) and codes.min() < 0:
+        kept = np.flatnonzero(codes >= 0)
+        order = kept[stable_order(codes[kept], top)]
+    else:
+        order = stable_order(codes, top)
+    own = codes[order]
+    first = run_starts(own)
+    return order, own[first], np.diff(np.append(first, len(own)))
+
+
+def _count_codes(codes: NDArray[np.int64], top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the codes that occur, ascending, and the bounds of their vertices."""
+    known, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for rows in row_blocks(len(codes)):
+        _, found, n = _sorted_runs(codes[rows], top)
+        known, at = np.unique(np.concatenate([known, found]), return_inverse=True)
+        counts = np.bincount(at, np.concatenate([counts, n])).astype(np.int64)
+    return known, counts_to_offsets(counts)
+
+
+def row_blocks(n_rows: int) -> Iterator[slice]:
+    """Yield slices that cover some rows, few enough for their temporary arrays to be small."""
+    for start in range(0, n_rows, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, n_rows))
+
+
+def object_blocks(offsets: NDArray[np.int64]) -> Iterator[slice]:
+    """Yield slices that cover all objects, each of one object or of so few vertices as `row_blocks` yields."""
+    n_objects, start = len(offsets) - 1, 0
+    while start < n_objects:
+        stop = int(np.searchsorted(offsets, offsets[start] + BLOCK_ROWS, side="right")) - 1
+        yield slice(start, stop := max(stop, start + 1))
+        start = stop
+
+
+def find_infinite(positions: NDArray[Any]) -> tuple[int | None, int]:
+    """Return the first row with a coordinate that is not finite (None: there is none), and how many there are."""
+    first, n = None, 0
+    for rows in row_blocks(len(positions) if positions.dtype.kind == "f" else 0):
+        finite = np.isfinite(positions[rows])
+        # Of all values at once: by row NumPy takes ten times as long.
+        if not finite.all():
+            bad = np.flatnonzero(~finite.all(axis=1))
+            first = rows.start + int(bad[0]) if first is None else first
+            n += len(bad)
+    return first, n
+
+
+def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which vertices start a run of consecutive vertices of one object in one chunk; tree roots also start one."""
+    begins = np.ones(len(codes), bool)
+    np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+    begins[1:] |= owner[1:] != owner[:-1]
+    # A root inside a run would get the vertex before it as its implicit parent.
+    if shapes.kind == "skeleton" and shapes.links is not None:
+        roots = np.ones(len(codes), bool)
+        roots[shapes.links[:, 0]] = False
+        begins |= roots
+    return begins
+
+
+def _store_runs(chunks: ChunkCodes, owner: NDArray[np.int64], begins: NDArray[np.bool_]) -> _StoredOrder:
+    """Sort runs by chunk; there are far fewer runs than vertices."""
+    first = np.flatnonzero(begins)
+    counts = np.diff(np.append(first, len(begins)))
+    codes = chunks.codes[first]
+    order = stable_order(codes, chunks.top)
+    sizes = counts[order]
+    rows = counts_to_offsets(sizes)
+    new = run_starts(codes[order])
+    chunk = np.repeat(np.arange(len(new)), np.diff(np.append(new, len(order))))
+    return _StoredOrder(
+        source=concat_ranges(first[order], sizes),
+        keys=chunks.keys(codes[order[new]]),
+        bounds=np.append(rows[:-1][new], rows[-1]),
+        first=rows[:-1],
+        counts=sizes,
+        chunk=chunk,
+        owner=owner[first[order]],
+        path_order=order,
+        repeated=np.zeros((0, 2), np.int64),
+    )
+
+
+def _store(
+    shapes: Shapes, chunks: ChunkCodes, owner: NDArray[np.int64], piece: NDArray[np.int64], *, seams: bool = True
+) -> _StoredOrder:
+    """Sort vertices by chunk, then by piece; repeat end vertices if the policy requires it."""
+    codes, source, n = chunks.codes, np.arange(shapes.n_vertices), shapes.n_vertices
+    if seams:
+        ends = _find_repeated_ends(shapes, codes, piece)
+        # Copies are appended and all sorts are stable, so a copy is the last row of its piece.
+        # Both `_add_sequence_links` and `mask_repeated_rows` rely on that.
+        source = np.concatenate([source, ends[:, 0]])
+        codes = np.concatenate([codes, codes[ends[:, 1]]])
+        # A copy of an ordered kind ends the piece before the boundary; otherwise it belongs to its own object.
+        piece = np.concatenate([piece, piece[ends[:, 1]] if shapes.kind in ORDERED_KINDS else piece[ends[:, 0]]])
+        by_piece = stable_order(piece, int(piece.max(initial=0)) + 1)
+        order = by_piece[stable_order(codes[by_piece], chunks.top)]
+    else:
+        order = stable_order(codes, chunks.top)
+    sorted_codes, pieces = codes[order], piece[order]
+    begins = np.ones(len(order), bool)
+    np.not_equal(sorted_codes[1:], sorted_codes[:-1], out=begins[1:])
+    new = np.flatnonzero(begins)
+    begins[1:] |= pieces[1:] != pieces[:-1]
+    first = np.flatnonzero(begins)
+    rows = np.flatnonzero(order >= n) if seams else np.zeros(0, np.int64)
+    source = source[order]
+    return _StoredOrder(
+        source=source,
+        keys=chunks.keys(sorted_codes[new]),
+        bounds=np.append(new, len(order)),
+        first=first,
+        counts=np.diff(np.append(first, len(order))),
+        chunk=np.searchsorted(new, first, side="right") - 1,
+        owner=owner[source[first]],
+        path_order=pieces[first] if shapes.kind in ORDERED_KINDS else np.arange(len(first)),
+        repeated=np.stack([source[rows], rows], axis=1),
+    )
+
+
+def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the vertices to repeat, each with a vertex in whose chunk it is repeated: (n, 2)."""
+    if shapes.kind in SEQUENTIAL:
+        ends = np.flatnonzero(piece[1:] != piece[:-1])
+        owner = object_rows(shapes)
+        ends = ends[owner[ends] == owner[ends + 1]]
+        return np.stack([ends + 1, ends], axis=1)
+    if shapes.links is None:
+        return np.zeros((0, 2), np.int64)
+    # A link is stored in the chunk of its first end, where the other ends are repeated.
+    near = np.repeat(shapes.links[:, :1], shapes.links.shape[1] - 1, axis=1).reshape(-1).astype(np.int64)
+    far = shapes.links[:, 1:].reshape(-1).astype(np.int64)
+    crosses_chunks = codes[near] != codes[far]
+    near, far = near[crosses_chunks], far[crosses_chunks]
+    # Once for each chunk, also if several links need the copy: `_repeated_rows` searches unique pairs.
+    _, kept = np.unique(np.stack([far, codes[near]], axis=1), axis=0, return_index=True)
+    return np.stack([far[kept], near[kept]], axis=1)
+
+
+def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[Fragments, Objects]:
+    """Return the fragments and the object index."""
+    ids, none = _object_ids(shapes), np.zeros(0, np.int64)
+    if grid.identity:
+        if len(stored.keys) > 1:
+            raise SourceError(f"The identity convention needs exactly one chunk; there are {len(stored.keys)}.")
+        if len(stored.first) != np.count_nonzero(shapes.vertex_counts):
+            raise SourceError(
+                "The identity convention needs one fragment for each object; a skeleton in this input has more."
+            )
+        each = shapes.vertex_counts
+        fragments = Fragments(np.array([0, len(each)]), np.ones(len(each), bool), shapes.offsets[:-1], each, none)
+        empty = np.zeros((0, shapes.n_dims), np.int64)
+        return fragments, Objects(none, np.zeros(1, np.int64), empty, none.astype(np.uint8), none, none, none)
+    n = len(stored.first)
+    bounds = np.searchsorted(stored.chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
+    starts = stored.first - stored.bounds[stored.chunk]
+    fragments = Fragments(bounds, np.ones(n, bool), starts, stored.counts, none)
+    # Rank of each object by id. Vertices without an object have the rank B and are cut off below.
+    rank = np.full(len(ids) + 1, len(ids), np.int64)
+    rank[np.argsort(ids)] = np.arange(len(ids))
+    place = rank[stored.owner]
+    by_path_order = stable_order(stored.path_order, int(stored.path_order.max(initial=0)) + 1)
+    order = by_path_order[stable_order(place[by_path_order], len(ids) + 1)]
+    sizes = np.bincount(place, minlength=len(ids))[: len(ids)].astype(np.int64)
+    order = order[: sizes.sum()]
+    index = Objects(
+        ids=np.sort(ids),
+        bounds=counts_to_offsets(sizes),
+        chunks=np.take(stored.keys, stored.chunk[order], axis=0),
+        modes=np.zeros(len(order), np.uint8),
+        starts=(np.arange(n) - bounds[stored.chunk])[order],
+        counts=np.ones(len(order), np.int64),
+        fragments=none,
+    )
+    return fragments, index
+
+
+def _add_links(shapes: Shapes, grid: Grid, chunked: ChunkedLevel, stored: _StoredOrder) -> Level:
+    """Return the level with its links within and across chunks."""
+    level = chunked.level
+    if shapes.kind in SEQUENTIAL:
+        return level if grid.boundary == "boundary_deduplication" else _add_sequence_links(level, stored, grid)
+    if shapes.links is None:
+        return level
+    ends = shapes.links.astype(np.int64)
+    chunk, row = chunked.place(ends)
+    crosses_chunks = (chunk != chunk[:, :1]).any(axis=1)
+    row = _repeated_rows(chunked, ends, chunk, row)
+    fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
+    # With the identity convention each object is a fragment, also an empty one, which `stored` does not list.
+    owner = fragment_of[chunked.where[ends[:, :2]]] if not grid.identity else object_rows(shapes)[ends[:, :2]]
+    # With repeated vertices, every link is within the chunk of its first end.
+    inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~crosses_chunks
+    if omits_parent_links(shapes, grid):
+        inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
+    level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
+    if grid.boundary == "boundary_deduplication":
+        return level
+    return _add_cross_links(
+        level, chunked, ends[crosses_chunks], take_attributes(shapes.link_attributes, np.flatnonzero(crosses_chunks))
+    )
+
+
+def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:
+    """Add the links between consecutive pieces of a line, which cross chunks."""
+    by_path_order = stable_order(stored.path_order, int(stored.path_order.max(initial=0)) + 1)
+    owner = stored.owner[by_path_order]
+    at = np.flatnonzero(owner[1:] == owner[:-1])
+    if not len(at):
+        return level
+    before, after = by_path_order[at], by_path_order[at + 1]
+    # With "both", the last row of a piece is the copy of the vertex to which the link leads.
+    last = stored.first[before] + stored.counts[before] - (2 if grid.boundary == "both" else 1)
+    ends = np.stack([last, stored.first[after]], axis=1)
+    chunk = np.stack([stored.chunk[before], stored.chunk[after]], axis=1)
+    links = CrossLinks(0, np.take(level.chunks, chunk, axis=0), ends - level.bounds[chunk])
+    return replace(level, cross_links=(*level.cross_links, links))
+
+
+def omits_parent_links(shapes: Shapes, grid: Grid) -> bool:
+    """Return whether links between neighbours are omitted: in skeletons whose links have no attributes."""
+    return shapes.kind == "skeleton" and not shapes.link_attributes and grid.boundary == "explicit_links"
+
+
+def _repeated_rows(
+    chunked: ChunkedLevel, ends: NDArray[np.int64], chunk: NDArray[np.int64], row: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the rows of link ends in the chunk of the first end, using repeated rows for ends in other chunks."""
+    if not len(chunked.repeated):
+        return row
+    chunks, rows_there = chunked.split(chunked.repeated[:, 1])
+    order = np.lexsort((chunks, chunked.repeated[:, 0]))
+    far = chunk != chunk[:, :1]
+    wanted = np.stack([ends[far], np.broadcast_to(chunk[:, :1], chunk.shape)[far]], axis=1)
+    rows_found = KeyIndex(np.stack([chunked.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
+    rows = row.copy()
+    rows[far] = rows_there[order[rows_found]]
+    return rows
+
+
+def _inner_links(
+    level: Level, where: tuple[NDArray[np.int64], ...], shapes: Shapes, stored: NDArray[np.bool_]
+) -> Links:
+    """Sort the links within chunks by the fragment of their first end, in the smallest dtype that holds their rows."""
+    chunk, row, fragment = (part[stored] for part in where)
+    fragments = level.fragments
+    assert fragments is not None
+    # Fragments are numbered chunk by chunk, so this sorts by chunk as well.
+    order = stable_order(fragment, fragments.n_fragments)
+    counts = np.bincount(fragment, minlength=fragments.n_fragments).astype(np.int64)
+    bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
+    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
+    own = Fragments(fragments.bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
+    attributes = take_attributes(shapes.link_attributes, np.flatnonzero(stored)[order])
+    most = int(np.diff(level.bounds).max(initial=0))
+    return Links(bounds, row[order].astype(smallest_unsigned_dtype(most)), own, attributes)
+
+
+def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
+    """Return the smallest unsigned dtype for rows of chunks with at most `n_rows` vertices (§7.5)."""
+    for kind in (np.uint8, np.uint16, np.uint32):
+        if n_rows <= int(np.iinfo(kind).max) + 1:
+            return np.dtype(kind)
+    # After uint32, §7.5 names int64, not uint64.
+    return np.dtype(np.int64)
+
+
+def _add_cross_links(level: Level, chunked: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
+    """Add links whose ends are in several chunks."""
+    if not len(ends):
+        return level
+    chunk, row = chunked.place(ends)
+    links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
+    return replace(level, cross_links=(*level.cross_links, links))

@@ -1,0 +1,491 @@
+"""Detect, read, write and convert files of geometry."""
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
+from raggedatlas.model.arguments import checked
+from raggedatlas.store.copies import local_copy, local_target
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
+from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.wings.vectors.chunking import chunk_coordinates, row_blocks
+from raggedatlas.wings.vectors.converters import content as tables
+from raggedatlas.wings.vectors.converters import geospatial as geo
+from raggedatlas.wings.vectors.converters import meshes
+from raggedatlas.wings.vectors.converters.content import Capabilities, Content, check_content, read_errors
+from raggedatlas.wings.vectors.converters.interop import ORDER, PART, RING
+from raggedatlas.wings.vectors.geometry import Geometry
+from raggedatlas.wings.vectors.pyramid import PyramidOptions, make_pyramid
+from raggedatlas.wings.vectors.reader import open_vectors
+from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, take_objects
+from raggedatlas.wings.vectors.writer import write
+
+Losses = Callable[[Content], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A file format of geometry.
+
+    Parameters
+    ----------
+    endings : tuple of str
+        Suffixes of its files; empty for folders, which are detected by their content.
+    read : callable
+        ``read(path, **options) -> Content``.
+    write : callable
+        ``write(content, path, **options)``; `path` does not exist yet.
+    holding : Capabilities
+        What the format can represent.
+    losses : callable
+        Returns further losses of a content, one line each.
+    """
+
+    endings: tuple[str, ...]
+    read: Callable[..., Content]
+    write: Callable[..., None]
+    holding: Capabilities
+    losses: Losses = lambda content: ()
+
+
+CONVERTERS: dict[str, Converter] = {
+    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.csv_losses),
+    "parquet": Converter(
+        (".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.table_losses
+    ),
+    "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING, meshes.obj_losses),
+    "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
+    "stl": Converter((".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.stl_losses),
+    "geojson": Converter((".geojson",), geo.read_geojson, geo.write_geojson, geo.BOUNDARY_HOLDING, geo.boundary_losses),
+    "geoparquet": Converter(
+        (".geoparquet",), geo.read_geoparquet, geo.write_geoparquet, geo.BOUNDARY_HOLDING, geo.boundary_losses
+    ),
+    "spatialdata": Converter(
+        (), geo.read_spatialdata, geo.write_spatialdata, geo.SPATIALDATA_HOLDING, geo.spatialdata_losses
+    ),
+}
+"""Name -> converter."""
+
+ENDINGS = {ending: name for name, converter in CONVERTERS.items() for ending in converter.endings}
+"""Ending -> name."""
+
+ROUNDED = "rounded: "
+"""Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
+
+
+def detect(path: Address) -> str:
+    """Return the name of the converter that reads a path, by its suffix or by the content of a folder.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist.
+    SourceError
+        If its format is unknown; the message lists the known ones.
+    """
+    file = as_path(path)
+    name = ENDINGS.get(file.suffix.lower())
+    # The ending of a remote file is believed; a request for it would be one of two.
+    if name is None or isinstance(file, Path):
+        if not file.exists():
+            raise NotFoundError(f"There is no file or folder {file}; check the path.")
+        if file.is_dir():
+            name = "spatialdata" if geo.is_spatialdata(file) else None
+    if name == "parquet" and has_geometry(file):
+        return "geoparquet"
+    if name is None:
+        folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
+        formats = f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
+        raise SourceError(f"{file} is in no known format of geometry; {formats} can be read.")
+    return name
+
+
+def has_geometry(file: AnyPath) -> bool:
+    """Return whether a Parquet file has a column of geometries, which makes it GeoParquet.
+
+    Raises
+    ------
+    SourceError
+        If it is no Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as papq
+
+    with read_errors(file, "Parquet file", pa.ArrowInvalid, OSError), file.open("rb") as opened:
+        return b"geo" in (papq.read_schema(opened).metadata or {})
+
+
+@checked
+def read_file(path: Address, *, format: str | None = None, **options: Any) -> Content:  # noqa: ANN401
+    """Read a file or folder of geometry; one in an object store or on a web server is copied to a temporary folder first.
+
+    Parameters
+    ----------
+    path : path
+        The file or folder.
+    format : str or None
+        Name of a converter; None detects it (`detect`).
+    **options
+        Options of the reader, e.g. ``axes=`` and ``objects=`` for tables, ``element=`` for SpatialData.
+
+    Returns
+    -------
+    Content
+        Shapes, metadata, and what was not read.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist.
+    SourceError
+        If the format is unknown, the file is damaged or an option is unknown; `ValuesError` for positions that are not finite.
+    MissingExtraError
+        If the library that the format needs is not installed.
+    """
+    name = _known(format) if format is not None else detect(path)
+    file = as_path(path)
+    if isinstance(file, Path) and not file.exists():
+        raise NotFoundError(f"There is no file or folder {file}; check the path.")
+    _check_options(CONVERTERS[name].read, name, options)
+    # Of a SpatialData store one element is copied, which its reader chooses.
+    opened = nullcontext(file) if name == "spatialdata" else local_copy(file)
+    with _file_errors(f"read {file}"), opened as local:
+        content = CONVERTERS[name].read(local, **options)
+    # Once for all formats. A reader that renumbers links must check their range itself, before this.
+    check_content(content.shapes, str(file))
+    return content
+
+
+def plan_losses(content: Content | Shapes, name: str) -> list[str]:
+    """List what would be lost by writing in a format.
+
+    Parameters
+    ----------
+    content : Content or Shapes
+        What is to be written.
+    name : str
+        Name of the converter.
+
+    Raises
+    ------
+    SourceError
+        If the format cannot represent these shapes at all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> points = Shapes("point_cloud", np.zeros((2, 3)), vertex_attributes={"gene": np.array([1, 2])})
+    >>> plan_losses(points, "geojson")
+    []
+    """
+    content = content if isinstance(content, Content) else Content(content)
+    converter = CONVERTERS[_known(name)]
+    converter.holding.check(content.shapes, name)
+    losses = [*converter.holding.losses(content.shapes), *converter.losses(_without_the_left(content, converter))]
+    return list(dict.fromkeys(losses))
+
+
+def _without_the_left(content: Content, converter: Converter) -> Content:
+    """Leave out vertices of no object and objects without any: files that separate objects have no place for them."""
+    holding, shapes = converter.holding, content.shapes
+    if holding.objects != "one" and shapes.ids is not None:
+        kept = holding.objects_written(shapes)
+        if len(kept) < shapes.n_objects or shapes.offsets[-1] < shapes.n_vertices:
+            return replace(content, shapes=take_objects(shapes, kept))
+    return content
+
+
+@checked
+def write_file(
+    content: Content | Shapes,
+    path: Address,
+    *,
+    format: str | None = None,
+    strict: bool = False,
+    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> list[str]:
+    """Write shapes in a file format; the file or folder appears when it is complete.
+
+    Parameters
+    ----------
+    content : Content or Shapes
+        What to write.
+    path : path
+        Target, also in an object store; its suffix chooses the format.
+    format : str or None
+        Name of a converter, where the path does not choose one.
+    strict : bool
+        Refuse to write if anything would be lost, rounding to the format's precision excepted.
+    overwrite : bool
+        Replace an existing file or folder.
+    **options
+        Options of the writer, e.g. ``name=`` for SpatialData.
+
+    Returns
+    -------
+    list of str
+        What the format cannot represent, one line each.
+
+    Raises
+    ------
+    DuplicateError
+        If the target exists.
+    SourceError
+        If the format cannot represent the shapes, or if something would be lost and `strict` is true.
+    """
+    content = content if isinstance(content, Content) else Content(content)
+    shapes, target = content.shapes, as_path(path)
+    name = _known(format) if format is not None else _by_path(path, shapes)
+    check_content(shapes, "What is to be written")
+    losses = plan_losses(content, name)
+    refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
+    if strict and refused:
+        raise SourceError(
+            f"{target} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
+        )
+    _check_options(CONVERTERS[name].write, name, options)
+    # Fails early; `_write_aside` checks again.
+    if isinstance(target, Path) and target.exists() and not overwrite:
+        raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
+    content = _without_the_left(content, CONVERTERS[name])
+    with _file_errors(f"write {target}"), local_target(target, overwrite=overwrite) as file:
+        _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
+    return losses
+
+
+@contextmanager
+def _file_errors(what: str) -> Iterator[None]:
+    """Raise errors of the operating system as `StoreError`."""
+    try:
+        yield
+    # Some are also OSErrors, e.g. `DuplicateError`; they keep their class and message.
+    except AtlasError:
+        raise
+    except OSError as error:
+        raise StoreError(f"Could not {what}: {error}") from error
+
+
+def _write_aside(
+    converter: Converter, content: Content, file: Path, options: dict[str, Any], *, overwrite: bool
+) -> None:
+    """Write into a hidden folder next to the target, then move the result."""
+    if not file.parent.is_dir():
+        raise NotFoundError(f"There is no folder {file.parent} to write {file.name} into; make it first.")
+    # In the same folder, as `replace` cannot move files between file systems.
+    aside = file.parent / f".{uuid4().hex}.partial"
+    aside.mkdir()
+    try:
+        converter.write(content, aside / file.name, **options)
+        # The file itself comes last: where it exists, the files that belong to it exist too.
+        for part in sorted(aside.iterdir(), key=lambda part: part.name == file.name):
+            target = file.parent / part.name
+            if target.exists() and not overwrite:
+                raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
+            # A folder with content makes `Path.replace` fail. `rmtree` refuses links, so these are left to `replace`.
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            part.replace(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _by_path(path: Address, shapes: Shapes) -> str:
+    suffix = as_path(path).suffix
+    name = ENDINGS.get(suffix.lower())
+    if name is None:
+        raise SourceError(
+            f"{path} has the ending {suffix!r}; {', '.join(ENDINGS)} can be written. "
+            f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
+        )
+    # a table of vertices would be read as points; format="parquet" still asks for one
+    outlines = shapes.kind in SEQUENTIAL or {PART, RING, ORDER} <= set(shapes.vertex_attributes)
+    return "geoparquet" if name == "parquet" and outlines and shapes.n_dims in (2, 3) else name
+
+
+def _known(name: str) -> str:
+    if name not in CONVERTERS:
+        raise SourceError(f"There is no format {name!r}; expected one of {', '.join(CONVERTERS)}.")
+    return name
+
+
+def _check_options(function: Callable[..., Any], name: str, options: dict[str, Any]) -> None:
+    accepted = [
+        key for key, value in inspect.signature(function).parameters.items() if value.kind is value.KEYWORD_ONLY
+    ]
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise SourceError(
+            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(accepted) or 'none'}."
+        )
+
+
+ENDING = ".zv"
+"""Suffix of new geometry stores; existing ones are detected by their content."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Options of `convert`.
+
+    Parameters
+    ----------
+    read, written : str or None
+        Formats of source and target, where the paths do not choose them; ``"store"`` is a geometry store.
+    options : mapping
+        Options of the reader of a file.
+    level : int or None
+        Level of a store to write to a file; None is the finest.
+    layout : str
+        Layout of a new store.
+    steps : PyramidOptions or None
+        Pyramid of a new store. None makes no coarser levels; from store to store it keeps the existing ones.
+    cutting : ChunkingOptions
+        Chunks of a new store.
+    strict : bool
+        Refuse to convert if anything would be lost.
+    overwrite : bool
+        Replace an existing target.
+    writing : mapping
+        Options of the writer of a file.
+    """
+
+    read: str | None = None
+    written: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    level: int | None = None
+    layout: str = "0.9"
+    steps: PyramidOptions | None = None
+    cutting: ChunkingOptions = field(default_factory=ChunkingOptions)
+    strict: bool = False
+    overwrite: bool = False
+    writing: dict[str, Any] = field(default_factory=dict)
+
+
+STORE = "store"
+
+
+def is_store(path: Address) -> bool:
+    """Return whether a path ends in ``.zv`` or is an existing geometry store."""
+    folder = as_path(path)
+    if folder.suffix == ENDING:
+        return True
+    # The ending of a remote file tells without a request that it is no store.
+    if isinstance(folder, Location) and folder.suffix.lower() in ENDINGS:
+        return False
+    try:
+        return "zarr_vectors" in json.loads((folder / "zarr.json").read_bytes()).get("attributes", {})
+    except StoreError:
+        raise
+    # A `zarr.json` that is a list has no `get`.
+    except (NotFoundError, OSError, ValueError, AttributeError):
+        return False
+
+
+@checked
+def convert(source: Address, target: Address, how: Conversion = Conversion()) -> list[str]:
+    """Convert a file or store of geometry into another; the target appears when it is complete.
+
+    Parameters
+    ----------
+    source, target : path
+        Files or folders of any format in `raggedatlas.wings.vectors.converters.convert.CONVERTERS`, or geometry stores, also in object stores;
+        files are read from web servers too.
+    how : Conversion
+        Options.
+
+    Returns
+    -------
+    list of str
+        What was lost, one line each.
+
+    Raises
+    ------
+    NotFoundError, DuplicateError
+        If the source does not exist, or the target does.
+    SourceError
+        If something cannot be read or represented, or if something would be lost and `how.strict` is true.
+    MissingExtraError
+        If the library that a format needs is not installed.
+    """
+    _check_writing(how, target)
+    from_store = how.read == STORE or (how.read is None and is_store(source))
+    to_store = how.written == STORE or (how.written is None and is_store(target))
+    if from_store and how.options:
+        raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
+    if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
+        write(open_vectors(source).load(), target, layout=how.layout, overwrite=how.overwrite)
+        return []
+    content = _content_of_store(source, how) if from_store else read_file(source, format=how.read, **how.options)
+    losses = list(content.left)
+    # Refused before anything is written; `write_file` knows the losses of the target format only.
+    if how.strict and losses:
+        raise SourceError(
+            f"{source} would not be converted completely: {'; '.join(losses)}. Convert without strict to leave these out."
+        )
+    if not to_store:
+        settings: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
+        return losses + write_file(content, target, **settings, **how.writing)
+    return losses + write_store(content, target, how)
+
+
+def _check_writing(how: Conversion, target: Address) -> None:
+    """Refuse writer options for a store, and those that `Conversion` has fields for."""
+    # These would collide with the keywords that `convert` itself passes to `write_file`.
+    own = sorted({"format", "overwrite", "strict"} & set(how.writing))
+    if own:
+        raise SourceError(
+            f"The options {', '.join(own)} are not options of a writer; pass them to the conversion itself."
+        )
+    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
+        raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
+
+
+def write_store(content: Content, target: Address, how: Conversion = Conversion()) -> list[str]:
+    """Write the content of a file as a geometry store, with a pyramid if `how.steps` is set; return what was not kept."""
+    cutting, shapes = how.cutting, content.shapes
+    if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
+        cutting = replace(cutting, axes=content.axes)
+    coarser = () if how.steps is None else make_pyramid(shapes, how.steps)
+    geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
+    write(geometry, target, layout=how.layout, overwrite=how.overwrite)
+    return order_losses(shapes, geometry)
+
+
+REORDERED = "order: the vertices of an object are numbered anew, chunk by chunk, and links with them"
+"""What is told of a store; no refusal of ``strict``, as nothing refers to these numbers."""
+
+
+def order_losses(shapes: Shapes, geometry: Geometry) -> list[str]:
+    """Return `REORDERED` if the store gives vertices in another order than these shapes: lines keep theirs, others go by chunk, points by bin."""
+    edges = [geometry.chunk_shape]
+    if shapes.ids is None and geometry.bin_shape is not None:
+        edges.append(geometry.bin_shape)
+    for rows in row_blocks(0 if shapes.kind in SEQUENTIAL else shapes.n_vertices):
+        # From the last row of the block before.
+        start = max(rows.start - 1, 0)
+        owner = np.searchsorted(shapes.offsets, np.arange(start, rows.stop), side="right")
+        places = (chunk_coordinates(shapes.positions[start : rows.stop], edge) for edge in edges)
+        steps = np.diff(np.concatenate([owner[:, None], *places], axis=1), axis=0)
+        # The first column that differs decides between two rows.
+        first = np.argmax(steps != 0, axis=1)
+        if (steps[np.arange(len(steps)), first] < 0).any():
+            return [REORDERED]
+    return []
+
+
+def _content_of_store(source: Address, how: Conversion) -> Content:
+    store = open_vectors(source)
+    others = store.n_levels - 1
+    # Where a level was asked for, even level 0, leaving out the others is no loss.
+    left = (f"levels: {others} coarser ones are left out",) if others and how.level is None else ()
+    return Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes, left)

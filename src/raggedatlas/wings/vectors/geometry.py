@@ -1,0 +1,507 @@
+"""The in-memory model of a geometry store, and its metadata as JSON: `Shapes` for users, `Geometry` in chunks (seed 002 §7, chapter 8).
+
+`Shapes` is flat and ordered by object; converters produce it and reading returns it. `Geometry` is the content of a store,
+level by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/builder.py``) converts `Shapes`
+to `Geometry`; reading assembles them again. Everything is a NumPy array; a list of lists is a flat array with offsets: member
+``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.model.choices import CrossLevel
+from raggedatlas.wings.vectors.shapes import KINDS, Attributes, Groups, Strings
+
+CONVENTIONS = ("explicit", "implicit_sequential", "implicit_sequential_with_branches")
+INDEX_CONVENTIONS = ("standard", "identity")
+# Values of `cross_chunk_strategy` in the root, `boundary` in `ChunkingOptions`.
+CROSS_CHUNK = ("explicit_links", "boundary_deduplication", "both")
+CROSS_LEVEL = get_args(CrossLevel)
+METHODS = ("per_object", "manual", "none")
+CAPABILITIES = ("fragment_index", "shared_fragments", "preserved_object_ids", "multiscale_links")
+"""Supported tokens of ``format_capabilities``."""
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Lists of chunk-local rows in chunk order: the content of the ZVFG blobs of a level (§7.3).
+
+    Parameters
+    ----------
+    bounds : (C + 1,) int64
+        Fragments of chunk ``c`` are ``bounds[c]`` to ``bounds[c + 1]``.
+    is_range : (F,) bool
+        Whether a fragment is a range of rows; otherwise it is an explicit list.
+    starts : (F,) int64
+        First row of a range (chunk-local), or the start of an explicit list in `rows`.
+    counts : (F,) int64
+        Number of rows.
+    rows : (T,) int64
+        Chunk-local rows of the explicit lists; order and repetitions are preserved.
+    """
+
+    bounds: NDArray[np.int64]
+    is_range: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    @property
+    def n_fragments(self) -> int:
+        """Number of fragments in all chunks."""
+        return len(self.starts)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The object index: for each object, blocks that refer to a chunk and fragments in it, in traversal order (§7.6).
+
+    Parameters
+    ----------
+    ids : (B,) int64
+        Object ids, ascending; 0 to B - 1 in a store whose ids are row numbers.
+    bounds : (B + 1,) int64
+        Blocks of object ``i`` are ``bounds[i]`` to ``bounds[i + 1]``; an object that is empty at this level has none.
+    chunks : (K, D) int64
+        Chunk of each block.
+    modes : (K,) uint8
+        0: one fragment, 1: a range of fragments, 2: a list.
+    starts : (K,) int64
+        The fragment, the first fragment of the range, or the start of the list in `fragments`.
+    counts : (K,) int64
+        Number of fragments (1 in mode 0).
+    fragments : (T,) int64
+        Chunk-local fragment numbers of the lists.
+    """
+
+    ids: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    modes: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    fragments: NDArray[np.int64]
+
+    @property
+    def n_objects(self) -> int:
+        """Number of objects."""
+        return len(self.ids)
+
+    @property
+    def has_dense_ids(self) -> bool:
+        """Whether the ids are 0 to B - 1."""
+        # Ids ascend without repetition, so the first and the last one are enough.
+        return not self.ids.size or bool(self.ids[0] == 0 and self.ids[-1] == len(self.ids) - 1)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links within one chunk, as chunk-local rows in chunk order (§7.5, delta 0).
+
+    Parameters
+    ----------
+    bounds : (C + 1,) int64
+        Links of chunk ``c``.
+    rows : (M, L) integer array
+        Rows of the chunk's vertices; stored with this dtype.
+    fragments : Fragments or None
+        Links of each vertex fragment; None if the store does not record it.
+    attributes : mapping of str to Attribute
+        M rows.
+    """
+
+    bounds: NDArray[np.int64]
+    rows: NDArray[Any]
+    fragments: Fragments | None = None
+    attributes: Attributes = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Number of ends of a link."""
+        return int(self.rows.shape[1])
+
+
+@dataclass(frozen=True)
+class CrossLinks:
+    """Links across several chunks or two levels: `links` with delta != 0 and `cross_chunk_links` (§7.5, §7.7).
+
+    Parameters
+    ----------
+    delta : int
+        0: all ends on the owning level. Otherwise end 0 is on it and the others are `delta` levels away (positive: coarser).
+    chunks : (M, L, D) int64
+        Chunk of each end, in the grid of its level.
+    rows : (M, L) int64
+        Row of each end in its chunk.
+    directed : bool
+        Whether the order of ends has a direction (0.9); the order is preserved either way.
+    store : str
+        ``"canonical"`` (each link once) or ``"duplicate"`` (0.9: under the chunk of each end).
+    attributes : mapping of str to Attribute
+        M rows.
+    """
+
+    delta: int
+    chunks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    directed: bool = False
+    store: str = "canonical"
+    attributes: Attributes = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Number of ends of a link."""
+        return int(self.rows.shape[1])
+
+    @property
+    def n_links(self) -> int:
+        """Number of links."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution level, divided into chunks.
+
+    Parameters
+    ----------
+    chunks : (C, K) int64
+        Keys of the chunks with data, ascending: ``floor(position / chunk_shape)``, absolute, possibly negative. K = D, or more if
+        chunks are also partitioned by an attribute (leading parts).
+    bounds : (C + 1,) int64
+        Vertices of chunk ``c`` are ``positions[bounds[c]:bounds[c + 1]]``.
+    positions : (N, D) array
+        Vertices, in chunk order.
+    fragments : Fragments or None
+        Vertex fragments; None if the store has none (each chunk is then one fragment).
+    links : Links or None
+        Links within chunks.
+    cross_links : tuple of CrossLinks
+        Links across chunks and levels, at most one for each delta.
+    objects : Objects or None
+        The object index; None without objects or with the identity convention.
+    groups : Groups or None
+        Sets of objects.
+    vertex_attributes, fragment_attributes, object_attributes : mapping of str to Attribute
+        N, F and B rows.
+    encoding : str
+        ``"raw"``, or ``"draco"`` for meshes.
+    metadata : mapping
+        ``zarr_vectors_level`` without what follows from the arrays: ``bin_shape``, ``bin_ratio``, ``chunk_shape``,
+        ``parent_level``, ``coarsening_method``, ``object_sparsity``, ``preserves_object_ids``, ``inherited_num_objects``, ...
+    """
+
+    chunks: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    positions: NDArray[Any]
+    fragments: Fragments | None = None
+    links: Links | None = None
+    cross_links: tuple[CrossLinks, ...] = ()
+    objects: Objects | None = None
+    groups: Groups | None = None
+    vertex_attributes: Attributes = field(default_factory=dict)
+    fragment_attributes: Attributes = field(default_factory=dict)
+    object_attributes: Attributes = field(default_factory=dict)
+    encoding: str = "raw"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_vertices(self) -> int:
+        """Number of vertices."""
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A space axis: name and unit (UDUNITS-2) or None."""
+
+    name: str
+    unit: str | None = None
+    # Reading drops axes of any other type.
+    type: str = "space"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A complete geometry store in memory, the same for both layouts.
+
+    Parameters
+    ----------
+    types : tuple of str
+        Members of `KINDS`.
+    axes : tuple of Axis
+        D space axes.
+    chunk_shape : tuple of D floats
+        Edge lengths of a chunk at level 0, in world units.
+    bounds : ((float, ...), (float, ...))
+        Minimum and maximum coordinates.
+    levels : tuple of Level
+        Finest first; level ``k`` is ``levels[k]``.
+    bin_shape : tuple of D floats or None
+        Edge lengths of a bin, which divide those of a chunk; None: one bin per chunk.
+    links_convention, index_convention, cross_chunk, cross_level_storage : str
+        Of `CONVENTIONS`, `INDEX_CONVENTIONS`, `CROSS_CHUNK`, `CROSS_LEVEL`.
+    cross_level_depth : int
+        Number of levels that links reach; -1: all.
+    capabilities : tuple of str
+        Tokens of ``format_capabilities`` that do not follow from the arrays.
+    metadata : mapping
+        Additional keys of ``zarr_vectors`` (``crs``, ``reduction_factor``, unknown ones), preserved unchanged.
+    """
+
+    types: Strings
+    axes: tuple[Axis, ...]
+    chunk_shape: tuple[float, ...]
+    bounds: tuple[tuple[float, ...], tuple[float, ...]]
+    levels: tuple[Level, ...]
+    bin_shape: tuple[float, ...] | None = None
+    links_convention: str = "implicit_sequential"
+    index_convention: str = "standard"
+    cross_chunk: str = "explicit_links"
+    cross_level_storage: str = "none"
+    cross_level_depth: int = 0
+    capabilities: Strings = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_dims(self) -> int:
+        """Number of space axes."""
+        return len(self.axes)
+
+    @property
+    def kind(self) -> str:
+        """The geometry type; the first if there are several; unknown types are read as graphs."""
+        kind = self.types[0] if self.types else "point_cloud"
+        return kind if kind in KINDS else "graph"
+
+
+def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
+    """Refuse edges that are not `n_dims` positive numbers."""
+    if len(edges) != n_dims or not all(np.isfinite(edge) and edge > 0 for edge in edges):
+        raise SourceError(f"{what} is {edges}; expected {n_dims} positive numbers, one per axis.")
+
+
+def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...]) -> NDArray[np.int64]:
+    """Return the number of bins of a chunk on each axis.
+
+    Raises
+    ------
+    SourceError
+        If bins do not divide their chunk.
+    """
+    ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
+    rounded = np.rint(ratio)
+    if (rounded < 1).any() or (np.abs(ratio - rounded) > 1e-9 * np.maximum(rounded, 1)).any():
+        raise SourceError(f"Bins of {tuple(bin_shape)} do not divide chunks of {tuple(chunk_shape)}.")
+    return rounded.astype(np.int64)
+
+
+VERSIONS = {"0.7": "0.7.0", "0.9": "0.9.2"}
+"""Value of ``zv_version`` in each layout."""
+
+# Keys with a field of their own in `Geometry`; all others are preserved in its `metadata`.
+_OWN_KEYS = (
+    *("zv_version", "chunk_shape", "bounds", "geometry_types", "links_convention", "object_index_convention"),
+    *("cross_chunk_strategy", "base_bin_shape", "cross_level_depth", "cross_level_storage", "format_capabilities"),
+)
+_OWN_LEVEL_KEYS = ("level", "vertex_count", "arrays_present", "fragments_tile")
+
+
+def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
+    """Return the attributes of the root group."""
+    facts: dict[str, Any] = {
+        # First, so that no preserved key replaces one of those below.
+        **geometry.metadata,
+        "zv_version": VERSIONS[layout],
+        "format_capabilities": list(geometry.capabilities),
+        "chunk_shape": list(geometry.chunk_shape),
+        "bounds": [list(end) for end in geometry.bounds],
+        "geometry_types": list(geometry.types),
+        "links_convention": geometry.links_convention,
+        "object_index_convention": geometry.index_convention,
+        "cross_chunk_strategy": geometry.cross_chunk,
+        "cross_level_depth": geometry.cross_level_depth,
+        "cross_level_storage": geometry.cross_level_storage,
+    }
+    if geometry.bin_shape is not None:
+        facts["base_bin_shape"] = list(geometry.bin_shape)
+    axes = [
+        {"name": axis.name, "type": axis.type} | ({} if axis.unit is None else {"unit": axis.unit})
+        for axis in geometry.axes
+    ]
+    scales = {
+        "version": "0.4",
+        "name": name,
+        "axes": axes,
+        "datasets": [_dataset_json(geometry, k) for k in range(len(geometry.levels))],
+        "metadata": {"format": "zarr_vectors"},
+    }
+    return {"zarr_vectors": facts, "multiscales": [scales]}
+
+
+def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
+    """Return the entry of one level in ``multiscales``: its bins, as other implementations write it (no coordinate transform)."""
+    metadata = geometry.levels[k].metadata
+    base = geometry.bin_shape or geometry.chunk_shape
+    bins = metadata.get("bin_shape") or base
+    ratio = metadata.get("bin_ratio") or [1] * geometry.n_dims
+    lead = len(geometry.axes) - len(bins)
+    transforms = [
+        {"type": "scale", "scale": [1.0] * lead + [float(times) for times in ratio]},
+        {"type": "translation", "translation": [0.0] * lead + [float(edge) / 2 for edge in bins]},
+    ]
+    return {"path": str(k), "coordinateTransformations": transforms}
+
+
+def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
+    """Return the attributes of a level group, without those that the layout adds."""
+    parent = level.metadata.get("parent_level")
+    facts: dict[str, Any] = {
+        "object_sparsity": 1.0,
+        "coarsening_method": "none",
+        **level.metadata,
+        "level": k,
+        "vertex_count": level.n_vertices,
+        "parent_level": None if k == 0 else int(k - 1 if parent is None else parent),
+        "arrays_present": arrays,
+    }
+    return {"zarr_vectors_level": facts}
+
+
+@dataclass(frozen=True)
+class Root:
+    """Contents of the root attributes: a `Geometry` without levels, the level names and the layout.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Without levels.
+    layout : str
+        ``"0.7"`` or ``"0.9"``, from ``zv_version``.
+    version : str
+        ``zv_version``.
+    """
+
+    geometry: Geometry
+    layout: str
+    version: str
+
+
+def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
+    """Parse the attributes of a root group.
+
+    Raises
+    ------
+    SourceError
+        If it is not a zarr-vectors store, has an unsupported version, or requires an unknown capability.
+    CorruptError
+        If a required key is missing or has an invalid value.
+    """
+    facts = attributes.get("zarr_vectors")
+    if not isinstance(facts, Mapping):
+        raise SourceError(f"{where} is not a geometry store: its root has no 'zarr_vectors' attributes.")
+    for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
+        if key not in facts:
+            raise CorruptError(f"{where}: the root has no {key!r}.")
+    version = str(facts["zv_version"])
+    # The third part of the version is ignored: 0.9.x is layout 0.9.
+    layout = ".".join(version.split(".")[:2])
+    if layout not in VERSIONS:
+        raise SourceError(
+            f"{where} is of zarr-vectors {version}; supported are 0.7 and 0.9. Write it again from its source in one of these."
+        )
+    # Unknown tokens of `format_capabilities` are tolerated (V099), so only required ones are refused.
+    unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
+    if unknown:
+        raise SourceError(f"{where} requires {unknown[0]!r}, which is not supported; a newer raggedatlas may read it.")
+    axes = _parse_axes(attributes, len(facts["chunk_shape"]), where)
+    geometry = Geometry(
+        types=tuple(str(kind) for kind in facts["geometry_types"]),
+        axes=axes,
+        chunk_shape=_parse_numbers(facts["chunk_shape"], where),
+        bounds=_parse_bounds(facts["bounds"], where),
+        levels=(),
+        bin_shape=None if facts.get("base_bin_shape") is None else _parse_numbers(facts["base_bin_shape"], where),
+        links_convention=_parse_choice(facts, "links_convention", "implicit_sequential", CONVENTIONS, where),
+        index_convention=_parse_choice(facts, "object_index_convention", "standard", INDEX_CONVENTIONS, where),
+        cross_chunk=_parse_choice(facts, "cross_chunk_strategy", "explicit_links", CROSS_CHUNK, where),
+        cross_level_storage=_parse_choice(facts, "cross_level_storage", "explicit", CROSS_LEVEL, where),
+        cross_level_depth=int(facts.get("cross_level_depth", 1)),
+        capabilities=tuple(str(token) for token in facts.get("format_capabilities") or ()),
+        metadata={key: value for key, value in facts.items() if key not in _OWN_KEYS},
+    )
+    n_dims = len(geometry.chunk_shape)
+    if len(geometry.bounds[0]) != n_dims or len(geometry.bounds[1]) != n_dims or len(geometry.axes) != n_dims:
+        raise CorruptError(f"{where}: chunk_shape, bounds and axes do not have the same number of axes.")
+    check_edges(geometry.chunk_shape, n_dims, f"{where}: chunk_shape")
+    if geometry.bin_shape is not None:
+        bins_per_chunk(geometry.chunk_shape, geometry.bin_shape)
+    return Root(geometry, layout, version)
+
+
+def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Parse the attributes of a level group, without keys that follow from the arrays."""
+    facts = attributes.get("zarr_vectors_level")
+    if not isinstance(facts, Mapping):
+        raise CorruptError(f"{where} has no 'zarr_vectors_level' attributes.")
+    return dict(facts)
+
+
+def extra_level_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a level's metadata without the keys that follow from its arrays."""
+    return {key: value for key, value in facts.items() if key not in _OWN_LEVEL_KEYS}
+
+
+def level_chunk_shape(geometry: Geometry, metadata: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the edge lengths of a level's chunks."""
+    own = metadata.get("chunk_shape")
+    return geometry.chunk_shape if own is None else tuple(float(edge) for edge in own)
+
+
+def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -> NDArray[np.int64]:
+    """Return how many root chunks a chunk of this level spans, per key part; 1 for parts that are not axes."""
+    shape = level_chunk_shape(geometry, metadata)
+    # A multiple of the root's chunk (V100), except for rounding of the stored edges.
+    scale = np.rint(np.asarray(shape) / np.asarray(geometry.chunk_shape)).astype(np.int64)
+    lead = np.ones(n_parts - len(scale), np.int64)
+    return np.concatenate([lead, scale])
+
+
+def _parse_axes(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
+    """Parse the space axes; x, y, z, w if none are named."""
+    scales = attributes.get("multiscales") or [{}]
+    try:
+        axes = [
+            Axis(str(axis["name"]), axis.get("unit"), str(axis.get("type", "space")))
+            for axis in scales[0].get("axes", [])
+        ]
+    except (TypeError, KeyError, AttributeError):
+        raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
+    space = tuple(axis for axis in axes if axis.type == "space")
+    return space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
+
+
+def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - any JSON value
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise CorruptError(f"{where}: {values!r} is not a list of numbers.") from None
+
+
+def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - any JSON value
+    if not isinstance(values, list) or len(values) != 2:
+        raise CorruptError(f"{where}: bounds are {values!r}; expected minimum and maximum coordinates.")
+    return _parse_numbers(values[0], where), _parse_numbers(values[1], where)
+
+
+def _parse_choice(facts: Mapping[str, Any], key: str, default: str, choices: tuple[str, ...], where: str) -> str:
+    """Parse a value from a fixed vocabulary."""
+    value = facts.get(key) or default
+    if value not in choices:
+        raise CorruptError(f"{where}: {key} is {value!r}; expected one of {', '.join(choices)}.")
+    return str(value)

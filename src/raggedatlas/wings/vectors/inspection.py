@@ -1,0 +1,236 @@
+"""Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.reports import Element, Inspection
+from raggedatlas.store.location import Location
+from raggedatlas.store.storage_errors import store_errors
+from raggedatlas.wings.vectors.geometry import Geometry, parse_root
+from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
+
+# What damaged metadata may raise while it is parsed; the element then shows the message.
+_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorInspection(Inspection):
+    """Result of `inspect` for a geometry store; prints as a tree and renders as one in a notebook.
+
+    Parameters
+    ----------
+    path, store, n_bytes, root
+        As in any `Inspection`; `store` is ``"zarr-vectors"`` with the version.
+    layout : str
+        ``"0.7"`` or ``"0.9"``.
+    types : tuple of str
+        Geometry types.
+    axes : tuple of str
+        Axes with their units.
+    bounds : tuple of two tuples of float
+        Minimum and maximum coordinates.
+    capabilities : tuple of str
+        Tokens of ``format_capabilities``.
+    """
+
+    layout: str = ""
+    types: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    capabilities: tuple[str, ...] = ()
+
+
+@checked
+def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
+    """Summarize a geometry store without reading its values.
+
+    Parameters
+    ----------
+    location : Location, str or path
+        The store.
+
+    Returns
+    -------
+    VectorInspection
+        A tree of levels and arrays; unreadable ones are included with the reason.
+
+    Raises
+    ------
+    NotFoundError
+        If the store does not exist.
+    SourceError
+        If it is not a geometry store, or of an unsupported version.
+    CorruptError
+        If its root metadata is inconsistent.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from raggedatlas.wings.vectors.builder import make_geometry
+    >>> from raggedatlas.wings.vectors.shapes import Shapes
+    >>> from raggedatlas.wings.vectors.writer import write
+    >>> folder = tempfile.mkdtemp() + "/points"
+    >>> write(make_geometry(Shapes("point_cloud", np.zeros((3, 2), "f4"))), folder)
+    >>> found = inspect(folder)
+    >>> found.layout, found.types, [child.name for child in found.root.children]
+    ('0.9', ('point_cloud',), ['0'])
+    """
+    place = Location.of(location)
+    files = StoreFiles(place)
+    node = files.node("")
+    if node is None:
+        raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
+    root = parse_root(node_attributes(node), place.uri)
+    geometry = root.geometry
+    names = sorted((name for name in files.children("") if name.isdigit()), key=int)
+    tree = Element("", "", _root_summary(geometry), "group", children=tuple(_level(files, name) for name in names))
+    top = _with_sizes(tree, _sizes(place))
+    return VectorInspection(
+        path=place.uri,
+        store=f"zarr-vectors {root.version}",
+        n_bytes=top.n_stored,
+        root=replace(top, name=place.name),
+        layout=root.layout,
+        types=geometry.types,
+        axes=tuple(axis.name if axis.unit is None else f"{axis.name} ({axis.unit})" for axis in geometry.axes),
+        bounds=geometry.bounds,
+        capabilities=geometry.capabilities,
+    )
+
+
+def _sizes(place: Location) -> dict[str, int]:
+    """Return the size in bytes of every file of a store, by key."""
+    if place.is_local:
+        root = Path(place.uri)
+        return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()}
+    import obstore
+
+    with store_errors(f"list {place.uri}"):
+        entries = [entry for batch in obstore.list(place.store()) for entry in batch]
+    return {str(entry["path"]): int(entry["size"]) for entry in entries}
+
+
+def _root_summary(geometry: Geometry) -> str:
+    """Return a one-line summary of the root metadata."""
+    axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
+    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
+    for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
+        words += [] if edges is None else [f"{title} {' x '.join(f'{edge:g}' for edge in edges)}"]
+    words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
+    words.append(f"links {geometry.links_convention}")
+    if geometry.index_convention != "standard":
+        words.append(f"ids by {geometry.index_convention}")
+    if geometry.capabilities:
+        words.append("capabilities " + ", ".join(geometry.capabilities))
+    return ", ".join(words)
+
+
+def _level(files: StoreFiles, name: str) -> Element:
+    """Return the element of a level and its arrays."""
+    try:
+        node = files.node(name)
+        facts = {} if node is None else dict(node_attributes(node).get("zarr_vectors_level") or {})
+        words = [f"level, {int(facts.get('vertex_count') or 0):,} vertices"]
+        words += [f"{key} {facts[key]}" for key in ("bin_shape", "parent_level", "coarsening_method") if facts.get(key)]
+        children = tuple(_family(files, f"{name}/{own}") for own in files.children(name))
+    except _UNREADABLE as error:
+        return Element(name, "", "level", "array", fault=str(error))
+    return Element(name, "", ", ".join(words), "group", children=children)
+
+
+def _family(files: StoreFiles, path: str) -> Element:
+    """Return the element of an array or a group of arrays."""
+    try:
+        node = files.node(path)
+        if node is None:
+            return Element(path, "", "folder", "array", fault="it has no zarr.json")
+        block = node_attributes(node)
+        if node["node_type"] == "array":
+            return _array(path, node, block)
+        inner = files.children(path)
+        # Keys have two axes or more, so the dot tells them from deltas of links, such as 0 or -1.
+        chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
+        # These arrays are parts of one element, and are not listed.
+        is_index_folder = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
+        children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}") for own in inner)
+        summary = _array_summary(block, len(chunks) if chunks else None) or "group"
+    except _UNREADABLE as error:
+        return Element(path, "", "array", "array", fault=str(error))
+    return Element(path, "", summary, "group", dtype=str(block.get("dtype", "")), children=children)
+
+
+def _array(path: str, node: dict[str, Any], block: dict[str, Any]) -> Element:
+    """Return the element of a single array."""
+    listed = block.get("nonempty_chunks")
+    codecs = node.get("codecs") or []
+    first = codecs[0] if codecs else {}
+    sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
+    names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
+    summary = _array_summary(block, None if listed is None else len(listed)) or "array"
+    # The shape of a grid of cells says nothing about the data.
+    shape = None if listed is not None else tuple(int(size) for size in node["shape"])
+    dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
+    summary += ", sharded" if sharded else ""
+    return Element(path, "", summary, "array", shape, dtype, compression=" + ".join(names[1:]))
+
+
+def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
+    """Return a summary of an array's metadata."""
+    words = [str(block.get("zv_array", block.get("zvf_array", "")))]
+    if n_chunks is not None:
+        words.append(f"{n_chunks:,} chunks")
+    for key, title in (("num_objects", "objects"), ("num_groups", "groups"), ("num_links", "links")):
+        if isinstance(block.get(key), int):
+            words.append(f"{block[key]:,} {title}")
+    if block.get("encoding") in {"draco", "dictionary"}:
+        words.append(str(block["encoding"]))
+    if block.get("channel_names"):
+        words.append("channels " + ", ".join(map(str, block["channel_names"])))
+    return ", ".join(word for word in words if word)
+
+
+def _with_sizes(element: Element, sizes: dict[str, int]) -> Element:
+    """Return an element and those below it with their names, kinds and the bytes of the files below their paths."""
+    path = element.path
+    return replace(
+        element,
+        name=path.rpartition("/")[2],
+        kind="group" if element.children else "array",
+        n_stored=sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/")),
+        children=tuple(_with_sizes(child, sizes) for child in element.children),
+    )
+
+
+def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
+    """Return whether a folder or an object-store prefix holds a geometry store, including one with damaged metadata.
+
+    Parameters
+    ----------
+    place : Location, str or path
+        A `Location` if credentials are needed.
+
+    Raises
+    ------
+    StoreError
+        If the object store cannot be accessed.
+
+    Examples
+    --------
+    >>> is_geometry_store("tests/data")
+    False
+    """
+    location = Location.of(place)
+    try:
+        # Searched as bytes, because damaged metadata may not parse.
+        return b'"zarr_vectors"' in location.read_bytes("zarr.json")
+    except NotFoundError:
+        return False
+    except (AtlasError, OSError):
+        if location.is_local:
+            return False
+        raise

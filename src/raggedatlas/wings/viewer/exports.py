@@ -1,0 +1,245 @@
+"""Scenes for other viewers: a Parquet file for Embedding Atlas, a folder for Vitessce."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.formats.output_files import partial_path, publish_folder
+from raggedatlas.store.location import local_path
+from raggedatlas.store.runtime import warnings_as
+from raggedatlas.wings.results.folder import atomic_write
+from raggedatlas.wings.viewer.columns import PointColumn
+from raggedatlas.wings.viewer.page import refuse_existing
+from raggedatlas.wings.viewer.palette import category_colors, read_colors
+from raggedatlas.wings.viewer.scene import Scene
+
+ID, X, Y = "id", "x", "y"
+CELLS, CONFIG = "cells.adata.zarr", "vitessce.json"
+
+_VITESSCE = "1.0.17"
+_MAP = "X_map"
+_ROOT = "A"
+
+
+def write_parquet(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write one Parquet file with ``id``, ``x``, ``y``, the metadata and genes, as Embedding Atlas opens it.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    path : str or path
+        The file; open it with ``embedding-atlas FILE --x x --y y --disable-projection``.
+    genes : sequence of str
+        Genes to take along; a column of the same name as another is called ``gene:<name>``.
+    overwrite : bool
+        Whether a file that is there is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    DuplicateError, StoreError
+        If the file is there, or cannot be written.
+    FeatureError
+        If a gene is unknown.
+    """
+    from pyarrow import parquet
+
+    target = local_path(path)
+    refuse_existing(target, overwrite=overwrite)
+    columns: dict[str, pa.Array] = {
+        ID: scene.ids,
+        X: pa.array(scene.coordinates[:, 0]),
+        Y: pa.array(scene.coordinates[:, 1]),
+    }
+    for column in scene.columns:
+        columns[_free(column.name, "obs", columns)] = _plain(column)
+    for name, values in scene.read_genes(genes).items():
+        columns[_free(name, "gene", columns)] = pa.array(values, from_pandas=True)
+    with atomic_write(target) as temporary:
+        parquet.write_table(pa.table(columns), temporary, compression="zstd")
+    return target
+
+
+def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
+    """Return a name that is not taken; DuckDB, which reads the file, ignores case."""
+    known = {other.lower() for other in taken}
+    while name.lower() in known:
+        name = f"{kind}:{name}"
+    return name
+
+
+def _plain(column: PointColumn) -> pa.Array:
+    if column.kind == "number":
+        return pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
+    return column.values.cast(pa.string())
+
+
+def write_vitessce(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write a folder that Vitessce opens when it is served: cells as AnnData-Zarr, and a configuration.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    path : str or path
+        The folder.
+    genes : sequence of str
+        Genes to take along, as X.
+    overwrite : bool
+        Whether a folder that is there is replaced.
+
+    Returns
+    -------
+    Path
+        The folder, with ``vitessce.json`` and ``cells.adata.zarr``, to be served at the address of the scene's look, which
+        the configuration names.
+
+    Raises
+    ------
+    QueryError
+        If that address is none.
+    DuplicateError, StoreError
+        If the folder is there, or cannot be written.
+    FeatureError
+        If a gene is unknown.
+    """
+    target = local_path(path)
+    refuse_existing(target, overwrite=overwrite)
+    # First, so that an address that is refused leaves no files.
+    config = json.dumps(vitessce_config(scene, genes), indent=2)
+    # In the same folder as the target, since `rename` does not cross file systems.
+    work = partial_path(target, overwrite=overwrite)
+    folder, replaced = work / "new", work / "replaced"
+    try:
+        folder.mkdir(parents=True)
+        _write_cells(scene, folder / CELLS, genes)
+        (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
+        publish_folder(folder, target, replaced, overwrite=overwrite)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
+    finally:
+        # A folder that could not be put back is kept where it is.
+        if target.exists() or not replaced.exists():
+            shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
+    import anndata as ad
+    import pandas as pd
+
+    names = [_member(column.name, i) for i, column in enumerate(scene.columns)]
+    obs = pd.DataFrame(index=pd.Index(scene.ids.to_pylist(), dtype=object, name=ID))
+    for name, column in zip(names, scene.columns, strict=True):
+        # Without their index: pandas would align a series with the ids, and all values would be missing.
+        obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
+    found = scene.read_genes(genes)
+    values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
+    var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
+    adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
+    with warnings_as("ignore"):
+        # Chunks of one gene, so that a viewer that shows a gene fetches only its column.
+        adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
+
+
+def _series(column: PointColumn) -> Any:  # noqa: ANN401  (a pandas series)
+    import pandas as pd
+
+    if column.kind == "category":
+        codes = column.values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        labels = pd.Index(column.values.dictionary.to_pylist(), dtype=object)
+        return pd.Series(pd.Categorical.from_codes(codes, categories=labels))
+    return pd.Series(column.values.to_numpy(zero_copy_only=False))
+
+
+def _member(name: str, i: int) -> str:
+    """Return a name that is valid in a path of a Zarr store."""
+    return name if name.strip("._") and not set(name) & set('/\\"') and name != ID else f"column {i}"
+
+
+def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the configuration of Vitessce: the map, the sets of cells and their colours, and genes where there are some.
+
+    Raises
+    ------
+    QueryError
+        If the address of the scene's look is none: Vitessce takes none without a host.
+    """
+    sets = [
+        {"name": column.name, "path": f"obs/{_member(column.name, i)}"}
+        for i, column in enumerate(scene.columns)
+        if column.kind == "category"
+    ]
+    sets.sort(key=lambda one: one["name"] != scene.colored_by())  # Vitessce colours by the first
+    options: dict[str, Any] = {
+        "obsEmbedding": [{"path": f"obsm/{_MAP}", "dims": [0, 1], "embeddingType": "map"}],
+        "obsSets": sets,
+    }
+    if genes:
+        options["obsFeatureMatrix"] = {"path": "X"}
+    views = [_view("scatterplot", 0, 0, 8, 12, embedding=True), _view("obsSets", 8, 0, 4, 6)]
+    views += [_view("featureList", 8, 6, 4, 6)] if genes else []
+    return {
+        "version": _VITESSCE,
+        "name": scene.look.title,
+        "description": scene.look.subtitle,
+        "datasets": [
+            {
+                "uid": _ROOT,
+                "name": scene.look.title,
+                "files": [{"fileType": "anndata.zarr", "url": _address(scene), "options": options}],
+            }
+        ],
+        "coordinationSpace": {
+            "dataset": {_ROOT: _ROOT},
+            "embeddingType": {_ROOT: "map"},
+            "obsSetColor": {_ROOT: _set_colors(scene)},
+        },
+        "layout": views,
+        "initStrategy": "auto",
+    }
+
+
+def _address(scene: Scene) -> str:
+    address = scene.look.address
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        raise QueryError(
+            f"address={address!r} is none that Vitessce reads from; write where the folder will be served, "
+            "e.g. 'http://localhost:8000'."
+        )
+    return f"{address.rstrip('/')}/{CELLS}"
+
+
+def _set_colors(scene: Scene) -> list[dict[str, Any]]:
+    """Return the colour of every category, as the page shows it."""
+    found = []
+    for column in scene.columns:
+        if column.kind == "category":
+            labels = column.values.dictionary.to_pylist()
+            given = read_colors({column.name: column.colors}).get(column.name, {})
+            for label, color in zip(labels, category_colors(labels, given), strict=True):
+                found.append({"path": [column.name, label], "color": list(bytes.fromhex(color[1:]))})
+    return found
+
+
+def _view(component: str, x: int, y: int, w: int, h: int, *, embedding: bool = False) -> dict[str, Any]:
+    scopes = {"dataset": _ROOT, "obsSetColor": _ROOT, **({"embeddingType": _ROOT} if embedding else {})}
+    return {"component": component, "coordinationScopes": scopes, "x": x, "y": y, "w": w, "h": h}

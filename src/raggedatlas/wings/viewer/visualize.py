@@ -1,0 +1,303 @@
+"""Looking at an embedding: a page for a browser, a picture, or files for other viewers (seed 003, visualize)."""
+
+import os
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from raggedatlas.errors import QueryError
+from raggedatlas.model.arguments import checked
+from raggedatlas.store.copies import local_target
+from raggedatlas.store.location import Address, AnyPath, as_path
+from raggedatlas.wings.results.dataset import ResultDataset
+from raggedatlas.wings.results.npy_results import InferenceDataSet, load_results_dataset
+from raggedatlas.wings.viewer.exports import write_parquet, write_vitessce
+from raggedatlas.wings.viewer.page import write_page
+from raggedatlas.wings.viewer.scene import SPACE, Look, Scene
+from raggedatlas.wings.viewer.server import ViewerServer
+from raggedatlas.wings.viewer.sources import (
+    Cells,
+    KnownCells,
+    default_embedding,
+    is_cells_path,
+    open_cells,
+    scene_of_embedding,
+    scene_of_old_results,
+    scene_of_results,
+)
+from raggedatlas.wings.viewer.static_plot import write_picture
+
+Embedding = ResultDataset | InferenceDataSet | Scene | Cells
+"""Results, the folder of some, the name of an embedding, a scene that is made already, or the cells themselves: an atlas, a
+snapshot, a query, a file or an object, of which the first of `MAPS` is shown."""
+
+
+class ViewOptions(TypedDict, total=False):
+    """Keyword arguments of `visualize` and `view`, all optional.
+
+    Attributes
+    ----------
+    title : str
+        Above the legend; None takes the atlas' name.
+    color : str
+        The column or gene that the cells are first coloured by.
+    colors : mapping of str to mapping of str to str
+        Column -> category -> ``#rrggbb``; else the colours that the atlas' files name, else a palette that people with any
+        kind of colour vision can read.
+    columns : sequence of str
+        Columns to take along; None takes all.
+    max_points : int
+        More cells than this (2,000,000) are sampled, and the page says so.
+    seed : int
+        Another seed samples other cells, and draws them in another order.
+    theme : {"light", "dark"}
+        None follows the reader's system.
+    axes : (int, int)
+        Which two dimensions of an embedding that has more than three.
+    layer : str
+        Which layer the values of genes are read from; None takes the layer of the query, else the usual one.
+    address : str
+        Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` by default.
+    """
+
+    title: str | None
+    color: str | None
+    colors: Mapping[str, Mapping[str, str]]
+    columns: Sequence[str] | None
+    max_points: int
+    seed: int
+    theme: str | None
+    axes: tuple[int, int] | None
+    layer: str | None
+    address: str | None
+
+
+@checked
+def visualize(
+    embedding: Embedding,
+    cells: Cells | None = None,
+    *,
+    path: Address,
+    genes: Sequence[str] = (),
+    overwrite: bool = False,
+    **choices: Unpack[ViewOptions],
+) -> AnyPath:
+    """Write a map of cells to a file; its ending says which.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, InferenceDataSet, RaggedAtlas, AtlasView, Query, AnnData, MuData, path or str
+        Coordinates of each cell: results, their folder, or the name of an embedding of the atlas or file (``"X_umap"``, ``"umap"``).
+        Alone, the cells themselves: their map is the first embedding called umap, tsne, spatial or pca, else any.
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
+        Which cells, joined with the embedding by id, with their metadata and genes: of an atlas by uid, of a file or object by the names
+        in `obs`. Only ``.npy`` results go without.
+    path : str or path
+        ``.html`` is one page that needs no network; ``.png`` a picture; ``.parquet`` is opened by Embedding Atlas; and
+        ``.vitessce`` a folder that Vitessce opens.
+    genes : sequence of str
+        Genes whose values go into it, by symbol, id or uid.
+    overwrite : bool
+        Whether what is there is replaced.
+    **choices
+        See `ViewOptions`.
+
+    Returns
+    -------
+    Path
+        What was written.
+
+    Raises
+    ------
+    QueryError
+        For another ending; for Lance results without cells (seed 003, R5); for ids that match no cell; for an address that
+        is none.
+    NotFoundError, FeatureError
+        For an embedding, column or gene that is not there.
+    DuplicateError, StoreError
+        If the path is there, or cannot be written.
+
+    Examples
+    --------
+    >>> visualize("umap", view, path="cells.html", color="cell_type", genes=["CD3D"])  # doctest: +SKIP
+    >>> visualize("X_umap", "pbmc.h5ad", path="pbmc.html", color="cell_type")  # doctest: +SKIP
+    >>> visualize(
+    ...     "results/20260101-120000-umap-AbCd", view.query().where(tissue="lung"), path="lung.png"
+    ... )  # doctest: +SKIP
+    """
+    target = as_path(path)
+    # First, so that an unknown ending is refused before cells are read.
+    writer = _writer_of(target)
+    with local_target(target, overwrite=overwrite) as local:
+        writer(make_view(embedding, cells, **choices), local, genes=list(genes), overwrite=overwrite)
+    return target
+
+
+@checked
+def view(
+    embedding: Embedding,
+    cells: Cells | None = None,
+    *,
+    port: int = 0,
+    browser: bool = True,
+    allow_annotate: bool = False,
+    **choices: Unpack[ViewOptions],
+) -> ViewerServer:
+    """Serve a map of cells on this machine, with every gene of the atlas or file read when it is asked for.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, RaggedAtlas, AtlasView, Query, path, str, ...
+        As for `visualize`.
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
+        As for `visualize`.
+    port : int
+        Port on loopback; 0 takes a free one.
+    browser : bool
+        Whether to open the page in the browser.
+    allow_annotate : bool
+        Whether labels given on the page are written into the atlas by `annotate`. Without, the page saves them as a file.
+    **choices
+        See `ViewOptions`.
+
+    Returns
+    -------
+    ViewerServer
+        Runs until it is closed, or the process ends; ``url`` is the address, which holds a secret.
+
+    Raises
+    ------
+    QueryError, NotFoundError, FeatureError
+        As `visualize`.
+    StoreError
+        If the port is taken.
+
+    Examples
+    --------
+    >>> with view(atlas) as server:  # doctest: +SKIP
+    ...     server.wait()
+    """
+    server = ViewerServer(make_view(embedding, cells, **choices), port, allow_annotate=allow_annotate)
+    if browser:
+        webbrowser.open(server.url)
+    return server
+
+
+@checked
+def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewOptions]) -> Scene:
+    """Join an embedding with the cells of an atlas or a file, as `visualize` and `view` show it.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, InferenceDataSet, path, str or Scene
+        As for `visualize`.
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
+        As for `visualize`.
+    **choices
+        See `ViewOptions`.
+
+    Raises
+    ------
+    QueryError, NotFoundError
+        As `visualize`.
+    """
+    if isinstance(embedding, Scene):
+        if cells is not None or choices:
+            raise QueryError(
+                "A scene that is made already takes neither cells nor choices; give them where it is made."
+            )
+        return embedding
+    alone = cells is None and _are_cells(embedding)
+    given: Any = embedding if alone else cells
+    known = None if given is None else open_cells(given)
+    look = _look(embedding, known, choices)
+    layer = choices.get("layer")
+    if known is None and layer is not None:
+        raise QueryError(
+            f"layer={layer!r} says which values of genes are shown; name an atlas or file to read them from."
+        )
+    if known is not None and alone:
+        return _first_map(known, look, layer)
+    results = _results(embedding, known)
+    if results is None:
+        if known is None:
+            raise QueryError(
+                f"{embedding!r} is no folder of results, no atlas and no file; to show an embedding, name the atlas or the file too."
+            )
+        return scene_of_embedding(str(embedding), known, look, layer)
+    if known is not None:
+        return scene_of_results(results, known, look, layer)
+    if isinstance(results, ResultDataset):
+        # Always raises, with a message that names the alternatives.
+        results.visualize()
+    return scene_of_old_results(results, look)
+
+
+def _are_cells(what: Any) -> bool:  # noqa: ANN401
+    """Return whether what is to be shown are cells, and not results or a name."""
+    if not isinstance(what, str | os.PathLike):
+        return not isinstance(what, ResultDataset | InferenceDataSet)
+    return is_cells_path(what)
+
+
+def _first_map(cells: KnownCells, look: Look, layer: str | None) -> Scene:
+    name = default_embedding(cells)
+    # Of more than three dimensions the first two, as scanpy draws principal components.
+    wide = look.axes is None and cells.coordinates(name)[1].shape[1] > SPACE
+    return scene_of_embedding(name, cells, replace(look, axes=(0, 1)) if wide else look, layer)
+
+
+def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
+    """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
+    if isinstance(embedding, ResultDataset | InferenceDataSet):
+        return embedding
+    place = as_path(embedding)
+    if isinstance(place, Path) and not place.is_dir():
+        return None
+    # A text that is also a folder means the embedding; a `Path` always means the folder.
+    if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():
+        return None
+    return load_results_dataset({}, embedding)
+
+
+def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401
+    # None means not given, so that `Look` has the defaults; `layer` is no part of the look.
+    given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
+    unknown = sorted(set(given) - set(ViewOptions.__annotations__))
+    if unknown:
+        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewOptions.__annotations__)}.")
+    if given.get("theme", "light") not in {"light", "dark"}:
+        raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
+    if "title" not in given:
+        given["title"] = _title(embedding, cells)
+    return Look(**given)  # type: ignore[arg-type]
+
+
+def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
+    place = str(getattr(embedding, "data_location", embedding)) if cells is None else cells.place
+    name = Path(place.rstrip("/")).name
+    for ending in (".atlas", ".h5ad", ".h5mu", ".h5", ".zarr", ".cxg"):
+        name = name.removesuffix(ending)
+    return name or "Cells"
+
+
+def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:
+    if genes:
+        raise QueryError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
+    return write_picture(scene, path, overwrite=overwrite)
+
+
+WRITERS: dict[str, Callable[..., Path]] = {
+    ".html": write_page,
+    ".png": _write_picture,
+    ".parquet": write_parquet,
+    ".vitessce": write_vitessce,
+}
+
+
+def _writer_of(path: AnyPath) -> Callable[..., Path]:
+    if path.suffix not in WRITERS:
+        raise QueryError(f"{path} ends in {path.suffix!r}; what can be written ends in one of {', '.join(WRITERS)}.")
+    return WRITERS[path.suffix]

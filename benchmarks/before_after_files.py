@@ -290,7 +290,7 @@ def neighbors_case(place: Place, *, indexed: bool) -> Case:
     import recall
 
     from raggedatlas import ResultDataset
-    from raggedatlas.wings.results.verbs import neighbors, save_to_database
+    from raggedatlas.wings.results import neighbors, save_to_database
 
     folder = next(place.fresh())
     recall.write(folder, 50_000, "clusters")
@@ -305,7 +305,7 @@ def neighbors_case(place: Place, *, indexed: bool) -> Case:
 def _(place: Place) -> Case:
     import recall
 
-    from raggedatlas.wings.results.verbs import save_to_database
+    from raggedatlas.wings.results import save_to_database
 
     paths = place.fresh()
 

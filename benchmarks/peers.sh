@@ -123,9 +123,9 @@ if [ "$what" = anndata ]; then
 fi
 if [ "$what" = explorer ]; then
     # Its requirements name releases that no longer work together, so all of them are pinned and none is resolved.
-    environment .venv-explorer src/raggedatlas/verbs/explorer-requirements.txt "${PEERS_PYTHON_311:-}" 11
-    peer .venv-explorer src/raggedatlas/verbs/explorer-requirements.txt cellxgene server.cli.launch \
-        --no-deps --requirement src/raggedatlas/verbs/explorer-requirements.txt
+    environment .venv-explorer src/raggedatlas/wings/cxg/explorer-requirements.txt "${PEERS_PYTHON_311:-}" 11
+    peer .venv-explorer src/raggedatlas/wings/cxg/explorer-requirements.txt cellxgene server.cli.launch \
+        --no-deps --requirement src/raggedatlas/wings/cxg/explorer-requirements.txt
     exit 0
 fi
 # Vitessce names hundreds of packages that its own file holds already, so that file is taken alone, checked, and bundled.

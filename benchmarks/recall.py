@@ -22,7 +22,7 @@ import numpy as np
 from machine import cores
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.wings.results.verbs import neighbors, save_to_database
+from raggedatlas.wings.results import neighbors, save_to_database
 
 WIDTH, CLUSTERS, PLANE = 64, 200, 16
 QUERIES, K, BATCH = 300, 10, 8192

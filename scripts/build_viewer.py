@@ -16,7 +16,7 @@ from raggedatlas.wings.viewer.palette import CATEGORICAL
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "viewer"
-BUNDLE = ROOT / "src" / "raggedatlas" / "verbs" / "viewer" / "bundle"
+BUNDLE = ROOT / "src" / "raggedatlas" / "wings" / "viewer" / "bundle"
 PALETTE = "palette.js"
 
 

@@ -13,7 +13,7 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError, SourceError
 from raggedatlas.model import spaces
-from raggedatlas.model.plugins import plugins
+from raggedatlas.model.wings import installed_wings
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "raggedatlas-myformat"
 LINES = "AAAC-1\tguide2\t3\nAAAC-1\tguide1\t1\nAAAG-1\tguide2\t5\n"
@@ -34,9 +34,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(spaces, "_KNOWN", dict(spaces._KNOWN))
-    plugins.cache_clear()
+    installed_wings.cache_clear()
     yield folder
-    plugins.cache_clear()
+    installed_wings.cache_clear()
     for name in [name for name in sys.modules if name.startswith("raggedatlas_myformat")]:
         del sys.modules[name]
 
@@ -81,10 +81,12 @@ def test_without_the_extension_its_names_are_unknown(tmp_path: Path) -> None:
 
 
 def test_a_broken_command_and_a_taken_name_change_nothing(site: Path) -> None:
-    """A command of another package that cannot be imported is named in a warning; the name of a built-in command stays ours."""
+    """A wing or command of another package that cannot be imported is named in a warning; the name of a built-in command stays ours."""
     points = site / "raggedatlas_myformat-0.1.dist-info" / "entry_points.txt"
-    points.write_text(
-        "[raggedatlas.commands]\nbroken = no_such_module:run\nls = raggedatlas_myformat.command:top_guides\n"
+    points.write_text("[raggedatlas.wings]\ntaken = taken:WING\ngone = no_such_module:WING\n")
+    commands = "{'broken': 'no_such_module:run', 'ls': 'raggedatlas_myformat.command:top_guides'}"
+    site.joinpath("taken.py").write_text(
+        f"from raggedatlas.model.wings import Wing\nWING = Wing(name='taken', commands={commands})\n"
     )
     run = subprocess.run(
         [Path(sys.executable).parent / "raggedatlas", "--help"],
@@ -92,6 +94,7 @@ def test_a_broken_command_and_a_taken_name_change_nothing(site: Path) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "'broken' of another package cannot be loaded" in run.stderr
+    assert "'gone' of another package cannot be loaded" in run.stderr
     assert "guides" not in run.stdout
 
 

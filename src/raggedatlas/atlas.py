@@ -7,25 +7,23 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, open_catalog
-from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
+from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import OnConflict
 from raggedatlas.model.reports import (
     AddReport,
     AnnotationReport,
-    GeometryReport,
     IngestReport,
     MaintenanceReport,
-    ResultReport,
 )
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
-from raggedatlas.store.location import Location, with_options
+from raggedatlas.store.location import Location, as_path, with_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from raggedatlas.ingest.term_mapping import TermMapping
     from raggedatlas.model.protocols import Source
     from raggedatlas.query.query import Query
-    from raggedatlas.wings.results.dataset import ResultDataset
-    from raggedatlas.wings.vectors.geometry import Geometry
-    from raggedatlas.wings.vectors.shapes import Shapes
 
 __all__ = ["AtlasView", "RaggedAtlas"]
 
@@ -150,28 +145,17 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     @overload
     def add(
-        self, source: "Shapes | Geometry", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
-        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
-    ) -> GeometryReport: ...  # fmt: skip
-
-    @overload
-    def add(
-        self, source: "ResultDataset", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
-        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
-    ) -> ResultReport: ...  # fmt: skip
-
-    @overload
-    def add(
-        self, source: str | os.PathLike[str], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
-        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
-        storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
-    ) -> AddReport | list[IngestReport]: ...  # fmt: skip
-
-    @overload
-    def add(
         self, source: "AnnData | MuData | Source", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
         progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
     ) -> IngestReport: ...  # fmt: skip
+
+    # Results and geometry are of wings, so that a type checker learns of these no more than of a path.
+    @overload
+    def add(
+        self, source: Any, name: str | None = ..., *,  # noqa: ANN401 on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
+        progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
+        storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
+    ) -> AddReport | list[IngestReport]: ...  # fmt: skip
 
     def add(
         self,
@@ -770,3 +754,30 @@ class RaggedAtlas(ReadOnlyAtlas):
 AtlasView.writing_methods = frozenset(
     name for name in dir(RaggedAtlas) if not name.startswith("_") and callable(getattr(RaggedAtlas, name))
 )
+
+
+def find_query(cells: Any) -> "Query | None":  # noqa: ANN401  (anything that can be read)
+    """Return the cells of an atlas as a query: of its newest snapshot, of a view, or as given; None for files and other objects.
+
+    Raises
+    ------
+    NotFoundError
+        If an atlas has no snapshot.
+    """
+    from raggedatlas.query.query import Query
+
+    if isinstance(cells, str | os.PathLike):
+        place = as_path(cells)
+        # A folder is an atlas if it has the tables of one.
+        is_file = place.is_web if isinstance(place, Location) else not place.is_dir()
+        if is_file or not is_atlas(Location.of(place)):
+            return None
+        cells = RaggedAtlas.open(place)
+    if isinstance(cells, RaggedAtlas):
+        known = cells.list_versions()
+        if not known:
+            raise NotFoundError(f"{cells.uri} has no snapshot to show; call atlas.snapshot() first.")
+        cells = cells.checkout(known[-1].version)
+    if isinstance(cells, AtlasView):
+        cells = cells.query()
+    return cells if isinstance(cells, Query) else None

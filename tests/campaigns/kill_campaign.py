@@ -21,8 +21,8 @@ from raggedatlas.catalog import bundles
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.executors import spawned
+from raggedatlas.wings.results import infer
 from raggedatlas.wings.results.dataset import ResultDataset
-from raggedatlas.wings.results.verbs import infer
 from raggedatlas.wings.vectors.attachment import transcripts_to_counts
 from raggedatlas.wings.vectors.shapes import Shapes, as_attributes
 from support.atlases import GENES, small_anndata, write_results

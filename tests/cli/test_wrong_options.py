@@ -20,7 +20,7 @@ from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 import raggedatlas as ra
-import raggedatlas.verbs
+import raggedatlas.wings.results
 from raggedatlas.cli.app import to_command_line
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
@@ -111,7 +111,7 @@ def test_l2_is_said_to_be_squared() -> None:
         if get_origin(parameter.annotation) is Annotated and "l2" in get_args(get_args(parameter.annotation)[0])
     ]
     assert len(helps) == 4
-    calls = (AddChoices, Query.search, ra.verbs.neighbors, ra.verbs.save_to_database)
+    calls = (AddChoices, Query.search, ra.wings.results.neighbors, ra.wings.results.save_to_database)
     for said in (*helps, *map(inspect.getdoc, calls)):
         assert "squared" in str(said).lower()
 
@@ -269,13 +269,16 @@ def test_a_wrong_text_is_refused_in_one_line(
 
 PRINTED = {
     "catalog/": ["add", "query"], "catalog/validation": ["validate"], "catalog/genes": ["genes load"], "formats/": ["add", "convert"],
-    "formats/curation": [], "formats/cxg/": ["convert", "export"], "formats/gene_tables": ["genes load"], "ingest/": ["add"],
+    "formats/gene_tables": ["genes load"], "ingest/": ["add"],
     "ingest/annotations": ["annotate"], "ingest/term_mapping": ["map-terms"], "model/frames": ["add"], "query/": ["query", "export"],
-    "query/compare": [], "query/geometry": [], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],
-    "query/search": ["search"], "results/npy_results": ["convert_results"], "store/ontologies": ["load-terms"],
-    "vectors/converters/": ["convert"], "verbs/evaluation": ["test"], "verbs/inference": ["infer"],
-    "verbs/lookup": ["neighbors", "save_to_database"], "verbs/models": ["infer", "engine"], "verbs/reduction": ["pca", "umap"],
-    "verbs/viewer/": ["view", "visualize"], "verbs/visualize": ["view", "visualize"],
+    "query/compare": [], "query/neighbors": ["neighbors"], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],
+    "query/search": ["search"], "store/ontologies": ["load-terms"],
+    "wings/cxg/": ["convert", "export"], "wings/cxg/curation": [], "wings/cxg/explorer": ["serve"],
+    "wings/results/attachment": ["add"], "wings/results/npy_results": ["convert_results"], "wings/results/verbs/evaluation": ["test"],
+    "wings/results/verbs/inference": ["infer"], "wings/results/verbs/lookup": ["neighbors", "save_to_database"],
+    "wings/results/verbs/models": ["infer", "engine"], "wings/results/verbs/reduction": ["pca", "umap"],
+    "wings/vectors/attachment": ["add"], "wings/vectors/attachment_plan": ["add"], "wings/vectors/cell_geometry": [],
+    "wings/vectors/converters/": ["convert"], "wings/viewer/": ["view", "visualize"],
 }  # fmt: skip
 """Modules -> the commands that print their refusals; the longest name counts."""
 

@@ -34,7 +34,6 @@ from raggedatlas.errors import (
     ValuesError,
 )
 from raggedatlas.ingest import commit, geometry, geometry_plan
-from raggedatlas.ingest.add import SHAPE_ENDINGS, is_geometry
 from raggedatlas.ingest.annotations import text_of_column
 from raggedatlas.model.frames import find_column
 from raggedatlas.model.ids import integer_ids
@@ -50,6 +49,7 @@ from raggedatlas.wings.vectors.converters.convert import ENDINGS, REORDERED, rea
 from raggedatlas.wings.vectors.converters.geospatial import frame_content
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes, take_objects
+from raggedatlas.wings.vectors.sources import SHAPE_ENDINGS, is_geometry
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide, spots
 

@@ -20,8 +20,8 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.wings.results import attachment as results as result_index
 from raggedatlas.query import search
+from raggedatlas.wings.results import attachment as result_index
 from support.atlases import Modelled, make_modelled, npy_run, small_anndata, write_results
 
 

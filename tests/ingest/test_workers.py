@@ -25,7 +25,7 @@ from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import commit
 from raggedatlas.store.executors import Workers
-from raggedatlas.wings.results.verbs import infer
+from raggedatlas.wings.results import infer
 from support.processes import POOLS, started
 
 

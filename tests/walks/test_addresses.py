@@ -34,7 +34,7 @@ from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.converters.convert import Conversion, convert, is_store, read_file, write_file
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.writer import write as write_vectors
-from raggedatlas.wings.viewer.visualize import visualize
+from raggedatlas.wings.viewer.verbs import visualize
 from support.atlases import npy_run, small_anndata, write_results
 from support.object_store import FaultyProxy, Remote, WebServer
 from support.spatial import spots

@@ -14,13 +14,13 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
 from raggedatlas.store.location import Location
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import Geometry
 from raggedatlas.wings.vectors.inspection import inspect
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from raggedatlas.wings.vectors.storage.layouts import File
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import publish_files, write
 from support.object_store import Remote
 from support.spatial import ALL, make_slide

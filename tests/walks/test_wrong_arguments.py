@@ -17,20 +17,19 @@ import pyarrow as pa
 import pytest
 
 import raggedatlas as ra
-from raggedatlas import vectors, verbs
 from raggedatlas.errors import ArgumentError, AtlasError, NameRefusedError, NotFoundError
 from raggedatlas.formats import anndata as anndata_rules
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.query.read_plan import QuerySpec
-from raggedatlas.wings import cxg
+from raggedatlas.wings import cxg, results, vectors, viewer
 from raggedatlas.wings.trainers.lightning import Split, split_loader
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.writer import write as write_vectors
-from raggedatlas.wings.viewer.visualize import ViewOptions
+from raggedatlas.wings.viewer.verbs import ViewOptions
 from support.atlases import GENES, small_anndata, write_results
 from support.spatial import spots
 
@@ -368,15 +367,15 @@ FUNCTIONS: dict[str, Call] = {
     ),
     "split_loader": lambda p: (split_loader, {"loader": ra.Loader(p.query, 4), "split": Split()}),
     "infer": lambda p: (
-        fresh(p, verbs.infer, "result_dir", ""),
+        fresh(p, results.infer, "result_dir", ""),
         {"model": double, "query": p.query, "result_dir": "free", "batch_size": 16},
     ),
     "infer_part": lambda p: (
-        lambda part, n_parts: verbs.infer_part(double, p.query, part, n_parts),
+        lambda part, n_parts: results.infer_part(double, p.query, part, n_parts),
         {"part": None, "n_parts": 2},
     ),
     "test": lambda p: (
-        fresh(p, verbs.test, "result_dir", ""),
+        fresh(p, results.test, "result_dir", ""),
         {
             "model": lambda x: double(x)[:, 0],
             "query": p.query,
@@ -386,32 +385,32 @@ FUNCTIONS: dict[str, Call] = {
         },
     ),
     "engine": lambda p: (
-        verbs.engine,
+        results.engine,
         {"path": p.folder / "no.onnx", "query": p.query, "result_dir": p.folder / "e", "batch_size": 16},
     ),
     "pca": lambda p: (
-        fresh(p, verbs.pca, "result_dir", ""),
+        fresh(p, results.pca, "result_dir", ""),
         {"source": p.folder / "z", "result_dir": "free", "n_components": 2, "sample_size": 100},
     ),
     # Of results that are not there, because a layout takes seconds.
     "umap": lambda p: (
-        lambda **given: verbs.umap(result_dir=p.free(""), **given),
+        lambda **given: results.umap(result_dir=p.free(""), **given),
         {"source": p.folder / "nothing", "n_components": 2, "sample_size": 100, "seed": 0},
     ),
-    "embedder": lambda p: (verbs.embedder, {"method": "pca"}),
-    "lookup": lambda p: (verbs.lookup, {"results": p.folder / "z", "uids": "a"}),
-    "neighbors": lambda p: (verbs.neighbors, {"results": p.folder / "z", "of": np.zeros((1, 2)), "k": 2}),
+    "embedder": lambda p: (results.embedder, {"method": "pca"}),
+    "lookup": lambda p: (results.lookup, {"results": p.folder / "z", "uids": "a"}),
+    "neighbors": lambda p: (results.neighbors, {"results": p.folder / "z", "of": np.zeros((1, 2)), "k": 2}),
     "save_to_database": lambda p: (
-        verbs.save_to_database,
+        results.save_to_database,
         {"results": p.folder / "z", "least_rows": 50, "least_recall": 0.9, "n_queries": 5},
     ),
     "visualize": lambda p: (
-        fresh(p, verbs.visualize, "path", ".html"),
+        fresh(p, viewer.visualize, "path", ".html"),
         {"embedding": p.folder / "z", "cells": p.query, "path": "free"},
     ),
-    "make_view": lambda p: (verbs.make_view, {"embedding": p.folder / "z", "cells": p.query}),
+    "make_view": lambda p: (viewer.make_view, {"embedding": p.folder / "z", "cells": p.query}),
     "view": lambda p: (
-        lambda **given: verbs.view(p.folder / "z", p.query, **given).close(),
+        lambda **given: viewer.view(p.folder / "z", p.query, **given).close(),
         {"port": 0, "browser": False},
     ),
     "vectors.inspect": lambda p: (vectors.inspect, {"location": p.folder / "spots.zv"}),
@@ -446,7 +445,7 @@ FUNCTIONS: dict[str, Call] = {
 }
 FUNCTIONS |= {
     f"make_view({name})": lambda p, name=name: (  # type: ignore[misc]
-        lambda given: verbs.make_view(p.folder / "z", p.query, **{name: given}),
+        lambda given: viewer.make_view(p.folder / "z", p.query, **{name: given}),
         {"given": None},
     )
     for name in typing.get_type_hints(ViewOptions)
@@ -484,13 +483,10 @@ def test_no_public_call_is_left_out(cls: type) -> None:
 
 
 def test_no_public_function_is_left_out() -> None:
-    """Each function that the package, `verbs` and `vectors` export is in the table above."""
-    own = {
-        "concat"
-    }  # checks its arguments itself, because it closes the sink first; its refusals are in test_concat.py
-    for module, prefix in ((ra, ""), (verbs, ""), (vectors, "vectors.")):
+    """Each function that the package and its wings export is in the table above."""
+    for module, prefix in ((ra, ""), (results, ""), (viewer, ""), (vectors, "vectors.")):
         names = [name for name in module.__all__ if inspect.isfunction(getattr(module, name))]
-        assert [name for name in names if not {prefix + name, f"{name} function"} & {*FUNCTIONS, *own}] == []
+        assert [name for name in names if not {prefix + name, f"{name} function"} & {*FUNCTIONS}] == []
 
 
 def test_the_message_names_the_argument_and_the_near_word(places: Places) -> None:

@@ -594,6 +594,26 @@ def is_visible(record: GeometryRecord, datasets: AbstractSet[str]) -> bool:
     return record.uid in datasets if record.uid in own else bool(datasets & set(own))
 
 
+def default_geometry(catalog: Catalog) -> str:
+    """Return the only geometry of the atlas, or its only feature space.
+
+    Raises
+    ------
+    QueryError
+        If there are several, or none.
+    """
+    records = read_geometries(catalog)
+    names = sorted({record.name for record in records})
+    spaces = sorted({record.space for record in records})
+    if not names:
+        raise QueryError(
+            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
+        )
+    if len(names) > 1 and len(spaces) > 1:
+        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
+    return names[0] if len(names) == 1 else spaces[0]
+
+
 def find_geometries(catalog: Catalog, name: str) -> list[GeometryRecord]:
     """Return the stores that a name refers to, over all datasets: stores of that name and stores of the feature space of that name.
 

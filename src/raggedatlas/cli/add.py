@@ -165,9 +165,10 @@ def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
-    from raggedatlas.ingest.add import is_geometry, is_results
     from raggedatlas.model.reports import AddReport, IngestReport
     from raggedatlas.store.location import with_options
+    from raggedatlas.wings.results.sources import is_results
+    from raggedatlas.wings.vectors.sources import is_geometry
 
     first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
     is_shapes = not several and is_geometry(first)

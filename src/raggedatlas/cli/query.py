@@ -185,8 +185,8 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
 
 
 def _write_table(table: "pa.Table", output: str, *, overwrite: bool) -> None:
+    from raggedatlas.formats.output_files import atomic_write
     from raggedatlas.store.copies import local_target
-    from raggedatlas.wings.results.folder import atomic_write
 
     with local_target(output, overwrite=overwrite) as path:
         if path.exists() and not overwrite:

@@ -203,7 +203,7 @@ RESULTS = TargetKind(
 
 
 def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
-    from raggedatlas.ingest.add import is_results
+    from raggedatlas.wings.results.sources import is_results
 
     # First, because results have a folder `lance_db` like an atlas.
     if "://" not in atlas_options.atlas and is_results(atlas_options.atlas):

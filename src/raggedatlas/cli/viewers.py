@@ -225,7 +225,7 @@ def view(
     at: AtSnapshot = None,
 ) -> None:
     """Serve a map of cells to browsers on this machine until Ctrl-C; genes are read on request."""
-    from raggedatlas.wings.viewer.visualize import view as serve
+    from raggedatlas.wings.viewer.verbs import view as serve
 
     with progress("read cells"):
         server = serve(
@@ -271,7 +271,7 @@ def visualize(
     at: AtSnapshot = None,
 ) -> tuple[Any, str]:
     """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
-    from raggedatlas.wings.viewer.visualize import visualize as write
+    from raggedatlas.wings.viewer.verbs import visualize as write
 
     with progress(f"write {output_options.output}"):
         path = write(

@@ -28,6 +28,7 @@ from raggedatlas.formats.hdf5_chunks import deflate, shuffle
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
 from raggedatlas.store.shards import compose_shard
+from raggedatlas.store.storage_errors import store_errors
 
 STEP_BYTES = 128 << 20
 """Number of new bytes after which they are flushed to disk."""
@@ -765,3 +766,21 @@ def refuse_existing(path: Path) -> None:
 def _remove(path: Path) -> None:
     remover: Callable[[Path], None] = shutil.rmtree if path.is_dir() and not path.is_symlink() else Path.unlink
     remover(path)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; it replaces `path` at the end, or is removed after an error.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with store_errors(f"write {path}"):
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

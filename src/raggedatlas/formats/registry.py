@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, is_zip, open_hdf5, open_zarr, readable
-from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
+from raggedatlas.model.wings import built_in_wings, every_wing, installed_wings
 from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.storage_errors import failure
 
@@ -20,7 +20,6 @@ READERS = {
     "h5ad": "raggedatlas.formats.anndata.source:h5ad_source",
     "zarr": "raggedatlas.formats.anndata.source:zarr_source",
     "h5mu": "raggedatlas.formats.mudata:mudata_source",
-    "cxg": "raggedatlas.wings.cxg.source:cxg_source",
     "loom": "raggedatlas.formats.loom:loom_source",
     "soma": "raggedatlas.formats.soma:soma_source",
     "10x-h5": "raggedatlas.formats.tenx:tenx_h5_source",
@@ -40,7 +39,6 @@ WRITERS = {
     ".h5ad": "raggedatlas.formats.anndata.sink:h5ad_sink",
     ".h5mu": "raggedatlas.formats.anndata.sink:h5mu_sink",
     ".zarr": "raggedatlas.formats.anndata.sink:zarr_sink",
-    ".cxg": "raggedatlas.wings.cxg.sink:cxg_sink",
 }
 """Ending -> what writes such a file."""
 
@@ -93,9 +91,8 @@ def open_source(
             from raggedatlas.formats.transfer import CopiedSource
 
             return CopiedSource(cast("Location", path), lambda local: open_source(local, **options))
-        own = READERS.get(name)
-        opener = resolve_name(own) if own else plugins.plugins(plugins.READERS)[name].load()
-        return _opened(opener, path, options)
+        opener = READERS.get(name) or next(wing.readers[name] for wing in every_wing() if name in wing.readers)
+        return _opened(resolve_name(opener), path, options)
     # Base classes too: an `h5py.File` is found as `h5py.Group`.
     for kind in type(what).__mro__:
         known = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -125,7 +122,7 @@ def open_sink(
     storage_options : mapping of str to str, optional
         Credentials and endpoint of the object store, as of `RaggedAtlas.open`.
     **options
-        ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr; for CXG the fields of `formats.cxg.options.CxgOptions`.
+        ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr; for CXG the fields of `CxgOptions`.
 
     Raises
     ------
@@ -139,7 +136,8 @@ def open_sink(
     target = as_path(path, storage_options)
     maker = find_writer(target)
     if maker is None:
-        raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(WRITERS)} can be written.")
+        endings = [*WRITERS, *(suffix for wing in every_wing() for suffix in wing.writers)]
+        raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(endings)} can be written.")
     _check_options(maker, path, options)
     if isinstance(target, Location):
         from raggedatlas.formats.transfer import UploadSink
@@ -151,11 +149,8 @@ def open_sink(
 def find_writer(path: Address) -> Callable[..., Sink] | None:
     """Return what creates a sink for a path, built in or of an extension; None if nothing writes that suffix."""
     suffix = as_path(path).suffix
-    if suffix in WRITERS:
-        maker: Callable[..., Sink] = resolve_name(WRITERS[suffix])
-        return maker
-    entry = plugins.plugins(plugins.WRITERS).get(suffix)
-    return entry.load() if entry else None
+    found = WRITERS.get(suffix) or next((wing.writers[suffix] for wing in every_wing() if suffix in wing.writers), None)
+    return resolve_name(found) if found else None
 
 
 def list_sources(folder: Address) -> list[AnyPath]:
@@ -206,9 +201,9 @@ def _is_known_file(path: AnyPath) -> bool:
 
 
 def _is_extension(path: AnyPath) -> bool:
-    # Suffixes of built-in formats are excluded first: the search for entry points takes some 20 ms.
-    built_in = ("", ".zip", *HDF5_ENDINGS, *WRITERS)
-    return path.suffix not in built_in and path.suffix in plugins.plugins(plugins.READERS)
+    # Suffixes of built-in formats are excluded first: the search for wings of other packages takes some 20 ms.
+    known = ("", ".zip", *HDF5_ENDINGS, *WRITERS, *(suffix for wing in built_in_wings() for suffix in wing.writers))
+    return path.suffix not in known and any(path.suffix in wing.readers for wing in installed_wings())
 
 
 def detect(path: AnyPath) -> str:
@@ -311,14 +306,17 @@ def _folder_kind(path: AnyPath) -> str:
         return "h5mu" if (path / "mod").is_dir() else "zarr"
     from raggedatlas.formats.soma import is_soma
     from raggedatlas.formats.tenx import market_matrices
-    from raggedatlas.wings.cxg.inspection import is_cxg
 
     # First, because an experiment has an array `obs` in a group, as a CXG does.
     if is_soma(path):
         return "soma"
-    if is_cxg(path):
-        return "cxg"
-    return "10x-mtx" if market_matrices(path) else ""
+    return _folder_of_wing(path) or ("10x-mtx" if market_matrices(path) else "")
+
+
+def _folder_of_wing(path: AnyPath) -> str:
+    """Return the format of a folder that a wing reads; empty if none does."""
+    found = ((name, where) for wing in built_in_wings() for name, where in wing.detectors.items())
+    return next((name for name, where in found if resolve_name(where)(path)), "")
 
 
 def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # noqa: ANN401

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,27 @@ MAIN_LAYERS = ("data", "raw")
 JOINID = "soma_joinid"
 
 
+TiledbKind = Literal["array", "group"]
+
+# The last three identify an array that has lost its schema, which must be reported, not overlooked.
+_ARRAY_MARKS = ("__schema", "__array_schema.tdb", "__fragments", "__commits", "__lock.tdb")
+_GROUP_MARKS = ("__tiledb_group.tdb", "__group")
+
+
+def tiledb_kind(path: AnyPath) -> TiledbKind | None:
+    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> tiledb_kind(Path("tests/data")) is None
+    True
+    """
+    if any((path / mark).exists() for mark in _ARRAY_MARKS):
+        return "array"
+    return "group" if any((path / mark).exists() for mark in _GROUP_MARKS) else None
+
+
 def is_soma(path: AnyPath) -> bool:
     """Return whether a folder is a SOMA experiment, by its members: TileDB is not needed.
 
@@ -38,8 +59,6 @@ def is_soma(path: AnyPath) -> bool:
     >>> is_soma(Path("tests/data"))
     False
     """
-    from raggedatlas.wings.cxg.inspection import tiledb_kind
-
     kinds = (tiledb_kind(path), tiledb_kind(path / "obs"), tiledb_kind(path / "ms"))
     return kinds == ("group", "array", "group")
 

@@ -1,26 +1,24 @@
 """One door for everything that can be added: a path, a folder, an object, or several of them."""
 
-import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import ArgumentError, AtlasError, SourceError, StoreError
-from raggedatlas.formats.containers import HDF5_ENDINGS
+from raggedatlas.errors import ArgumentError, SourceError
 from raggedatlas.formats.registry import list_left_out, list_sources
-from raggedatlas.ingest.commit import add_sources, attach, open_progress
-from raggedatlas.ingest.options import GeometryOptions, IngestOptions, ResultOptions, read_options
+from raggedatlas.ingest.commit import Attachment, add_sources, attach, open_progress
+from raggedatlas.ingest.options import IngestOptions, read_options
 from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.reports import AddReport, IngestReport
+from raggedatlas.model.wings import AssetKind, every_wing
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import AnyPath, Location, as_path, with_options
-from raggedatlas.wings.results.folder import DATABASE, TABLE
 
 
 def add(
@@ -64,11 +62,12 @@ def add(
     storage_options = storage_options or catalog.location.storage_options
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
     source = with_options(source, storage_options)
-    geometry = is_geometry(source)
-    if geometry or is_results(source):
+    kind = asset_kind(source)
+    if kind is not None:
         if executor is not None:
-            raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
-        return _attach(catalog, source, choices, progress, geometry=geometry)
+            raise ArgumentError(f"add() takes executor= for files of cells; {kind.noun} is added without.")
+        made: Attachment[AddReport] = resolve_name(kind.attachment)(catalog, source, choices)
+        return attach(made, progress)
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source, storage_options)
     if several and options.name is not None:
@@ -88,25 +87,16 @@ def add(
     return reports if several else reports[0]
 
 
-def _attach(
-    catalog: Catalog,
-    source: Any,  # noqa: ANN401  (anything that can be added)
-    choices: Mapping[str, Any],
-    progress: Progress | bool | None,  # noqa: FBT001
-    *,
-    geometry: bool,
-) -> AddReport:
-    """Add geometry or a result."""
-    if not geometry:
-        from raggedatlas.wings.results.attachment import ResultAttachment
+def asset_kind(source: Any) -> AssetKind | None:  # noqa: ANN401  (anything that can be added)
+    """Return what a source attaches to cells; None for a source of cells.
 
-        return attach(
-            ResultAttachment(catalog, source, read_options(ResultOptions, choices, "add() of results")), progress
-        )
-    from raggedatlas.wings.vectors.attachment import GeometryAttachment, TranscriptAttachment
-
-    options = read_options(GeometryOptions, choices, "add() of geometry")
-    return attach((TranscriptAttachment if options.counts else GeometryAttachment)(catalog, source, options), progress)
+    Raises
+    ------
+    StoreError
+        If an object store cannot be asked.
+    """
+    kinds = (kind for wing in every_wing() for kind in wing.assets)
+    return next((kind for kind in kinds if resolve_name(kind.accepts)(source)), None)
 
 
 def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)
@@ -136,85 +126,3 @@ def _is_folder(path: AnyPath) -> bool:
         return path.is_dir()
     roots = ("zarr.json", ".zgroup")
     return not (path.is_web or path.suffix or any((path / name).is_file() for name in roots)) and path.is_dir()
-
-
-SHAPES = {"raggedatlas.wings.vectors.geometry": "Geometry", "raggedatlas.wings.vectors.shapes": "Shapes"}
-RESULTS = {
-    "raggedatlas.wings.results.dataset": "ResultDataset",
-    "raggedatlas.wings.results.npy_results": "InferenceDataSet",
-}
-"""Modules -> class of objects in memory that can be added."""
-
-
-def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
-
-    Raises
-    ------
-    StoreError
-        If an object store cannot be asked.
-    """
-    if not isinstance(source, str | os.PathLike):
-        return _is_instance(source, SHAPES)
-    if is_shapes(source):
-        return True
-    place = as_path(source)
-    # The ending of a file tells without a request that it is no store.
-    if isinstance(place, Location) and (place.is_web or place.suffix in HDF5_ENDINGS):
-        return False
-    try:
-        attributes = json.loads((place / "zarr.json").read_bytes())["attributes"]
-        return isinstance(attributes.get("zarr_vectors"), Mapping) or (
-            isinstance(place, Location) and "spatialdata_attrs" in attributes
-        )
-    except StoreError:
-        # A store that does not answer would only be asked, and waited for, again.
-        if isinstance(place, Location):
-            raise
-        return False
-    # What has no readable root is left to `open_source`, which names what is wrong with it.
-    except (AtlasError, OSError, ValueError, LookupError, TypeError):
-        return False
-
-
-SHAPE_ENDINGS = (".geojson", ".geoparquet", ".obj", ".parquet", ".ply", ".stl")
-"""Endings of files of shapes and points, as converters have them, but for tables of text."""
-
-
-def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether a source is the path of a file of shapes or points, or a SpatialData store or element of them."""
-    if not isinstance(source, str | os.PathLike):
-        return False
-    path = as_path(source)
-    if path.suffix.lower() in SHAPE_ENDINGS:
-        return True
-    # Named by the format, so that other folders need no import of converters.
-    # Members of a remote folder would be listed; its root tells `is_geometry` what it is.
-    in_store = isinstance(path, Path) and any((path / kind).is_dir() for kind in KINDS)
-    if not (path.parent.name in KINDS or in_store):
-        return False
-    from raggedatlas.wings.vectors.converters.geospatial import is_spatialdata
-
-    return is_spatialdata(path)
-
-
-KINDS = ("points", "shapes")
-"""Folders of SpatialData whose elements are geometry."""
-
-
-def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether a source is a model's results, or a folder of some."""
-    if not isinstance(source, str | os.PathLike):
-        return _is_instance(source, RESULTS)
-    folder = as_path(source)
-    if isinstance(folder, Location):
-        # A path of its own, so that only the table is listed.
-        table = f"{folder.uri}/{DATABASE}/{TABLE}.lance"
-        return not (folder.is_web or folder.suffix) and Location(table, folder.storage_options).is_dir()
-    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
-
-
-def _is_instance(source: Any, classes: Mapping[str, str]) -> bool:  # noqa: ANN401
-    """Return whether an object is of one of some classes, without importing their modules: before that there are no objects."""
-    modules = {name: sys.modules[name] for name in classes if name in sys.modules}
-    return any(isinstance(source, getattr(module, classes[name])) for name, module in modules.items())

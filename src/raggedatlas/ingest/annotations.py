@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, find_dataset, group_by_dataset, read_records
+from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
@@ -26,8 +26,7 @@ from raggedatlas.catalog.deletion import describe_deleted
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
-from raggedatlas.ingest.commit import attach
-from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions
+from raggedatlas.ingest.options import AnnotateOptions
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     AnnotatedColumn,
@@ -39,13 +38,12 @@ from raggedatlas.model.assets import (
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
 from raggedatlas.model.ids import UidIndex, check_given_name, check_length, column_name, free_name, integer_ids, new_uid
 from raggedatlas.model.protocols import Source, SourceSchema
-from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
+from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport
 from raggedatlas.model.spaces import pointer_columns
+from raggedatlas.model.wings import answer
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import AnyPath, as_path, with_options
 from raggedatlas.store.tables import Tables
-from raggedatlas.wings.results.attachment import ResultAttachment
-from raggedatlas.wings.results.row_readers import ObjectIds
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
@@ -387,10 +385,11 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     if not given.table.num_rows:
         raise SourceError("The annotation has no rows; there is nothing to write.")
     cells = _find_cells(catalog, given.table, options)
-    vectors = [_ObsmResult(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
+    add_vectors = answer("add_vectors")
+    vectors = [(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
     # Results are commits of their own: they are tried first, so that one that is refused stops the call before
     # columns are written.
-    results = tuple(_add_vectors(catalog, one, options, dry_run=True) for one in vectors)
+    results = tuple(add_vectors(catalog, *one, options, dry_run=True) for one in vectors)
     columns = _chosen(given.table, options)
     plan = _plan(given, cells, _column_plans(catalog, given.table, columns, options), options) if columns else None
     if plan is None:
@@ -401,7 +400,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
         if not options.dry_run:
             _settle_types(catalog, plan)
     if not options.dry_run:
-        results = tuple(_add_vectors(catalog, one, options, dry_run=False) for one in vectors)
+        results = tuple(add_vectors(catalog, *one, options, dry_run=False) for one in vectors)
         if any(result.status != "skipped" for result in results):
             report = replace(report, status="added")
     return replace(report, results=results, status="dry run" if options.dry_run else report.status)
@@ -449,50 +448,7 @@ class _Cells:
     n_unknown: int
 
 
-class _ObsmResult:
-    """A member of `obsm` in the form in which a model's results are added."""
-
-    def __init__(self, key: str, values: NDArray[Any], uids: pa.Array, origin: Mapping[str, Any]) -> None:
-        self.key, self._values, self._uids = key, values, uids
-        self.data_location = f"obsm://{key}"
-        self.facts = {
-            "result:verb": "annotate",
-            "atlas:version": origin.get("snapshot", ""),
-            "atlas:query": origin.get("summary", ""),
-        }
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"obsm[{self.key!r}]"
-
-    def ids(self) -> ObjectIds:
-        return ObjectIds(self._uids)
-
-    def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        return self._values[rows]
-
-
-def _add_vectors(catalog: Catalog, vectors: _ObsmResult, options: AnnotateOptions, *, dry_run: bool) -> ResultReport:
-    """Add a member of `obsm` as a result, unless the atlas has the same already."""
-    there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(vectors.key)
-    # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
-    policy: OnDuplicate = "replace" if options.on_conflict == "replace" and there is None else "skip"
-    choices = ResultOptions(vectors.key, policy, dry_run, unknown=options.unknown)
-    report = attach(ResultAttachment(catalog, vectors, choices), progress=False)
-    if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
-        return report
-    if options.on_conflict == "error":
-        raise DuplicateError(
-            f"The atlas has a result {vectors.key!r} with other values already; pass on_conflict='replace', or rename the member of obsm."
-        )
-    return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")), progress=False)
-
-
-def _plan(
-    given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions
-) -> _AnnotationPlan:
+def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions) -> _Plan:
     table = given.table.take(cells.rows) if cells.n_unknown else given.table
     made = [
         _NewColumn(

@@ -50,10 +50,10 @@ from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
+from raggedatlas.model.wings import answer
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.runtime import BackgroundWriter
-from raggedatlas.wings.cxg.curation import missing_facts
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Opener:
         options: dict[str, Any] = {} if self.genome is None else {"genome": self.genome}
         source = open_source(self.what, **options)
         if self.curate is not None:
-            missing = missing_facts(source)
+            missing = answer("missing_facts")(source)
             if missing and self.curate == "cellxgene-strict":
                 uri = source.describe().uri
                 source.close()

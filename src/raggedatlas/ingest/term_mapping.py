@@ -13,6 +13,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import visible_cells
 from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import QueryError, SourceError
+from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.ingest.annotations import AnnotationSource, annotate, with_facts
 from raggedatlas.ingest.options import AnnotateOptions, MapTermsOptions
 from raggedatlas.model.reports import AnnotationReport
@@ -21,7 +22,6 @@ from raggedatlas.store.copies import local_target
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.location import as_path, with_options
 from raggedatlas.store.ontologies import read_text_table
-from raggedatlas.wings.results.folder import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import ArgumentError
+from raggedatlas.errors import ArgumentError, QueryError
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -268,3 +268,15 @@ def _plural(hint: Any) -> str:  # noqa: ANN401 - an annotation
 
 def no_progress(step: str, done: int, total: int) -> None:
     """Ignore a step."""
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy's generators do not take.
+
+    Raises
+    ------
+    QueryError
+        If it is negative or has more than 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise QueryError(f"The seed {seed} is out of range; expected 0 to {2**32 - 1}.")

@@ -1,6 +1,8 @@
 """Words that arguments of several calls take, importable without any library: signatures and the command line share them."""
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 Metric = Literal["l2", "cosine", "dot"]
 """Distance of vectors: squared Euclidean, or one minus the cosine or the dot product."""
@@ -36,3 +38,25 @@ WideIntegers = Literal["refuse", "text"]
 
 UmapMetric = Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"]
 """Distance of the rows that a UMAP lays out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Method to compute an embedding from principal components.
+
+    Parameters
+    ----------
+    name : str
+        Name of the embedding in the CXG.
+    n_components : int
+        Number of principal components to pass to `layout`.
+    layout : callable, optional
+        ``(n_cells, n_components)`` float32 -> ``(n_cells, >= 2)``; None uses the components themselves.
+    """
+
+    name: str
+    n_components: int = 2
+    layout: Callable[[Any], Any] | None = None
+
+
+PCA = Embedder("pca")

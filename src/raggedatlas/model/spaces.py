@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pkgutil import resolve_name
 from typing import ClassVar
 
 import pyarrow as pa
@@ -11,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.ids import check_name
-from raggedatlas.model.plugins import SPACES, plugins
 from raggedatlas.model.records import read_json
+from raggedatlas.model.wings import installed_wings
 
 SPACE_KEY = b"raggedatlas.feature_space"
 """Arrow field metadata key that names the feature space of a pointer column."""
@@ -385,8 +386,7 @@ def known_spaces() -> dict[str, FeatureSpace]:
     >>> "gene_expression" in known_spaces()
     True
     """
-    for name, entry in plugins(SPACES).items():
-        # Loading an entry point imports the extension, so it is done once.
+    for name, where in (item for wing in installed_wings() for item in wing.spaces.items()):
         if name not in _KNOWN:
-            register_space(entry.load())
+            register_space(resolve_name(where))
     return dict(_KNOWN)

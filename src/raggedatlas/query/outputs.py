@@ -31,6 +31,7 @@ from raggedatlas.model.frames import (
     plain_array,
 )
 from raggedatlas.model.protocols import Sink, SinkMatrix
+from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import LazyTable
 from raggedatlas.query.modalities import measured_table, read_modalities, text_index
 from raggedatlas.query.plan import plan_elements, plan_read
@@ -39,7 +40,6 @@ from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Address, Location, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
-from raggedatlas.wings.cxg.curation import CurationSink
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -423,7 +423,7 @@ def write(
         options = {name: value for name, value in options.items() if name not in ("schema", "title")}
     sink = open_sink(path, **{**options, "storage_options": storage_options})
     if schema:
-        sink = CurationSink(sink, str(path), title)
+        sink = answer("curation_sink")(sink, str(path), title)
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.

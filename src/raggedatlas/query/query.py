@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from raggedatlas.catalog.assets import find_geometries, find_result
+from raggedatlas.catalog.assets import default_geometry, find_geometries, find_result
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import check_organism
 from raggedatlas.errors import ArgumentError, AtlasError, QueryError
@@ -19,6 +19,7 @@ from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.choices import By, Missing
 from raggedatlas.model.frames import DATASET
+from raggedatlas.model.wings import answer
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     import anndata as ad
     import mudata as md
     import pandas as pd
-
-    from raggedatlas.wings.vectors.shapes import Shapes
 
 
 @checked
@@ -403,12 +402,7 @@ class Query:
         --------
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
-        # Imported when used, so that other queries do not import the readers of geometry.
-        from raggedatlas.wings.vectors.cell_geometry import refuse_shared, within
-
-        found = within(self.catalog, bbox, space, by)
-        refuse_shared(found, self.spec, self.catalog)
-        return self._with(filters=(*self.spec.filters, found))
+        return self._with(filters=(*self.spec.filters, answer("within")(self.spec, self.catalog, bbox, space, by)))
 
     def geometry(
         self,
@@ -417,7 +411,7 @@ class Query:
         level: int | None = None,
         budget: int | None = None,
         attributes: Sequence[str] | None = None,
-    ) -> "Shapes":
+    ) -> Any:  # noqa: ANN401  (`Shapes`, which is of the wing of geometry)
         """Read the shapes of the chosen cells, in one pass over the touched chunks of every store.
 
         Parameters
@@ -443,10 +437,9 @@ class Query:
         QueryError
             If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
         """
-        from raggedatlas.wings.vectors.cell_geometry import default_geometry, read_shapes
-
         name = default_geometry(self.catalog) if space is None else space
-        return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
+        read = answer("read_shapes")
+        return read(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
 
     def with_centroids(self, space: str | None = None, key: str = "spatial") -> "Query":
         """Add centroids of shapes as ``obsm[key]``, (n_cells, D) float64, as plotting tools expect in ``obsm["spatial"]``.
@@ -470,8 +463,6 @@ class Query:
         -----
         Read from the cell table; NaN for a cell without a shape. A member of a file's `obsm` of the same name is left out.
         """
-        from raggedatlas.wings.vectors.cell_geometry import default_geometry
-
         name = default_geometry(self.catalog) if space is None else space
         axes = {len(record.axes) for record in find_geometries(self.catalog, name)}
         if len(axes) > 1:

@@ -59,7 +59,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every table for a long one: text comes in blocks, columns wait in files, a band has one tile."""
-    for module in ("formats.anndata.elements", "formats.cxg.array_reader", "model.frames"):
+    for module in ("formats.anndata.elements", "wings.cxg.array_reader", "model.frames"):
         monkeypatch.setattr(f"raggedatlas.{module}.TEXT_ROWS", 500)
     monkeypatch.setattr("raggedatlas.wings.cxg.sink.SPILL_ROWS", 500)
     monkeypatch.setattr("raggedatlas.wings.cxg.table_encoder.BATCH_ROWS", 300)

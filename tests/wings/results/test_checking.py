@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
+from raggedatlas.wings.results import save_to_database
 from raggedatlas.wings.results.folder import CHECKSUMS
 from raggedatlas.wings.results.validation import validate_results
-from raggedatlas.wings.results.verbs import save_to_database
 
 N = 300
 

@@ -17,9 +17,9 @@ import raggedatlas.wings.results.dataset
 import raggedatlas.wings.results.row_readers
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndexError, RowTypeError, SourceError
+from raggedatlas.wings.results import lookup, save_to_database
 from raggedatlas.wings.results.data_request import HyraxDataset
 from raggedatlas.wings.results.schema import import_torch
-from raggedatlas.wings.results.verbs import lookup, save_to_database
 
 pytestmark = pytest.mark.fast
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
-from raggedatlas.wings.results.verbs import infer
-from raggedatlas.wings.results.verbs import test as evaluate
+from raggedatlas.wings.results import infer
+from raggedatlas.wings.results import test as evaluate
 from raggedatlas.wings.results.verbs.evaluation import ClassificationMetrics, RegressionMetrics, parse_scores
 
 pytestmark = pytest.mark.fast
@@ -107,7 +107,7 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_only_tests_have_scores(small: Any, tmp_path: Path) -> None:
     """Results of another verb say that they have no scores, and damaged scores are refused."""
-    from raggedatlas.wings.results.verbs import ScoredResults
+    from raggedatlas.wings.results import ScoredResults
 
     infer(logits, small.query, tmp_path / "r")
     with pytest.raises(NotFoundError, match="no scores"):

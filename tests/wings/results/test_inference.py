@@ -19,8 +19,7 @@ import pytest
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.cli.models import result_folder
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
-from raggedatlas.wings.results import batch_writer
-from raggedatlas.wings.results.verbs import infer, infer_part
+from raggedatlas.wings.results import batch_writer, infer, infer_part
 from raggedatlas.wings.viewer.scene import match_ids
 from support.processes import dask_workers, started
 
@@ -210,7 +209,7 @@ def test_old_results_stay_until_new_ones_are_whole(small: Any, tmp_path: Path) -
 SCRIPT = """
 import sys
 import raggedatlas as ra
-from raggedatlas.wings.results.verbs import infer
+from raggedatlas.wings.results import infer
 query = ra.RaggedAtlas.open(sys.argv[1]).checkout(1).query()
 print("begun", flush=True)
 infer(sys.argv[3], query, sys.argv[2], batch_size=1, overwrite=True)
@@ -343,7 +342,7 @@ def test_known_cells_are_found_among_ids_of_two_gigabytes(small: Any, tmp_path: 
 UNGUARDED = """
 import sys
 import raggedatlas as ra
-from raggedatlas.wings.results.verbs import infer
+from raggedatlas.wings.results import infer
 query = ra.RaggedAtlas.open(sys.argv[1]).checkout(1).query()
 infer("numpy:sqrt", query, sys.argv[2], n_parts=2)
 """
@@ -407,7 +406,7 @@ RANK = """
 import sys
 import torch.distributed as dist
 import raggedatlas as ra
-from raggedatlas.wings.results.verbs import infer_part
+from raggedatlas.wings.results import infer_part
 meeting, rank, n_ranks, atlas, folder, model = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n_ranks)
 query = ra.RaggedAtlas.open(atlas).checkout(1).query()

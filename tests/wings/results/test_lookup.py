@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.wings.results import lookup, neighbors, pca, save_to_database
 from raggedatlas.wings.results.folder import open_table
-from raggedatlas.wings.results.verbs import lookup, neighbors, pca, save_to_database
 from raggedatlas.wings.results.verbs.lookup import Neighbors, compute_recall, exact_neighbors
 from support.atlases import npy_run
 

@@ -8,7 +8,7 @@ import pytest
 
 from raggedatlas import ResultDataset
 from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
-from raggedatlas.wings.results.verbs import engine, infer
+from raggedatlas.wings.results import engine, infer
 
 pytestmark = pytest.mark.fast
 

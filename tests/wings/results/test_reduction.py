@@ -20,7 +20,8 @@ from raggedatlas.errors import (
     QueryError,
     SourceError,
 )
-from raggedatlas.wings.results.verbs import infer, pca, reduction, umap
+from raggedatlas.wings.results import infer, pca, umap
+from raggedatlas.wings.results.verbs import reduction
 from raggedatlas.wings.results.verbs.reduction import fit_pca, load_pca, load_umap
 from support.atlases import npy_run
 

@@ -6,17 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raggedatlas import ResultDataset, verbs
+from raggedatlas import ResultDataset
 from raggedatlas.errors import NotFoundError
-from raggedatlas.wings.results.verbs import lookup, save_to_database
+from raggedatlas.wings import results as wing
+from raggedatlas.wings import viewer
+from raggedatlas.wings.results import lookup, save_to_database
 from raggedatlas.wings.viewer import make_view
 from support.atlases import make_modelled, write_results
 
 
 def test_verbs_are_found_together() -> None:
     """What a person asks for stands in one place."""
-    assert {"infer", "umap", "view", "visualize", "make_view"} <= set(verbs.__all__)
-    assert callable(verbs.visualize)
+    assert {"infer", "umap", "pca", "lookup"} <= set(wing.__all__)
+    assert callable(viewer.visualize)
 
 
 def test_lookup_asks_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.converters.content import decode_categories
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from raggedatlas.wings.vectors.storage.level_reader import read_partition_attribute
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import by_kind, corners_of, rows_of, walk
 

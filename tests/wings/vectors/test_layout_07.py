@@ -14,6 +14,7 @@ import zarr
 
 from geometry_stores import CUT, attributes, edit, edit_block, put, stored, with_level
 from raggedatlas.errors import CorruptError, LimitError, SourceError
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.wings.vectors.reader import open_vectors
@@ -21,7 +22,6 @@ from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from raggedatlas.wings.vectors.storage.codecs import FragmentIndex, encode_ragged, to_bytes
 from raggedatlas.wings.vectors.storage.layouts import group_json, plain_array
 from raggedatlas.wings.vectors.storage.zarr_reader import decompress
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 

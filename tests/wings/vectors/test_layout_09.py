@@ -13,6 +13,7 @@ import zarr
 
 from geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
 from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.converters.content import decode_categories
 from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments
@@ -34,7 +35,6 @@ from raggedatlas.wings.vectors.storage.cross_links import (
     segment_name,
 )
 from raggedatlas.wings.vectors.storage.layouts import plain_array, shard_shape, vlen_array
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 

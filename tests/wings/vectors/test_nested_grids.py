@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import Geometry, Level
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Shapes
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.hypothesis_profile import examples
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import QueryError
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.geometry import Fragments, Geometry
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import (
     EDGE,

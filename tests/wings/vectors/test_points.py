@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 import raggedatlas as ra
 from raggedatlas.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from raggedatlas.store import runtime
-from raggedatlas.wings.vectors import chunking
+from raggedatlas.wings.vectors import chunking, validate
 from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.geometry import Geometry
 from raggedatlas.wings.vectors.points import append_points, read_points
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Shapes
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 
 UNASSIGNED = "UNASSIGNED"

@@ -22,6 +22,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
+from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors import writer as placing
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Level
@@ -30,7 +31,6 @@ from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.wings.vectors.storage import codecs as draco
 from raggedatlas.wings.vectors.storage import layouts as families
 from raggedatlas.wings.vectors.storage.codecs import encode_fragments, encode_manifests
-from raggedatlas.wings.vectors.validation import validate
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 

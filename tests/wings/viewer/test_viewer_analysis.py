@@ -22,7 +22,7 @@ from raggedatlas.wings.viewer.columns import read_column
 from raggedatlas.wings.viewer.means import MOST_GROUPS, compute_means, groups_of
 from raggedatlas.wings.viewer.scene import Scene, make_scene
 from raggedatlas.wings.viewer.server import ViewerServer
-from raggedatlas.wings.viewer.visualize import make_view, view, visualize
+from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
 PBMC = Path(__file__).parents[1] / "data" / "pbmc68k_reduced.h5ad"
 

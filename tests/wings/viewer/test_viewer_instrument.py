@@ -14,7 +14,7 @@ import raggedatlas as ra
 from browser import Browser, find_browser
 from raggedatlas.wings.viewer.page import write_page
 from raggedatlas.wings.viewer.scene import Scene, make_scene
-from raggedatlas.wings.viewer.visualize import make_view, view, visualize
+from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
 PROGRAM = find_browser()
 pytestmark = [

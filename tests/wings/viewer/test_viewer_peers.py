@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from browser import Browser, find_browser
 from raggedatlas.wings.viewer.exports import CONFIG
 from raggedatlas.wings.viewer.scene import Look, Scene, make_scene
-from raggedatlas.wings.viewer.visualize import visualize
+from raggedatlas.wings.viewer.verbs import visualize
 
 ROOT = Path(__file__).parent.parent.parent
 VENV = ROOT / ".venv-peers-viewers"

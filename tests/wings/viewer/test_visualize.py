@@ -24,7 +24,7 @@ from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.writer import ResultDatasetWriter
 from raggedatlas.wings.viewer.exports import CELLS, CONFIG
 from raggedatlas.wings.viewer.scene import Look, make_scene, match_ids
-from raggedatlas.wings.viewer.visualize import make_view, view, visualize
+from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"

@@ -1,4 +1,4 @@
-"""The feature space of guide counts; it is in its own module because raggedatlas loads it whenever spaces are listed."""
+"""The feature space of guide counts; a module of its own, because it is imported whenever spaces are listed."""
 
 import raggedatlas as ra
 

@@ -1,7 +1,38 @@
-"""CXG, the format of CELLxGENE Explorer on TileDB: read in every version, written in the two that are served."""
+"""CXG, the format of CELLxGENE Explorer on TileDB (seed 004): read in every version, written in the two that are served."""
 
-from raggedatlas.wings.cxg.inspection import CxgInspection, inspect
-from raggedatlas.wings.cxg.rules import RULES
-from raggedatlas.wings.cxg.validation import validate
+from typing import TYPE_CHECKING
 
-__all__ = ["RULES", "CxgInspection", "inspect", "validate"]
+from raggedatlas.model.wings import Wing, lazy_attributes
+
+if TYPE_CHECKING:
+    from raggedatlas.wings.cxg.inspection import CxgInspection, inspect
+    from raggedatlas.wings.cxg.rules import RULES
+    from raggedatlas.wings.cxg.validation import validate
+
+WING = Wing(
+    name="cxg",
+    readers={"cxg": "raggedatlas.wings.cxg.source:cxg_source"},
+    detectors={"cxg": "raggedatlas.wings.cxg.inspection:is_cxg"},
+    writers={".cxg": "raggedatlas.wings.cxg.sink:cxg_sink"},
+    answers={
+        "curation_sink": "raggedatlas.wings.cxg.curation:CurationSink",
+        "missing_facts": "raggedatlas.wings.cxg.curation:missing_facts",
+    },
+)
+
+_HOMES = {
+    "CxgInspection": "raggedatlas.wings.cxg.inspection",
+    "RULES": "raggedatlas.wings.cxg.rules",
+    "inspect": "raggedatlas.wings.cxg.inspection",
+    "validate": "raggedatlas.wings.cxg.validation",
+}
+
+__all__ = [
+    "RULES",
+    "WING",
+    "CxgInspection",
+    "inspect",
+    "validate",
+]
+
+__getattr__ = lazy_attributes(__name__, _HOMES)

@@ -393,7 +393,7 @@ def prepare(
     target : str or Path
         Folder to write, ending in ``.cxg``; not written if `what` is a CXG that can be served unchanged.
     **options
-        Options of `formats.cxg.options.CxgOptions`: ``title``, ``embeddings``, ``compute_embedding``, ``x``,
+        Options of `CxgOptions`: ``title``, ``embeddings``, ``compute_embedding``, ``x``,
         ``overwrite``, ``strict``, ``on_losses``. The profile is 0.2.0.
 
     Returns
@@ -408,10 +408,10 @@ def prepare(
     DuplicateError
         If the target exists.
     """
+    from raggedatlas.atlas import find_query
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.registry import open_sink
     from raggedatlas.wings.cxg.inspection import is_cxg
-    from raggedatlas.wings.viewer.sources import find_query
 
     path = as_path(what) if isinstance(what, str | os.PathLike) else None
     if isinstance(path, Path) and is_cxg(path) and is_servable(path):

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.soma import TiledbKind, tiledb_kind
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import Address, AnyPath, as_path
@@ -35,12 +36,6 @@ from raggedatlas.wings.cxg.tiledb_arrays import (
 )
 from raggedatlas.wings.cxg.unstructured import parse_json
 
-Kind = Literal["array", "group"]
-
-# The last three identify an array that has lost its schema, which must be reported, not overlooked.
-_ARRAY_MARKS = ("__schema", "__array_schema.tdb", "__fragments", "__commits", "__lock.tdb")
-_GROUP_MARKS = ("__tiledb_group.tdb", "__group")
-
 
 @dataclass(frozen=True, slots=True)
 class Detection:
@@ -66,7 +61,7 @@ class Detection:
     version: str
     layout: Layout | None
     reason: str
-    members: Mapping[str, Kind]
+    members: Mapping[str, TiledbKind]
     embeddings: tuple[str, ...]
 
     @property
@@ -78,20 +73,6 @@ class Detection:
     def extras(self) -> tuple[str, ...]:
         """Members that are not part of the format."""
         return tuple(name for name in self.members if name not in MEMBERS)
-
-
-def tiledb_kind(path: AnyPath) -> Kind | None:
-    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> tiledb_kind(Path("tests/data")) is None
-    True
-    """
-    if any((path / mark).exists() for mark in _ARRAY_MARKS):
-        return "array"
-    return "group" if any((path / mark).exists() for mark in _GROUP_MARKS) else None
 
 
 def is_cxg(path: AnyPath) -> bool:
@@ -129,7 +110,7 @@ def detect(path: Address) -> Detection:
     return Detection(path, version, layout, f"{reason}; {shown}", members, embeddings)
 
 
-def list_members(path: AnyPath) -> dict[str, Kind]:
+def list_members(path: AnyPath) -> dict[str, TiledbKind]:
     """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
     if not path.is_dir():
         return {}
@@ -187,7 +168,7 @@ def _require_members(detection: Detection) -> None:
         raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
 
 
-def _version(path: AnyPath, members: Mapping[str, Kind]) -> tuple[str, str]:
+def _version(path: AnyPath, members: Mapping[str, TiledbKind]) -> tuple[str, str]:
     if members.get(GROUP_METADATA) != "array":
         return UNNAMED, f"version {UNNAMED}: there is no {GROUP_METADATA}"
     with open_array(path / GROUP_METADATA) as array:
@@ -199,7 +180,7 @@ def _version(path: AnyPath, members: Mapping[str, Kind]) -> tuple[str, str]:
     return text, f"version {text}: {GROUP_METADATA} says so"
 
 
-def _layout(path: AnyPath, members: Mapping[str, Kind]) -> tuple[Layout | None, str]:
+def _layout(path: AnyPath, members: Mapping[str, TiledbKind]) -> tuple[Layout | None, str]:
     """Detect the layout from the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over ``X``."""
     if members.get(XR) == members.get(XC) == "array":
         return "split", f"layout split: there are {XR} and {XC}"
@@ -287,7 +268,7 @@ def _group(path: str, name: str, children: tuple[Element, ...]) -> Element:
     return Element(path, name, "group", "group", n_bytes=n_bytes, n_stored=n_stored, children=children)
 
 
-def _member(folder: AnyPath, name: str, kind: Kind, prefix: str = "") -> Element:
+def _member(folder: AnyPath, name: str, kind: TiledbKind, prefix: str = "") -> Element:
     path, at = folder / name, f"{prefix}{name}"
     if kind == "group":
         return _group(at, name, tuple(_member(path, *member, f"{at}/") for member in list_members(path).items()))

@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.choices import Profile, WideIntegers
+from raggedatlas.model.choices import PCA, Embedder, Profile, WideIntegers
 
 Layout = Literal["dense", "sparse", "split"]
 """Storage layout of the matrix: `dense` and `sparse` are one two-dimensional array ``X``; `split` is ``Xr`` and ``Xc``, each
@@ -140,28 +139,6 @@ def sort_losses(losses: Iterable[ConversionLoss]) -> tuple[ConversionLoss, ...]:
 
 
 OBSM = "obsm/"
-
-
-@dataclass(frozen=True, slots=True)
-class Embedder:
-    """Method to compute an embedding from principal components.
-
-    Parameters
-    ----------
-    name : str
-        Name of the embedding in the CXG.
-    n_components : int
-        Number of principal components to pass to `layout`.
-    layout : callable, optional
-        ``(n_cells, n_components)`` float32 -> ``(n_cells, >= 2)``; None uses the components themselves.
-    """
-
-    name: str
-    n_components: int = 2
-    layout: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None
-
-
-PCA = Embedder("pca")
 
 
 def embedding_name(name: str) -> str:

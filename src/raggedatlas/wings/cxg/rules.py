@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from raggedatlas.errors import AtlasError
+from raggedatlas.formats.soma import TiledbKind
 from raggedatlas.model import validation
 from raggedatlas.model.validation import Checker, Rule
 from raggedatlas.store.location import AnyPath
-from raggedatlas.wings.cxg.inspection import Kind, list_members
+from raggedatlas.wings.cxg.inspection import list_members
 from raggedatlas.wings.cxg.options import (
     ANONYMOUS,
     CODE_TYPES,
@@ -161,7 +162,7 @@ class CxgChecker(Checker[str]):
 
     path: AnyPath
     full: bool
-    members: Mapping[str, Kind]
+    members: Mapping[str, TiledbKind]
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
     version: str = UNNAMED
     hints: dict[str, dict[str, Any]] = field(default_factory=dict)

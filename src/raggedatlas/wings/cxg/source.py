@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
+from raggedatlas.formats.soma import tiledb_kind
 from raggedatlas.store.location import Address, AnyPath
 from raggedatlas.wings.cxg.array_reader import (
     DenseArray,
@@ -26,7 +27,7 @@ from raggedatlas.wings.cxg.array_reader import (
     read_dataframe,
     read_table_info,
 )
-from raggedatlas.wings.cxg.inspection import Detection, detect, list_members, require_readable, tiledb_kind
+from raggedatlas.wings.cxg.inspection import Detection, detect, list_members, require_readable
 from raggedatlas.wings.cxg.options import (
     ANONYMOUS,
     COLORS,

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.soma import tiledb_kind
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Depth, Problems
 from raggedatlas.store.location import Address, as_path
 from raggedatlas.wings.cxg.array_reader import NUMBERED
-from raggedatlas.wings.cxg.inspection import is_cxg, list_members, tiledb_kind
+from raggedatlas.wings.cxg.inspection import is_cxg, list_members
 from raggedatlas.wings.cxg.options import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 from raggedatlas.wings.cxg.rules import (
     CxgChecker,

@@ -1,1 +1,61 @@
-"""Model outputs as Lance tables: writer, dataset, and conversion of `.npy` results."""
+"""Model outputs as Lance tables (seed 003): writer, dataset, conversion of ``.npy`` results, and the verbs that make and read them."""
+
+from typing import TYPE_CHECKING
+
+from raggedatlas.model.wings import AssetKind, Wing, lazy_attributes
+
+if TYPE_CHECKING:
+    from raggedatlas.wings.results.verbs.evaluation import ScoredResults, Scores, test
+    from raggedatlas.wings.results.verbs.inference import engine, infer, infer_part
+    from raggedatlas.wings.results.verbs.lookup import IndexReport, lookup, neighbors, save_to_database
+    from raggedatlas.wings.results.verbs.reduction import embedder, pca, umap
+
+WING = Wing(
+    name="results",
+    assets=(
+        AssetKind(
+            noun="a result",
+            accepts="raggedatlas.wings.results.sources:is_results",
+            attachment="raggedatlas.wings.results.attachment:result_attachment",
+        ),
+    ),
+    answers={
+        "add_vectors": "raggedatlas.wings.results.attachment:add_vectors",
+        "load_results_dataset": "raggedatlas.wings.results.npy_results:load_results_dataset",
+    },
+)
+
+_HOMES = {
+    "IndexReport": "raggedatlas.wings.results.verbs.lookup",
+    "ScoredResults": "raggedatlas.wings.results.verbs.evaluation",
+    "Scores": "raggedatlas.wings.results.verbs.evaluation",
+    "embedder": "raggedatlas.wings.results.verbs.reduction",
+    "engine": "raggedatlas.wings.results.verbs.inference",
+    "infer": "raggedatlas.wings.results.verbs.inference",
+    "infer_part": "raggedatlas.wings.results.verbs.inference",
+    "lookup": "raggedatlas.wings.results.verbs.lookup",
+    "neighbors": "raggedatlas.wings.results.verbs.lookup",
+    "pca": "raggedatlas.wings.results.verbs.reduction",
+    "save_to_database": "raggedatlas.wings.results.verbs.lookup",
+    "test": "raggedatlas.wings.results.verbs.evaluation",
+    "umap": "raggedatlas.wings.results.verbs.reduction",
+}
+
+__all__ = [
+    "WING",
+    "IndexReport",
+    "ScoredResults",
+    "Scores",
+    "embedder",
+    "engine",
+    "infer",
+    "infer_part",
+    "lookup",
+    "neighbors",
+    "pca",
+    "save_to_database",
+    "test",
+    "umap",
+]
+
+__getattr__ = lazy_attributes(__name__, _HOMES)

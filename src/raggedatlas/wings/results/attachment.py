@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,9 @@ from raggedatlas.errors import (
     ValuesError,
 )
 from raggedatlas.ingest.columns import FILLED
-from raggedatlas.ingest.commit import Attachment
+from raggedatlas.ingest.commit import Attachment, attach
 from raggedatlas.ingest.group_writer import specs_json
-from raggedatlas.ingest.options import (
-    ResultOptions,
-)
+from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions, read_options
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
@@ -46,6 +44,7 @@ from raggedatlas.wings.results.data_request import absolute_location, local_fold
 from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.folder import read_config
 from raggedatlas.wings.results.npy_results import load_results_dataset
+from raggedatlas.wings.results.row_readers import ObjectIds
 from raggedatlas.wings.results.schema import DATA
 from raggedatlas.wings.results.validation import require_intact
 
@@ -556,3 +555,63 @@ def _recall(found: NDArray[np.float64], true: NDArray[np.float64]) -> float:
         return 1.0
     # By distance, because equally near cells may be listed in another order. `dot` distances can be negative.
     return float((found <= true[-1] + 1e-5 * (abs(true[-1]) + 1)).sum() / len(true))
+
+
+def result_attachment(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (what `is_results` accepts)
+    choices: Mapping[str, Any],
+) -> ResultAttachment:
+    """Prepare to add results."""
+    return ResultAttachment(catalog, source, read_options(ResultOptions, choices, "add() of results"))
+
+
+class _CellVectors:
+    """A member of `obsm` in the form in which a model's results are added."""
+
+    def __init__(self, key: str, values: NDArray[Any], uids: pa.Array, origin: Mapping[str, Any]) -> None:
+        self.key, self._values, self._uids = key, values, uids
+        self.data_location = f"obsm://{key}"
+        self.facts = {
+            "result:verb": "annotate",
+            "atlas:version": origin.get("snapshot", ""),
+            "atlas:query": origin.get("summary", ""),
+        }
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"obsm[{self.key!r}]"
+
+    def ids(self) -> ObjectIds:
+        return ObjectIds(self._uids)
+
+    def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return self._values[rows]
+
+
+def add_vectors(
+    catalog: Catalog,
+    key: str,
+    values: NDArray[Any],
+    uids: pa.Array,
+    origin: Mapping[str, Any],
+    options: AnnotateOptions,
+    *,
+    dry_run: bool,
+) -> ResultReport:
+    """Add a member of `obsm` that `annotate` got as a result, unless the atlas has the same already."""
+    vectors = _CellVectors(key, values, uids, origin)
+    there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(key)
+    # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
+    policy: OnDuplicate = "replace" if options.on_conflict == "replace" and there is None else "skip"
+    choices = ResultOptions(key, policy, dry_run, unknown=options.unknown)
+    report = attach(ResultAttachment(catalog, vectors, choices), progress=False)
+    if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
+        return report
+    if options.on_conflict == "error":
+        raise DuplicateError(
+            f"The atlas has a result {key!r} with other values already; pass on_conflict='replace', or rename the member of obsm."
+        )
+    return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")), progress=False)

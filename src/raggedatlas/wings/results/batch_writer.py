@@ -17,9 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, ReadOnlyError, SourceError
+from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.store.location import file_digest
 from raggedatlas.store.storage_errors import FILE_FORMAT, lance_errors, store_errors
-from raggedatlas.wings.results.folder import DATABASE, atomic_write, table_path
+from raggedatlas.wings.results.folder import DATABASE, table_path
 from raggedatlas.wings.results.schema import OBJECT_ID, ResultColumn, as_ids, as_outputs, results_schema
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, SourceError, StoreError
+from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.store.location import Location, file_digest, local_path
 from raggedatlas.store.storage_errors import lance_errors, store_errors
 from raggedatlas.store.tables import Tables
@@ -225,24 +226,6 @@ class WriteLock:
             self.path.unlink()
         os.close(self._file)
         self._file = None
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; it replaces `path` at the end, or is removed after an error.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with store_errors(f"write {path}"):
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 CHECKSUMS = "checksums.json"

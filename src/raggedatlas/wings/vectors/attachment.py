@@ -1,7 +1,7 @@
 """Add geometry, and transcripts with their counts: the store first, then the pointers of cells, the record last (seed 002)."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,10 +32,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.commit import Attachment, add_sources
-from raggedatlas.ingest.options import (
-    GeometryOptions,
-    IngestOptions,
-)
+from raggedatlas.ingest.options import GeometryOptions, IngestOptions, read_options
 from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
@@ -641,3 +638,13 @@ class TranscriptAttachment(GeometryAttachment):
         return replace(
             report, dataset_uid=counts.dataset_uid, notes=notes, n_cells=counts.n_cells, n_new_cells=counts.n_cells, n_datasets=1
         )  # fmt: skip
+
+
+def geometry_attachment(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (what `is_geometry` accepts)
+    choices: Mapping[str, Any],
+) -> GeometryAttachment:
+    """Prepare to add geometry, or transcripts with their counts."""
+    options = read_options(GeometryOptions, choices, "add() of geometry")
+    return (TranscriptAttachment if options.counts else GeometryAttachment)(catalog, source, options)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.catalog.assets import find_geometries, rows_of_stores
+from raggedatlas.catalog.assets import default_geometry, find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import GeometryRecord
@@ -439,13 +439,14 @@ class Within(Filter):
         return f"within({[*self.box.lo, *self.box.hi]}, space={self.name!r}, by={self.by!r})"
 
 
-def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
-    """Make the filter, after checking the arguments.
+def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
+    """Make the filter of `Query.within`, after checking the arguments.
 
     Raises
     ------
     QueryError
-        For a box that is none, more axes than a store has, or an unknown `by`.
+        For a box that is none, more axes than a store has, an unknown `by`, or stores of which a cell that the query has chosen so far
+        has several.
     NotFoundError
         If there is no such geometry.
     """
@@ -459,29 +460,9 @@ def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> With
             raise QueryError(
                 f"within() got a box of {len(box.lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
             )
-    return Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
-
-
-def default_geometry(catalog: Catalog) -> str:
-    """Return the only geometry of the atlas, or its only feature space.
-
-    Raises
-    ------
-    QueryError
-        If there are several, or none.
-    """
-    from raggedatlas.catalog.assets import read_geometries
-
-    records = read_geometries(catalog)
-    names = sorted({record.name for record in records})
-    spaces = sorted({record.space for record in records})
-    if not names:
-        raise QueryError(
-            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
-        )
-    if len(names) > 1 and len(spaces) > 1:
-        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
-    return names[0] if len(names) == 1 else spaces[0]
+    found = Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
+    _refuse_shared(found, spec, catalog)
+    return found
 
 
 def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
@@ -621,14 +602,8 @@ def _encloses(
     return odd
 
 
-def refuse_shared(found: Within, spec: QuerySpec, catalog: Catalog) -> None:
-    """Refuse a box over stores of which a cell that a query has chosen so far has several.
-
-    Raises
-    ------
-    QueryError
-        Naming the cell.
-    """
+def _refuse_shared(found: Within, spec: QuerySpec, catalog: Catalog) -> None:
+    """Refuse a box over stores of which a cell that a query has chosen so far has several."""
     having = [(uid, record.name) for record in found.records for uid in record.cells_of]
     # The cells are read only if a dataset has several of the stores, as only then a cell can.
     if len({uid for uid, _ in having}) < len(set(having)):

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ArgumentError, QueryError, ReadOnlyError
 from raggedatlas.query.compare import CompareOptions
-from raggedatlas.wings.results.schema import DATA
-from raggedatlas.wings.results.verbs.lookup import exact_neighbors
+from raggedatlas.query.neighbors import exact_neighbors
 from raggedatlas.wings.viewer.means import compute_means, groups_of
 from raggedatlas.wings.viewer.scene import Scene, match_ids
 from raggedatlas.wings.viewer.sources import QueryCells
@@ -210,25 +209,11 @@ class Analysis:
         return {"name": report.name, "n": len(uids), "status": report.status}
 
 
-@dataclass(frozen=True)
-class _ArrayRows:
-    """Rows of an array, as `exact_neighbors` reads results."""
-
-    values: NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return some rows."""
-        return self.values[rows]
-
-
 def _nearest(
     vectors: NDArray[Any], asked: NDArray[np.int64], among: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the rows that are among the k nearest of any row asked for, nearest first, and their squared Euclidean distances."""
-    near = exact_neighbors(_ArrayRows(vectors), DATA, vectors[asked].astype(np.float64), k, among=among)
+    near = exact_neighbors(vectors.__getitem__, len(vectors), vectors[asked].astype(np.float64), k, among=among)
     # A cell may be near several of the selected ones; the least of its distances counts.
     least = np.full(len(vectors), np.inf)
     np.minimum.at(least, near.rows[near.rows >= 0], near.distances[near.rows >= 0])

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, StoreError
-from raggedatlas.formats.output_files import partial_path, publish_folder
+from raggedatlas.formats.output_files import atomic_write, partial_path, publish_folder
 from raggedatlas.store.location import local_path
 from raggedatlas.store.runtime import warnings_as
-from raggedatlas.wings.results.folder import atomic_write
 from raggedatlas.wings.viewer.columns import PointColumn
 from raggedatlas.wings.viewer.page import refuse_existing
 from raggedatlas.wings.viewer.palette import category_colors, read_colors

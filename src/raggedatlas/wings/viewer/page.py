@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, StoreError
+from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.store.location import local_path
-from raggedatlas.wings.results.folder import atomic_write
 from raggedatlas.wings.viewer.arrow_streams import (
     bounds_of,
     column_part,

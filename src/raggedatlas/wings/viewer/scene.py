@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
-from raggedatlas.wings.results.verbs.reduction import check_seed
+from raggedatlas.model.arguments import check_seed
 from raggedatlas.wings.viewer.columns import PointColumn, as_table, read_column
 from raggedatlas.wings.viewer.palette import read_colors
 

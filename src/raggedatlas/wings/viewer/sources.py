@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.atlas import AtlasView, RaggedAtlas
+from raggedatlas.atlas import AtlasView, RaggedAtlas, find_query
 from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import is_atlas
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.errors import FeatureError, NotFoundError, QueryError
-from raggedatlas.formats.registry import open_source
+from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SourceError
+from raggedatlas.formats.registry import detect, open_source
 from raggedatlas.formats.subset import find_features
-from raggedatlas.ingest.add import is_results
+from raggedatlas.ingest.add import asset_kind
 from raggedatlas.ingest.columns import SYMBOL_COLUMNS, merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
@@ -32,16 +32,23 @@ from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.store.location import Location, as_path
-from raggedatlas.wings.cxg.inspection import is_cxg
-from raggedatlas.wings.results.dataset import ResultDataset
-from raggedatlas.wings.results.npy_results import InferenceDataSet
 from raggedatlas.wings.viewer.palette import is_color
 from raggedatlas.wings.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Results = ResultDataset | InferenceDataSet
+
+@runtime_checkable
+class Results(Protocol):
+    """Rows of coordinates with ids, as a `ResultDataset` or an `InferenceDataSet` has them."""
+
+    def ids(self) -> Any:  # noqa: ANN401  (an Arrow array by `to_arrow`)
+        """Return the id of each row."""
+
+    def iter_batches(self, batch_size: int = 8192) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Iterate over ids and values."""
+
 
 _SPACE = "gene_expression"
 _STEP_BYTES = 16 << 20
@@ -121,38 +128,15 @@ def is_cells_path(path: str | os.PathLike[str]) -> bool:
     place = as_path(path)
     # Nothing else is named by an address.
     if isinstance(place, Location):
-        return not is_results(place)
+        return asset_kind(place) is None
     if not place.exists():
         return False
     if place.is_file() or is_atlas(Location.of(place)):
         return True
-    roots = ("zarr.json", ".zgroup", "matrix.mtx", "matrix.mtx.gz")
-    return is_cxg(place) or any((place / name).is_file() for name in roots)
-
-
-def find_query(cells: Any) -> Query | None:  # noqa: ANN401  (anything that can be read)
-    """Return the cells of an atlas as a query: of its newest snapshot, of a view, or as given; None for files and other objects.
-
-    Raises
-    ------
-    NotFoundError
-        If an atlas has no snapshot.
-    """
-    if isinstance(cells, str | os.PathLike):
-        place = as_path(cells)
-        # A folder is an atlas if it has the tables of one.
-        is_file = place.is_web if isinstance(place, Location) else not place.is_dir()
-        if is_file or not is_atlas(Location.of(place)):
-            return None
-        cells = RaggedAtlas.open(place)
-    if isinstance(cells, RaggedAtlas):
-        known = cells.list_versions()
-        if not known:
-            raise NotFoundError(f"{cells.uri} has no snapshot to show; call atlas.snapshot() first.")
-        cells = cells.checkout(known[-1].version)
-    if isinstance(cells, AtlasView):
-        cells = cells.query()
-    return cells if isinstance(cells, Query) else None
+    try:
+        return bool(detect(place))
+    except SourceError:
+        return False
 
 
 def open_cells(cells: Cells) -> KnownCells:
@@ -669,14 +653,11 @@ def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | No
 def read_results(results: Results) -> tuple[pa.Array, NDArray[Any]]:
     """Read ids and places of results, in the order of their rows."""
     ids = results.ids().to_arrow()
-    if isinstance(results, ResultDataset):
-        return ids, results.to_numpy()
-    if not len(results):
-        return ids, np.zeros((0, 2), np.float32)
-    return ids, np.concatenate([values for _, values in results.iter_batches()])
+    values = [values for _, values in results.iter_batches()]
+    return ids, np.concatenate(values) if values else np.zeros((0, 2), np.float32)
 
 
-def scene_of_old_results(results: InferenceDataSet, look: Look) -> Scene:
+def scene_of_old_results(results: Any, look: Look) -> Scene:  # noqa: ANN401  (an `InferenceDataSet`)
     """Show ``.npy`` results with the metadata of the dataset that they were made of, where it can be had (seed 003, visualize)."""
     ids, places = read_results(results)
     obs: pa.Table | None = None
@@ -690,7 +671,7 @@ def scene_of_old_results(results: InferenceDataSet, look: Look) -> Scene:
     return make_scene(ids, places, obs, look=look).with_notes(*notes)
 
 
-def _field(results: InferenceDataSet, name: str) -> pa.Array:
+def _field(results: Any, name: str) -> pa.Array:  # noqa: ANN401  (an `InferenceDataSet`)
     """Read a field of metadata, which datasets give as a record array, a mapping, or the values alone."""
     found = results.metadata(range(len(results)), [name])
     fields = getattr(getattr(found, "dtype", None), "names", None)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
+from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.store.location import local_path
-from raggedatlas.wings.results.folder import atomic_write
 from raggedatlas.wings.viewer.columns import PointColumn
 from raggedatlas.wings.viewer.page import refuse_existing
 from raggedatlas.wings.viewer.palette import MISSING, category_colors

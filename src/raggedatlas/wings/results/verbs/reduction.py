@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,14 @@ from raggedatlas.errors import (
     QueryError,
     SourceError,
 )
-from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.model.choices import UmapMetric
+from raggedatlas.formats.output_files import atomic_write
+from raggedatlas.model.arguments import Progress, check_seed, checked, no_progress
+from raggedatlas.model.choices import PCA as PCA_EMBEDDER
+from raggedatlas.model.choices import Embedder, UmapMetric
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
 from raggedatlas.wings.results.dataset import ResultDataset
-from raggedatlas.wings.results.folder import atomic_write
 from raggedatlas.wings.results.verbs.vector_sources import (
     Vectors,
     VectorSource,
@@ -40,10 +41,6 @@ from raggedatlas.wings.results.verbs.vector_sources import (
     open_vectors,
 )
 from raggedatlas.wings.results.writer import ResultDatasetWriter
-
-if TYPE_CHECKING:
-    from raggedatlas.wings.cxg.options import Embedder
-
 
 EXACT_WIDTH = 2048
 """Up to this width the full covariance is decomposed; beyond it, only as many components as are wanted are computed."""
@@ -64,18 +61,6 @@ def _stored_arrays(path: str | os.PathLike[str], what: str) -> Iterator[Any]:
         raise NotFoundError(f"There is no model {os.fspath(path)}.") from error
     except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise CorruptError(f"{os.fspath(path)} is no {what}: {error}.") from error
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that NumPy's generators do not take.
-
-    Raises
-    ------
-    QueryError
-        If it is negative or has more than 32 bits.
-    """
-    if not 0 <= seed < 2**32:
-        raise QueryError(f"The seed {seed} is out of range; expected 0 to {2**32 - 1}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -720,7 +705,7 @@ N_COMPONENTS = 30
 @checked
 def embedder(
     method: Literal["pca", "umap"], *, n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 0
-) -> "Embedder":
+) -> Embedder:
     """Return an object that computes an embedding while a CXG is written, for its option ``compute_embedding``.
 
     Parameters
@@ -747,11 +732,9 @@ def embedder(
     >>> embedder("umap").name
     'umap'
     """
-    from raggedatlas.wings.cxg.options import PCA, Embedder
-
     check_seed(seed)
-    if method == PCA.name:
-        return PCA
+    if method == PCA_EMBEDDER.name:
+        return PCA_EMBEDDER
     if method != "umap":
         raise QueryError(f"There is no embedding {method!r}; choose 'pca' or 'umap'.")
 

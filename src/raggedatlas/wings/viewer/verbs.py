@@ -9,10 +9,9 @@ from typing import Any, TypedDict, Unpack
 
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.wings import answer
 from raggedatlas.store.copies import local_target
 from raggedatlas.store.location import Address, AnyPath, as_path
-from raggedatlas.wings.results.dataset import ResultDataset
-from raggedatlas.wings.results.npy_results import InferenceDataSet, load_results_dataset
 from raggedatlas.wings.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.wings.viewer.page import write_page
 from raggedatlas.wings.viewer.scene import SPACE, Look, Scene
@@ -20,6 +19,7 @@ from raggedatlas.wings.viewer.server import ViewerServer
 from raggedatlas.wings.viewer.sources import (
     Cells,
     KnownCells,
+    Results,
     default_embedding,
     is_cells_path,
     open_cells,
@@ -29,7 +29,7 @@ from raggedatlas.wings.viewer.sources import (
 )
 from raggedatlas.wings.viewer.static_plot import write_picture
 
-Embedding = ResultDataset | InferenceDataSet | Scene | Cells
+Embedding = Results | Scene | Cells
 """Results, the folder of some, the name of an embedding, a scene that is made already, or the cells themselves: an atlas, a
 snapshot, a query, a file or an object, of which the first of `MAPS` is shown."""
 
@@ -229,8 +229,8 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
         return scene_of_embedding(str(embedding), known, look, layer)
     if known is not None:
         return scene_of_results(results, known, look, layer)
-    if isinstance(results, ResultDataset):
-        # Always raises, with a message that names the alternatives.
+    if hasattr(results, "visualize"):
+        # Lance results have no metadata of their own; this raises, with a message that names the alternatives.
         results.visualize()
     return scene_of_old_results(results, look)
 
@@ -238,7 +238,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
 def _are_cells(what: Any) -> bool:  # noqa: ANN401
     """Return whether what is to be shown are cells, and not results or a name."""
     if not isinstance(what, str | os.PathLike):
-        return not isinstance(what, ResultDataset | InferenceDataSet)
+        return not isinstance(what, Results)
     return is_cells_path(what)
 
 
@@ -249,9 +249,9 @@ def _first_map(cells: KnownCells, look: Look, layer: str | None) -> Scene:
     return scene_of_embedding(name, cells, replace(look, axes=(0, 1)) if wide else look, layer)
 
 
-def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
+def _results(embedding: Any, cells: KnownCells | None) -> Results | None:  # noqa: ANN401
     """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
-    if isinstance(embedding, ResultDataset | InferenceDataSet):
+    if isinstance(embedding, Results):
         return embedding
     place = as_path(embedding)
     if isinstance(place, Path) and not place.is_dir():
@@ -259,7 +259,8 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
     # A text that is also a folder means the embedding; a `Path` always means the folder.
     if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():
         return None
-    return load_results_dataset({}, embedding)
+    found: Results = answer("load_results_dataset")({}, embedding)
+    return found
 
 
 def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401

@@ -1,0 +1,154 @@
+"""Wings: systems that are built on the core, and the doors through which the core asks them.
+
+The core imports no wing. What a wing adds stands in one frozen `Wing` in the ``__init__.py`` of its folder; those of this package are
+listed in `BUILT_IN`, those of other packages are found by the entry point ``raggedatlas.wings``.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import Any
+
+from raggedatlas.errors import MissingExtraError
+
+GROUP = "raggedatlas.wings"
+"""Group of the entry points of other packages: name of a wing -> its `Wing`."""
+
+BUILT_IN = ("vectors", "results", "cxg", "viewer", "trainers")
+"""Wings of this package, each a folder of `raggedatlas.wings`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssetKind:
+    """One kind of what `add` attaches to cells that are in the atlas.
+
+    Parameters
+    ----------
+    noun : str
+        What messages call it.
+    accepts : str
+        Where a function is that says whether a source is of this kind: ``(source) -> bool``.
+    attachment : str
+        Where a function is that prepares to add one: ``(catalog, source, choices) -> Attachment``.
+    """
+
+    noun: str
+    accepts: str
+    attachment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wing:
+    """What one wing adds to the core. Every text says where something is, as an entry point does: ``"package.module:name"``.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    readers : mapping of str to str
+        Suffix of a file, or name of a format that `detectors` recognise -> what opens a path of it as a `Source`.
+    detectors : mapping of str to str
+        Name of a format of folders -> function of a path that recognises one.
+    writers : mapping of str to str
+        Suffix -> what creates a `Sink` for a path.
+    spaces : mapping of str to str
+        Name -> `FeatureSpace`.
+    assets : tuple of AssetKind
+        What it attaches to cells.
+    answers : mapping of str to str
+        Name of a function that the core calls but does not have -> where it is.
+    commands : mapping of str to str
+        Name of a command -> function with typer's annotations.
+
+    Examples
+    --------
+    >>> Wing(name="guides", readers={".guides": "my_guides.files:GuideSource"}).writers
+    {}
+    """
+
+    name: str
+    readers: Mapping[str, str] = field(default_factory=dict)
+    detectors: Mapping[str, str] = field(default_factory=dict)
+    writers: Mapping[str, str] = field(default_factory=dict)
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    assets: tuple[AssetKind, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def built_in_wings() -> tuple[Wing, ...]:
+    """Return the wings of this package that are installed; importing a door imports nothing else of its wing.
+
+    Examples
+    --------
+    >>> [wing.name for wing in built_in_wings()]
+    ['vectors', 'results', 'cxg', 'viewer', 'trainers']
+    """
+    modules = [f"{GROUP}.{name}" for name in BUILT_IN if find_spec(GROUP) and find_spec(f"{GROUP}.{name}")]
+    return tuple(import_module(module).WING for module in modules)
+
+
+@cache
+def installed_wings() -> tuple[Wing, ...]:
+    """Return the wings of other packages.
+
+    Callers look here only for what no built-in wing has: the search through all installed packages takes some 20 ms.
+    """
+    from importlib.metadata import entry_points
+
+    found = []
+    for entry in entry_points(group=GROUP):
+        try:
+            wing = entry.load()
+        except Exception as error:  # noqa: BLE001  (another package's import: it must not end the calls of this one)
+            warnings.warn(f"The wing {entry.name!r} of another package cannot be loaded: {error!r}", stacklevel=2)
+            continue
+        found.append(wing)
+    return tuple(found)
+
+
+def every_wing() -> Iterator[Wing]:
+    """Iterate over all wings, those of this package first."""
+    yield from built_in_wings()
+    yield from installed_wings()
+
+
+def answer(name: str) -> Callable[..., Any]:
+    """Return the function of a wing that the core calls by this name.
+
+    Raises
+    ------
+    MissingExtraError
+        If no wing has it.
+    """
+    for wing in built_in_wings():
+        if name in wing.answers:
+            found: Callable[..., Any] = resolve_name(wing.answers[name])
+            return found
+    raise MissingExtraError(f"No installed wing has {name!r}; install raggedatlas with all of its wings.")
+
+
+def lazy_attributes(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__`` that imports its public names when they are first used.
+
+    Parameters
+    ----------
+    module : str
+        Its name.
+    homes : mapping of str to str
+        Public name -> module that has it.
+    """
+
+    def get(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(import_module(module), name, value)
+        return value
+
+    return get

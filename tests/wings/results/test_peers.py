@@ -14,7 +14,7 @@ import pytest
 from raggedatlas import DataProvider, InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results
 from support.atlases import npy_run
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 VENV = ROOT / ".venv-peers-hyrax"
 NPY = "0.6.10"
 SCRIPT = Path(__file__).with_name("peer_hyrax.py")

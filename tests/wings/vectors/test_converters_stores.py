@@ -234,7 +234,7 @@ def test_meshes_become_trimesh() -> None:
         to_trimesh(points())
 
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-peers-spatialdata" / "bin" / "python"
 
 

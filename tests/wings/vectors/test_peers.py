@@ -36,7 +36,7 @@ from support.spatial import (
     walk,
 )
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("peer_zarr_vectors.py")
 VENVS = {"0.7": ROOT / ".venv-peers-vectors-0.2", "0.9": ROOT / ".venv-peers-vectors-0.9"}
 

@@ -24,7 +24,7 @@ from raggedatlas.wings.vectors.writer import write
 from support.hypothesis_profile import examples
 from support.spatial import ALL, EDGE, mesh, walk
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SEVERITIES = ("must", "should", "practice")
 Json = dict[str, Any]
 

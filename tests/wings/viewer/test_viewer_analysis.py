@@ -24,7 +24,7 @@ from raggedatlas.wings.viewer.scene import Scene, make_scene
 from raggedatlas.wings.viewer.server import ViewerServer
 from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
-PBMC = Path(__file__).parents[1] / "data" / "pbmc68k_reduced.h5ad"
+PBMC = Path(__file__).parents[2] / "data" / "pbmc68k_reduced.h5ad"
 
 
 def make_atlas(folder: Path) -> ra.RaggedAtlas:

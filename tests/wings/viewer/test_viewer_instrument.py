@@ -24,7 +24,7 @@ pytestmark = [
         PROGRAM is None, reason="no Chromium is installed; set CHROMIUM or install the package chromium"
     ),
 ]
-PBMC = Path(__file__).parents[1] / "data" / "pbmc68k_reduced.h5ad"
+PBMC = Path(__file__).parents[2] / "data" / "pbmc68k_reduced.h5ad"
 GENES = ["LYZ", "CD79A", "NKG7", "IL32", "CST3"]
 SELECT = """(async (label) => {
     const column = await viewer.app.load('cell_type');

@@ -25,7 +25,7 @@ from raggedatlas.wings.viewer.server import ViewerServer
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>\u2028&quot;'\""
 
 

@@ -29,7 +29,7 @@ from raggedatlas.wings.viewer.exports import CONFIG
 from raggedatlas.wings.viewer.scene import Look, Scene, make_scene
 from raggedatlas.wings.viewer.verbs import visualize
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 VENV = ROOT / ".venv-peers-viewers"
 VITESSCE = VENV / "vitessce"
 WEBGL = VENV / "embedding-atlas-0.22.0"

@@ -448,7 +448,9 @@ class _Cells:
     n_unknown: int
 
 
-def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions) -> _Plan:
+def _plan(
+    given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions
+) -> _AnnotationPlan:
     table = given.table.take(cells.rows) if cells.n_unknown else given.table
     made = [
         _NewColumn(

@@ -274,7 +274,7 @@ PRINTED = {
     "query/compare": [], "query/neighbors": ["neighbors"], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],
     "query/search": ["search"], "store/ontologies": ["load-terms"],
     "wings/cxg/": ["convert", "export"], "wings/cxg/curation": [], "wings/cxg/explorer": ["serve"],
-    "wings/results/attachment": ["add"], "wings/results/npy_results": ["convert_results"], "wings/results/verbs/evaluation": ["test"],
+    "wings/results/attachment": ["add", "annotate"], "wings/results/npy_results": ["convert_results"], "wings/results/verbs/evaluation": ["test"],
     "wings/results/verbs/inference": ["infer"], "wings/results/verbs/lookup": ["neighbors", "save_to_database"],
     "wings/results/verbs/models": ["infer", "engine"], "wings/results/verbs/reduction": ["pca", "umap"],
     "wings/vectors/attachment": ["add"], "wings/vectors/attachment_plan": ["add"], "wings/vectors/cell_geometry": [],

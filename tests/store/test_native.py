@@ -28,7 +28,9 @@ def declared(argument: str) -> object:
     if not pointer:
         return C_TYPES[base]
     if "struct" in words:
-        return ctypes.POINTER(getattr(native, base.removeprefix("ra_").capitalize()))
+        name = base.removeprefix("ra_").capitalize()
+        # Where Python has another class of the name, that of the library has the prefix too.
+        return ctypes.POINTER(getattr(native, name, None) or getattr(native, f"Ra{name}"))
     dtype = {"void": "", "double": "float64"}.get(base, base.removesuffix("_t"))
     kind = native.ArrayArgument(dtype, writable=not const)
     return ctypes.POINTER(C_TYPES[base]) if words[-1] in {"*where", "*which"} else kind

@@ -586,7 +586,8 @@ class ColumnTable:
     Examples
     --------
     >>> import pandas as pd
-    >>> made = ColumnTable(2, Column("cell", lambda: pd.Index(["a", "b"])), (Column("n", lambda: pd.Series([1, 2])),))
+    >>> index = TableColumn("cell", lambda: pd.Index(["a", "b"]))
+    >>> made = ColumnTable(2, index, (TableColumn("n", lambda: pd.Series([1, 2])),))
     >>> made.take(np.array([1])).frame().to_dict()
     {'n': {'b': 2}}
     """

@@ -41,10 +41,8 @@ def threads_alive() -> list[str]:
 )
 def test_batches_hold_the_cells_of_the_query(small: Any, as_: Any, size: int, shuffle: Any, threads: Any) -> None:
     """Whatever the size, order, form and threads, every cell comes once, with its values, uid and metadata."""
-    loader = Loader(
-        small.query, size, shuffle=shuffle, as_=as_, threads=threads, obs=["kind", "percent.mt"], block_size=4,
-        buffer_size=16,
-    )  # fmt: skip
+    blocks = {"block_size": 4, "buffer_size": 16} if shuffle == "blocks" else {}
+    loader = Loader(small.query, size, shuffle=shuffle, as_=as_, threads=threads, obs=["kind", "percent.mt"], **blocks)
     batches = list(loader)
     assert len(batches) == len(loader)
     rows = np.concatenate([batch.rows for batch in batches])
@@ -71,7 +69,8 @@ def test_deleted_cells_are_in_no_epoch(tmp_path: Path) -> None:
     left = old[~old.obs_names.isin(gone)]
     for view, expected in ((after, left), (before, old)):
         for shuffle in ("full", "blocks", None):
-            loader = Loader(view.query(), 7, shuffle=shuffle, obs=["score"], block_size=4, buffer_size=16)
+            blocks = {"block_size": 4, "buffer_size": 16} if shuffle == "blocks" else {}
+            loader = Loader(view.query(), 7, shuffle=shuffle, obs=["score"], **blocks)
             for _ in range(2):
                 batches = list(loader)
                 uids = np.concatenate([batch.uids for batch in batches]).astype(str)

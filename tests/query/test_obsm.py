@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
+import raggedatlas as ra
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SchemaError
@@ -200,3 +202,59 @@ def test_incomplete_vectors_are_no_neighbors(tmp_path: Path, metric: str) -> Non
     if metric == "cosine":
         with pytest.raises(QueryError, match="no direction"):
             query.search(uid["c"], column="pca", metric=metric).to_pandas()
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> AtlasView:
+    """Two datasets with categories that are text, ordered, numbers, and of no cell, some of them with colours."""
+    atlas = RaggedAtlas.create(str(tmp_path_factory.mktemp("coloured") / "atlas"))
+    for seed, n in ((1, 9), (2, 7)):
+        adata = part(seed, n, ["B", "T", "NK", "none"])
+        adata.obs["kind"] = pd.Categorical(np.resize(["B", "NK", None, "T"], n), ["T", "B", "NK", "none"])
+        adata.obs["stage"] = pd.Categorical(np.resize(["late", "early"], n), ["early", "never", "late"], ordered=True)
+        adata.obs["n"] = np.arange(n)
+        adata.obs["batch"] = pd.Categorical(np.resize([3, 1, 2], n), [1, 2, 3, 4])
+        adata.uns["kind_colors"] = np.array(["#0000ff", "#00ff00", "#ff0000", "#000000"], dtype=object)
+        adata.uns["stage_colors"] = np.array(["#111111", "#222222", "#333333"], dtype=object)
+        atlas.add(adata, f"d{seed}", obs="all", progress=False)
+    return atlas.checkout(atlas.snapshot())
+
+
+WAYS_OUT: dict[str, Any] = {
+    "to_anndata": lambda query, folder: query.to_anndata(),
+    "to_pandas": lambda query, folder: ad.AnnData(obs=query.to_pandas()),
+    "lazy": lambda query, folder: query.lazy().to_memory(),
+    "h5ad": lambda query, folder: ra.read(query.write(folder / "x.h5ad")),
+    "zarr": lambda query, folder: ra.read(query.write(folder / "x.zarr")),
+    "to_mudata": lambda query, folder: query.to_mudata().mod["gene_expression"],
+    "h5mu": lambda query, folder: ra.read(query.write(folder / "x.h5mu"), modality="gene_expression"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("condition", ["n < 3", "kind = 'B' AND stage = 'late'", "kind IS NULL", "batch <> 2"])
+def test_categories_of_a_query_are_those_of_a_subset(
+    coloured: AtlasView, tmp_path: Path, way: str, condition: str
+) -> None:
+    """Each way out gives the categories and colours that anndata gives a subset of the same cells, in the order of the atlas."""
+    if way in {"to_mudata", "h5mu"}:
+        pytest.importorskip("mudata")
+    if way == "lazy":
+        pytest.importorskip("xarray")
+    query = coloured.query().where(condition)
+    found = WAYS_OUT[way](query, tmp_path)
+    whole = coloured.query().to_anndata()
+    with warnings.catch_warnings(action="ignore"):
+        wanted = whole[query.to_pandas().index].copy()
+    for name in ("kind", "stage", "batch", "dataset"):
+        assert found.obs[name].cat.categories.tolist() == wanted.obs[name].cat.categories.tolist(), name
+        assert found.obs[name].cat.ordered == wanted.obs[name].cat.ordered
+        assert list(map(str, found.obs[name])) == list(map(str, wanted.obs[name]))
+        colors = f"{name}_colors"
+        if way != "to_pandas":
+            assert list(found.uns.get(colors, [])) == list(wanted.uns.get(colors, [])), name
+    groups = query.aggregate("stage").obs["stage"]
+    assert groups.cat.categories.tolist() == wanted.obs["stage"].cat.categories.tolist()
+    assert query.count("stage").index.tolist() == groups.tolist()
+    whole_file = coloured.dataset("d1").to_anndata()
+    assert whole_file.obs["kind"].cat.categories.tolist() == ["T", "B", "NK", "none"]

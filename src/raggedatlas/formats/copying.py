@@ -24,7 +24,15 @@ from raggedatlas.formats.modalities import (
     split_modalities,
 )
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
+from raggedatlas.formats.subset import (
+    find_features,
+    hstack_blocks,
+    remove_unused,
+    select_rows,
+    subset_block,
+    subset_colors,
+    take,
+)
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.store.location import Address, as_path
@@ -117,7 +125,7 @@ def copy(
         The suffix of a path determines the format; use `open_sink` for options. ``s3://``, ``gs://`` and ``az://`` are paths too.
     where : str, mapping, Filter, mask or row numbers, optional
         Cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
-        their order, and repeated row numbers are refused.
+        their order, and repeated row numbers are refused. Categories that none of them has are dropped, as anndata does.
     features : sequence of str, optional
         Features to copy, in this order: names in the index, else ids or symbols in the usual columns of `var`. `raw` keeps all.
     layers : sequence of str, optional
@@ -383,7 +391,23 @@ def _write_elements(source: Source, sink: Sink, task: _ModalityCopy) -> None:
         refuse_other_names(source, readers, key, value)
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
-        sink.element(task.prefix + key, value)
+        if task.rows is not None or task.columns is not None:
+            value = _without_unused(sink, task, key, value)
+        if value is not None or not key.endswith("_colors"):
+            sink.element(task.prefix + key, value)
+
+
+def _without_unused(sink: Sink, task: _ModalityCopy, key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+    """Drop the categories that no cell or feature of a subset has, and their colors, as anndata does; None is no colors at all."""
+    if key in {"obs", "var"}:
+        return remove_unused(value)
+    name = key.removeprefix("uns/").removesuffix("_colors")
+    if key != f"uns/{name}_colors":
+        return value
+    for axis, chosen in (("obs", task.rows), ("var", task.columns)):
+        if value is not None and axis in task.mod.elements:
+            value = subset_colors(value, _read(sink, task.mod.elements[axis]), name, chosen)
+    return value
 
 
 def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)

@@ -15,7 +15,14 @@ from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.formats.composite_source import MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import INDEX, ColumnFacts, ColumnTable, facts_of
+from raggedatlas.model.frames import (
+    INDEX,
+    ColumnFacts,
+    ColumnTable,
+    arrow_to_frame,
+    facts_of,
+    remove_unused_categories,
+)
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.protocols import NARROW
 from raggedatlas.model.terms import TermSource
@@ -196,6 +203,55 @@ def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  #
     if hasattr(value, "iloc"):
         return value.iloc[chosen]
     return value[chosen] if axis == 0 else value[:, chosen]
+
+
+def remove_unused(value: Any) -> Any:  # noqa: ANN401  (a frame or a table)
+    """Return the `obs` or `var` of a subset: categories that no row has are dropped, as anndata does."""
+    if isinstance(value, ColumnTable):
+        # `arrow` would return all categories.
+        columns = (replace(c, read=partial(_remove_unused, c.read), arrow=None) for c in value.columns)
+        return replace(value, columns=tuple(columns))
+    frame = arrow_to_frame(value) if isinstance(value, pa.Table) else value.copy(deep=False)
+    for place, name in enumerate(frame.columns):
+        column = frame.iloc[:, place]
+        if hasattr(column, "cat"):
+            frame[name] = remove_unused_categories(column)
+    return frame
+
+
+def _remove_unused(read: Callable[[], Any]) -> Any:  # noqa: ANN401  (a pandas Series or texts)
+    return remove_unused_categories(read())
+
+
+def subset_colors(
+    colors: Any,  # noqa: ANN401  (an array, or one color)
+    table: Any,  # noqa: ANN401  (a frame or a table)
+    name: str,
+    rows: NDArray[np.int64] | None,
+) -> Any:  # noqa: ANN401
+    """Return the colors of the categories that a subset has; None where there is not one color for each category.
+
+    Parameters
+    ----------
+    colors : array
+        ``uns["<name>_colors"]`` of the whole.
+    table : pandas.DataFrame or ColumnTable
+        `obs` or `var` of the whole.
+    name : str
+        Of the column; colors are returned as they are if it is no categorical one.
+    rows : (n,) int64 or None
+        The subset; None is all.
+    """
+    if isinstance(table, ColumnTable):
+        column: Any = next((c.read() for c in table.columns if c.name == name), None)
+    else:
+        column = table[name] if name in table.columns else None
+    if not hasattr(column, "cat"):
+        return colors
+    all_colors, categories = np.atleast_1d(np.asarray(colors)), column.cat.categories
+    if len(all_colors) != len(categories):
+        return None
+    return all_colors[categories.isin(remove_unused_categories(take(column, rows)).cat.categories)]
 
 
 def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:

@@ -23,7 +23,15 @@ from raggedatlas.catalog.cells import (
     join_facts,
 )
 from raggedatlas.catalog.deletion import describe_deleted
-from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, StoreError
+from raggedatlas.errors import (
+    ArgumentError,
+    DuplicateError,
+    NameRefusedError,
+    NotFoundError,
+    SchemaError,
+    SourceError,
+    StoreError,
+)
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
 from raggedatlas.ingest.options import AnnotateOptions
@@ -529,7 +537,7 @@ def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Arr
     names = text_of_column(table, key, options.on)
     if options.on == "uid":
         if options.dataset is not None:
-            raise SourceError("dataset=... names the dataset of cell names; pass on='cell_name' with it.")
+            raise ArgumentError("dataset=... names the dataset of cell names; pass on='cell_name' with it.")
         return names
     by_name = {records[0].name: uid for uid, records in group_by_dataset(read_records(catalog)).items()}
     if options.dataset is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.choices import Layout, Metric, OnConflict
+from raggedatlas.model.choices import Layout, Metric, OnConflict, refuse_unused
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -182,6 +182,11 @@ class IngestOptions(AddOptions):
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
 
+    def __post_init__(self) -> None:
+        """Refuse choices that have no effect."""
+        chosen = not isinstance(self.obs, str)
+        refuse_unused("add", "where obs=... names the columns", max_columns=chosen and self.max_columns != 200)
+
     def feature_id_of(self, space: str) -> str:
         """Return the column with the ids of a space's features."""
         return self.feature_id if isinstance(self.feature_id, str) else self.feature_id.get(space, "auto")
@@ -203,6 +208,7 @@ class ResultOptions(AddOptions):
             raise SourceError(
                 f"as_='vector' puts values into the cell table, and space={self.space!r} into an array; choose one of them."
             )
+        refuse_unused("add", "with as_='space', which has no index", metric=self.as_ == "space" and self.metric != "l2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +229,12 @@ class GeometryOptions(AddOptions):
     layout: Layout = "0.9"
 
     def __post_init__(self) -> None:
-        """Refuse choices that contradict each other."""
+        """Refuse choices that contradict each other, or have no effect."""
+        refuse_unused(
+            "add", "without link=..., as every object becomes a new cell", new_cells=self.link is None and self.new_cells,
+            unknown=self.link is None and self.unknown == "skip", lacking=self.link is None and self.lacking == "allow",
+        )  # fmt: skip
+        refuse_unused("add", "without cells=...", unassigned=self.unassigned is not None and not self.cells)
         if self.new_cells and self.unknown == "skip":
             raise SourceError(
                 "new_cells=True makes cells of objects without one, and unknown='skip' leaves them out; choose one."

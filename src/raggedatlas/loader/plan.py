@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.batch import BatchMetadata
 from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
 from raggedatlas.loader.order import (
@@ -25,6 +25,7 @@ from raggedatlas.loader.order import (
     Strategy,
     count_batches,
 )
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.query import Query
@@ -217,9 +218,10 @@ def _check_read(call: str, options: ReadOptions) -> None:
             raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")
     _at_least(call, "buffers", options.buffers, 0)
     if (options.device is not None or options.pin_memory) and not options.tensors:
-        raise QueryError(
+        raise ArgumentError(
             f"{call}: device and pin_memory are for tensors, not as_={options.as_!r}; ask for as_='torch'."
         )
+    refuse_unused(call, f"with as_={options.as_!r}, only with 'csr'", sort=options.sort and options.as_ != "csr")
     try:
         kind = np.dtype(options.dtype).kind if options.dtype is not None else "f"
     except TypeError as error:
@@ -251,9 +253,16 @@ def _check_walk(options: LoaderOptions) -> None:
         raise QueryError(f"Loader: shuffle='blocks' shuffles every cell; with {given[0]} leave it out.")
     if given and given[0] in {"weights", "balance"} and options.shuffle is None:
         raise QueryError(f"Loader: {given[0]} draws by chance, which shuffle=None excludes; leave it out.")
+    refuse_unused(
+        "Loader",
+        f"with shuffle={options.shuffle!r}, only with 'blocks'",
+        block_size=options.shuffle != "blocks" and options.block_size != LoaderOptions.block_size,
+        buffer_size=options.shuffle != "blocks" and options.buffer_size != LoaderOptions.buffer_size,
+    )
+    refuse_unused("Loader", "with threads=0", prefetch=options.threads == 0 and options.prefetch is not None)
     # An epoch of groups has every cell with a value once, so its length is given.
     if options.n_samples is not None and (not given or given[0] == "group"):
-        raise QueryError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
+        raise ArgumentError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
 
 
 def _at_least(call: str, name: str, value: int | None, least: int) -> None:

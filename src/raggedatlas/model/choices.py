@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from raggedatlas.errors import ArgumentError
+
 Metric = Literal["l2", "cosine", "dot"]
 """Distance of vectors: squared Euclidean, or one minus the cosine or the dot product."""
 
@@ -60,3 +62,32 @@ class Embedder:
 
 
 PCA = Embedder("pca")
+
+
+def refuse_unused(call: str, why: str, **given: bool) -> None:
+    """Refuse options that were given and have no effect beside the others.
+
+    Parameters
+    ----------
+    call : str
+        Name of the function.
+    why : str
+        When they have none, or what they are for.
+    **given
+        Option -> whether it was given.
+
+    Raises
+    ------
+    ArgumentError
+        Naming them.
+
+    Examples
+    --------
+    >>> refuse_unused("embedder", "with method='pca'", min_dist=True, seed=False)
+    Traceback (most recent call last):
+    raggedatlas.errors.ArgumentError: embedder(): min_dist=... has no effect with method='pca'; leave it out.
+    """
+    unused = [f"{name}=..." for name, there in given.items() if there]
+    if unused:
+        has, it = ("has", "it") if len(unused) == 1 else ("have", "them")
+        raise ArgumentError(f"{call}(): {', '.join(unused)} {has} no effect {why}; leave {it} out.")

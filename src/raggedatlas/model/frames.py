@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -226,6 +226,37 @@ def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any
     if kind and kind != str(series.dtype):
         series = series.astype(kind)
     return series
+
+
+S = TypeVar("S")
+
+
+def remove_unused_categories(values: S) -> S:
+    """Return a categorical Series with only the categories that occur, in their order; anything else as it is.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> remove_unused_categories(pd.Series(pd.Categorical(["B", None], ["T", "B"]))).cat.categories.tolist()
+    ['B']
+    """
+    if not hasattr(values, "cat"):
+        return values
+    series: Any = values
+    codes, used = used_codes(series.cat.codes.to_numpy(), len(series.cat.categories))
+    # pandas' own method sorts the codes of all rows.
+    made = type(series.array).from_codes(codes, series.cat.categories[used], series.cat.ordered)
+    found: S = type(series)(made, index=series.index, name=series.name, copy=False)
+    return found
+
+
+def used_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return codes that count only the categories that occur, -1 where a value is missing, and which of the n these are."""
+    used = np.zeros(n + 1, bool)
+    used[codes] = True
+    # The entry behind the last is that of -1.
+    numbers = np.append(np.cumsum(used[:-1]) - 1, -1)
+    return numbers[codes], used[:-1]
 
 
 def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -15,7 +15,17 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns, result_columns
-from raggedatlas.model.frames import DATASET, IDS, column_stacks, facts_of, metadata_columns, nan_to_null
+from raggedatlas.model.frames import (
+    DATASET,
+    IDS,
+    ColumnFacts,
+    arrow_to_series,
+    column_stacks,
+    facts_of,
+    metadata_columns,
+    nan_to_null,
+    remove_unused_categories,
+)
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind, pointer_columns
 from raggedatlas.query.modalities import DEFAULT_SPACE, CellPointers, join_dtypes, pointer_column
@@ -520,7 +530,7 @@ def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object
     Returns
     -------
     dict of str to (n_categories,) object array
-        In the order of the categories.
+        One for each category that occurs, in the order of the categories.
     """
     datasets = group_by_dataset(read_records(catalog))
     names = {records[0].name or uid: uid for uid, records in datasets.items()}
@@ -545,10 +555,20 @@ def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object
         merged = {**(merged or {}), **own}
         for uid in datasets:
             merged = {**colors[uid].get(stack[-1], {}), **merged}
-        listed = [merged.get(str(category)) for category in facts.categories]
-        if None not in listed:
+        listed = [merged.get(str(category)) for category in _occurring(plan.obs, field, facts)] if merged else []
+        if listed and None not in listed:
             found[f"{field.name}_colors"] = np.array(listed, dtype=object)
     return found
+
+
+def _occurring(obs: "pa.Table | LazyTable", field: pa.Field, facts: ColumnFacts) -> list[Any]:
+    """Return the categories of a column that occur, as `obs_frame` has them."""
+    chunks = (
+        obs.chunks(obs.schema.names.index(field.name)) if isinstance(obs, LazyTable) else obs.column(field.name).chunks
+    )
+    few = pa.chunked_array([pc.unique(chunk) for chunk in chunks], field.type)
+    categories: list[Any] = remove_unused_categories(arrow_to_series(few, facts)).cat.categories.tolist()
+    return categories
 
 
 def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, _Member]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_read
@@ -64,7 +64,7 @@ class CompareOptions:
         if self.method not in METHODS:
             raise QueryError(f"compare knows the methods {METHODS}, not {self.method!r}.")
         if self.tie_correct and self.method != "wilcoxon":
-            raise QueryError("tie_correct=True belongs to method='wilcoxon'; a t-test has no ranks.")
+            raise ArgumentError("tie_correct=True belongs to method='wilcoxon'; a t-test has no ranks.")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,14 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import Progress, brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
-from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
+from raggedatlas.model.frames import (
+    DATASET,
+    ColumnFacts,
+    arrow_to_series,
+    facts_of,
+    nan_to_null,
+    remove_unused_categories,
+)
 from raggedatlas.query.cells import DATASET_UID, cell_columns, metadata_names, warn_of_values
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
@@ -320,10 +327,10 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
     import pandas as pd
 
     rows = range(obs.num_rows)
-    found = {
-        name: arrow_to_series(nan_to_null(column), facts_of(field) or ColumnFacts(name, "")).set_axis(rows)
-        for name, (column, field) in _grouping_columns(obs, by, columns).items()
-    }
+    found = {}
+    for name, (column, stored) in _grouping_columns(obs, by, columns).items():
+        values = arrow_to_series(nan_to_null(column), facts_of(stored) or ColumnFacts(name, ""))
+        found[name] = remove_unused_categories(values).set_axis(rows)
     return pd.DataFrame(found, index=pd.RangeIndex(obs.num_rows))
 
 

@@ -9,6 +9,7 @@ from xarray.backends import BackendArray
 from xarray.core.extension_array import PandasExtensionArray
 from xarray.core.indexing import IndexingSupport, LazilyIndexedArray, explicit_indexing_adapter
 
+from raggedatlas.model.frames import facts_of
 from raggedatlas.query.outputs import layout_column, obs_index, obs_series
 from raggedatlas.query.read_plan import ReadPlan, SpacePlan
 
@@ -40,9 +41,15 @@ class _Column(BackendArray):
     @cached_property
     def dtype(self) -> Any:  # noqa: ANN401  (of NumPy or pandas)
         """The dtype of the values."""
-        # Whole numbers and booleans get a nullable dtype where some are missing; of others, no rows tell the dtype.
-        varies = pa.types.is_integer(self.field.type) or pa.types.is_boolean(self.field.type)
-        column = self.table.column(self.field.name) if varies else pa.chunked_array([], self.field.type)
+        # Whole numbers and booleans get a nullable dtype where some are missing, and categories are those that occur; of others, no rows
+        # tell the dtype.
+        kind, facts = self.field.type, facts_of(self.field)
+        varies = (
+            pa.types.is_integer(kind)
+            or pa.types.is_boolean(kind)
+            or (facts is not None and facts.kind == "categorical")
+        )
+        column = self.table.column(self.field.name) if varies else pa.chunked_array([], kind)
         return _array(obs_series(self.field, column)).dtype
 
     def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  (xarray has no types)

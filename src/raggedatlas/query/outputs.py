@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import LimitError, QueryError
+from raggedatlas.errors import ArgumentError, LimitError, QueryError
 from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
@@ -29,6 +29,8 @@ from raggedatlas.model.frames import (
     arrow_values,
     facts_of,
     plain_array,
+    remove_unused_categories,
+    used_codes,
 )
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.model.wings import answer
@@ -267,7 +269,7 @@ def _cut(values: NDArray[Any], n: int) -> NDArray[Any]:
 def obs_frame(table: pa.Table) -> "pd.DataFrame":
     """Turn a plan's `obs` into a frame indexed by cell uid.
 
-    Categoricals keep every category that the atlas knows for the column, in its order; `dataset` has only those that occur.
+    Categoricals have the categories that occur, in the order of the atlas, as subsets of an AnnData have.
     """
     import pandas as pd
 
@@ -301,14 +303,15 @@ def _obs_values(table: LazyTable, i: int) -> "pd.Series[Any] | Texts":
     field = table.schema.field(i)
     if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
         return obs_series(field, table.column(i))
-    return arrow_values(field, partial(table.chunks, i), table.num_rows)
+    return remove_unused_categories(arrow_values(field, partial(table.chunks, i), table.num_rows))
 
 
 def _obs_array(table: LazyTable, i: int) -> pa.Array | None:
     field = table.schema.field(i)
     if pa.types.is_dictionary(field.type):
-        return pa.DictionaryArray.from_arrays(*_used_categories(table.column(i)))
-    return None if pa.types.is_nested(field.type) else plain_array(field, partial(table.chunks, i), table.num_rows)
+        return _used(_joined(table.column(i)))
+    array = None if pa.types.is_nested(field.type) else plain_array(field, partial(table.chunks, i), table.num_rows)
+    return _used(array) if isinstance(array, pa.DictionaryArray) else array
 
 
 def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
@@ -316,10 +319,12 @@ def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
     import pandas as pd
 
     if pa.types.is_dictionary(field.type):
-        return _categorical(column)
+        values = _used(_joined(column))
+        labels = pd.Index(np.array(values.dictionary.to_pylist(), dtype=object))
+        return pd.Series(pd.Categorical.from_codes(values.indices.to_numpy(zero_copy_only=False), categories=labels))
     if pa.types.is_nested(field.type):
         return pd.Series(column.to_pandas())
-    return arrow_to_series(column, facts_of(field) or ColumnFacts(field.name, ""))
+    return remove_unused_categories(arrow_to_series(column, facts_of(field) or ColumnFacts(field.name, "")))
 
 
 def layout_column(space: SpacePlan) -> "pd.Categorical":
@@ -329,21 +334,17 @@ def layout_column(space: SpacePlan) -> "pd.Categorical":
     return pd.Categorical.from_codes(space.layout_code, categories=pd.Index(list(space.layouts), dtype=object))
 
 
-def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
-    import pandas as pd
+def _used(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Keep the categories that occur, in the order of the dictionary."""
+    codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    codes, used = used_codes(codes, len(column.dictionary))
+    kept = column.dictionary.filter(pa.array(used))
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), kept, ordered=column.type.ordered)
 
-    codes, categories = _used_categories(column)
-    return pd.Series(pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
 
-
-def _used_categories(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
-    """Return the codes of a dictionary column and the categories that occur, in the order of the dictionary."""
+def _joined(column: pa.ChunkedArray) -> pa.DictionaryArray:
     # Chunks may have different dictionaries, in which one code means different categories.
-    encoded = column.unify_dictionaries().combine_chunks()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    used = np.zeros(len(encoded.dictionary), bool)
-    used[codes] = True
-    return (np.cumsum(used) - 1)[codes], np.array(encoded.dictionary.to_pylist(), dtype=object)[used]
+    return column.unify_dictionaries().combine_chunks()
 
 
 MULTIMODAL = ".h5mu"
@@ -416,7 +417,7 @@ def write(
         or (schema and suffix != ".h5ad")
         or (title and not schema and suffix != ".cxg")
     ):
-        raise QueryError(
+        raise ArgumentError(
             f"write() takes schema='cellxgene' for an .h5ad file, and title= with it; got schema={schema!r} for {path}."
         )
     if schema:

@@ -14,7 +14,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import brief
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.choices import METRICS
+from raggedatlas.model.choices import METRICS, refuse_unused
 from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
 from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.read_plan import QuerySpec, Search, check_count
@@ -64,7 +64,10 @@ def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) 
     if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
         raise QueryError("search needs some text, or a vector of finite numbers.")
     search = Search(asked, column, check_count("search", k), metric)
-    search_columns(search, cell_columns(catalog), read_modalities(catalog), vector_results(catalog))
+    known, vectors = read_modalities(catalog), vector_results(catalog)
+    search_columns(search, cell_columns(catalog), known, vectors)
+    is_text = isinstance(asked, str) and column not in known and column not in vectors
+    refuse_unused("search", "in a column of text", metric=is_text and metric != "l2")
     return search
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import Progress, checked, no_progress
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.store.location import Location, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.wings.results.data_request import HyraxDataset, find_class, merge_config, parse_group
@@ -521,6 +522,8 @@ def load_results_dataset(
     >>> load_results_dataset({}, folder).get_data(0)
     array([0., 0., 0.])
     """
+    given = results_dir is not None and verb is not None
+    refuse_unused("load_results_dataset", "with results_dir=...", verb=given)
     named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
     if named and isinstance(as_path(named), Location):
         return ResultDataset(config, named)

@@ -27,6 +27,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest.options import GeometryOptions
 from raggedatlas.model.assets import GeometryRecord
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
@@ -507,6 +508,9 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         notes.append(f"{empty:,} objects have no vertices: their cells point to them, and no box finds them")
     if source.n_unassigned:
         notes.append(f"{source.n_unassigned:,} points belong to no cell; they stay in the store")
+    refuse_unused(
+        "add", "in this feature space, only for transcripts", genes=space != "transcripts" and options.genes != "gene"
+    )
     uid = new_uid()
     record = GeometryRecord(
         uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(dict(matched.counts)),

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.wings import answer
 from raggedatlas.store.copies import local_target
 from raggedatlas.store.location import Address, AnyPath, as_path
@@ -130,6 +131,10 @@ def visualize(
     target = as_path(path)
     # First, so that an unknown ending is refused before cells are read.
     writer = _writer_of(target)
+    unused = {name: choices.get(name) is not None for name in _UNUSED.get(target.suffix, ())}
+    refuse_unused("visualize", f"on a {target.suffix} file", **unused)
+    plain = not genes and choices.get("color") is None
+    refuse_unused("visualize", "without genes=... or color=...", layer=plain and choices.get("layer") is not None)
     with local_target(target, overwrite=overwrite) as local:
         writer(make_view(embedding, cells, **choices), local, genes=list(genes), overwrite=overwrite)
     return target
@@ -179,6 +184,7 @@ def view(
     >>> with view(atlas) as server:  # doctest: +SKIP
     ...     server.wait()
     """
+    refuse_unused("view", "on a page that is served", address=choices.get("address") is not None)
     server = ViewerServer(make_view(embedding, cells, **choices), port, allow_annotate=allow_annotate)
     if browser:
         webbrowser.open(server.url)
@@ -286,7 +292,7 @@ def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
 
 def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:
     if genes:
-        raise QueryError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
+        raise ArgumentError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
     return write_picture(scene, path, overwrite=overwrite)
 
 
@@ -296,6 +302,15 @@ WRITERS: dict[str, Callable[..., Path]] = {
     ".parquet": write_parquet,
     ".vitessce": write_vitessce,
 }
+
+
+_UNUSED = {
+    ".html": ("address",),
+    ".png": ("address", "columns"),
+    ".parquet": ("address", "title", "theme", "colors"),
+    ".vitessce": ("theme",),
+}
+"""Choices that have no effect on a kind of file."""
 
 
 def _writer_of(path: AnyPath) -> Callable[..., Path]:

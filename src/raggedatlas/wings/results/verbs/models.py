@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.plan import OutputFormat
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import as_path, file_digest, local_path
 from raggedatlas.wings.results.schema import DATA
@@ -114,6 +115,10 @@ class ModelSource:
         if is_torch(found):
             call, digest = open_module(found, self.weights, self.options, self.device)
             return Model(self._named(call), name, self.as_ or "torch-dense", digest)
+        refuse_unused(
+            "infer", "for a function that takes no tensors; pass as_='torch' with it",
+            device=self.device is not None and self.as_ not in {"torch", "torch-dense"},
+        )  # fmt: skip
         if self.weights is not None:
             raise SourceError(f"{name} is no PyTorch module, so it cannot take the weights {os.fspath(self.weights)}.")
         if isinstance(found, type):

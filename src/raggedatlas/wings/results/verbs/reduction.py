@@ -28,7 +28,7 @@ from raggedatlas.errors import (
 from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.model.arguments import Progress, check_seed, checked, no_progress
 from raggedatlas.model.choices import PCA as PCA_EMBEDDER
-from raggedatlas.model.choices import Embedder, UmapMetric
+from raggedatlas.model.choices import Embedder, UmapMetric, refuse_unused
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
@@ -733,6 +733,11 @@ def embedder(
     'umap'
     """
     check_seed(seed)
+    usual = UmapSettings()
+    refuse_unused(
+        "embedder", "with method='pca'", n_neighbors=method == PCA_EMBEDDER.name and n_neighbors != usual.n_neighbors,
+        min_dist=method == PCA_EMBEDDER.name and min_dist != usual.min_dist, seed=method == PCA_EMBEDDER.name and seed != 0,
+    )  # fmt: skip
     if method == PCA_EMBEDDER.name:
         return PCA_EMBEDDER
     if method != "umap":

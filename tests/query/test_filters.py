@@ -2,8 +2,10 @@
 
 import datetime as dt
 import pickle
+from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -109,6 +111,26 @@ def test_literals_of_every_kind() -> None:
     }
     assert [quote_literal(value) for value in spelled] == list(spelled.values())
     assert quote_identifier("a`b") == "`a``b`"
+
+
+def test_times_compare_to_the_nanosecond(tmp_path: Path) -> None:
+    """Each operator, and membership, over a column of nanoseconds answers as NumPy does, whatever digits the value has."""
+    times = np.array([f"2024-01-09T00:00:00.{n:09d}" for n in (0, 1, 999, 1000, 1001, 2000)], "datetime64[ns]")
+    table = lance.write_dataset(pa.table({"t": times}), tmp_path / "times")
+    ways = {
+        "=": np.equal,
+        "<>": np.not_equal,
+        "<": np.less,
+        "<=": np.less_equal,
+        ">": np.greater,
+        ">=": np.greater_equal,
+    }
+    target = Target("t", pa.timestamp("ns"))
+    for value in times:
+        for asked in (value, pd.Timestamp(value)):
+            for operator, way in ways.items():
+                assert table.count_rows(compare(target, operator, asked)) == way(times, value).sum(), (operator, asked)
+        assert table.count_rows(is_member(target, [value, times[0]])) == np.isin(times, [value, times[0]]).sum()
 
 
 @given(

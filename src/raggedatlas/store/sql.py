@@ -204,10 +204,11 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
         return f"CAST('{value}' AS BIGINT)" if value == -(2**63) else str(value)
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, dt.datetime):
-        return f"timestamp '{value.isoformat(sep=' ')}'"
-    if isinstance(value, np.datetime64):
-        return f"timestamp '{str(value).replace('T', ' ')}'"
+    if isinstance(value, dt.datetime | np.datetime64):
+        text = (value.isoformat() if isinstance(value, dt.datetime) else str(value)).replace("T", " ")
+        # Without a precision Lance cuts nanoseconds off; with one it refuses years before 1678 and after 2261.
+        has_nanoseconds = re.search(r"\.\d{6}(?!000)\d{3}", text) is not None
+        return f"timestamp(9) '{text}'" if has_nanoseconds else f"timestamp '{text}'"
     if isinstance(value, dt.date):
         return f"date '{value.isoformat()}'"
     return "'" + str(value).replace("'", "''") + "'"
@@ -313,6 +314,9 @@ def is_member(column: Target, values: Iterable[Any]) -> str:
     start = f"{column.compared} = "
     # A value that no cell can have became a condition without a literal, and is left out here.
     literals = sorted({text.removeprefix(start) for text in single if text.startswith(start)})
+    # Lance compares with one precision of time for all of a list.
+    if any(literal.startswith("timestamp(9) '") for literal in literals):
+        literals = [literal.replace("timestamp '", "timestamp(9) '", 1) for literal in literals]
     return f"{column.compared} IN ({', '.join(literals)})" if literals else _always(column, holds=False)
 
 

@@ -170,10 +170,10 @@ def export(
 
 
 def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
-    from raggedatlas.formats.registry import WRITERS, find_writer
+    from raggedatlas.formats.registry import find_writer, written_endings
 
     if Path(output).suffix not in TABLES and find_writer(output) is None:
-        endings = ", ".join([*WRITERS, *TABLES])
+        endings = ", ".join([*written_endings(), *TABLES])
         raise SourceError(f"{output} has the ending {Path(output).suffix!r}; {endings} can be written.")
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)

@@ -136,8 +136,7 @@ def open_sink(
     target = as_path(path, storage_options)
     maker = find_writer(target)
     if maker is None:
-        endings = [*WRITERS, *(suffix for wing in every_wing() for suffix in wing.writers)]
-        raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(endings)} can be written.")
+        raise SourceError(f"{path} has the ending {target.suffix!r}; {', '.join(written_endings())} can be written.")
     _check_options(maker, path, options)
     if isinstance(target, Location):
         from raggedatlas.formats.transfer import UploadSink
@@ -151,6 +150,17 @@ def find_writer(path: Address) -> Callable[..., Sink] | None:
     suffix = as_path(path).suffix
     found = WRITERS.get(suffix) or next((wing.writers[suffix] for wing in every_wing() if suffix in wing.writers), None)
     return resolve_name(found) if found else None
+
+
+def written_endings() -> list[str]:
+    """Return the endings that can be written, of formats and of wings.
+
+    Examples
+    --------
+    >>> {".h5ad", ".zarr", ".cxg"} <= set(written_endings())
+    True
+    """
+    return [*WRITERS, *(suffix for wing in every_wing() for suffix in wing.writers)]
 
 
 def list_sources(folder: Address) -> list[AnyPath]:

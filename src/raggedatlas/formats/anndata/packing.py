@@ -128,7 +128,8 @@ def _encoded(value: Any) -> tuple[NDArray[Any], str, str] | None:  # noqa: ANN40
     if value is None:
         return np.array(False), "null", "0.1.0"  # noqa: FBT003
     if isinstance(value, str):
-        return np.array(value, object), "string", "0.2.0"
+        # `str` of it, as a scalar of NumPy is a text too, but no `str` to the codec.
+        return np.array(str(value), object), "string", "0.2.0"
     if isinstance(value, bool | int | float | np.generic) and _is_plain(np.array(value)):
         return np.array(value), "numeric-scalar", "0.2.0"
     if type(value) is not np.ndarray or not value.ndim or value.nbytes > MAX_PLAIN_BYTES:

@@ -157,7 +157,7 @@ def test_verification_of_a_bucket_skips_what_is_known(
     good = bundle.read_bytes(BUNDLE)
     bundle.write_bytes(BUNDLE, good[:-1] + bytes([good[-1] ^ 1]))
     found = atlas.verify(incremental=True)
-    assert [(problem.rule, problem.path) for problem in found.problems] == [("bundle", uid)]
+    assert [(problem.rule, problem.path) for problem in found] == [("bundle", uid)]
     bundle.write_bytes(BUNDLE, good)
     assert atlas.verify(incremental=True).sound
 

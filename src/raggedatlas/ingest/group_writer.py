@@ -615,7 +615,8 @@ def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
     try:
         return pack(found) if found else b""
     except SchemaError as error:
-        raise SchemaError(f"{error} Or leave it out with extras=[...].") from error
+        where = source.describe().uri or "the object"
+        raise SchemaError(f"{where}: {error} Or leave it out with extras=[...].") from error
 
 
 def write_other_elements(

@@ -120,7 +120,8 @@ class Query:
         >>> asked = json.loads(adata.uns["atlas"]["query"])  # doctest: +SKIP
         >>> ra.Query.from_dict(view, asked).to_anndata()  # doctest: +SKIP
         """
-        if not callable(getattr(view, "query", None)):
+        # By what it has: the module of views imports this one.
+        if not (callable(getattr(view, "query", None)) and isinstance(getattr(view, "version", None), int)):
             raise ArgumentError(f"from_dict() takes view as an AtlasView, e.g. atlas.checkout(1), not {brief(view)}.")
         usual = QuerySpec().to_dict()
         unknown = [key for key in asked if key not in usual]

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.query import neighbors as search
+from raggedatlas.query.neighbors import Neighbors
 from raggedatlas.wings.results import lookup, neighbors, pca, save_to_database
 from raggedatlas.wings.results.folder import open_table
-from raggedatlas.wings.results.verbs.lookup import Neighbors, compute_recall, exact_neighbors
+from raggedatlas.wings.results.verbs.lookup import compute_recall
 from support.atlases import npy_run
 
 # The function `lookup` hides the module of this name.
@@ -99,19 +101,12 @@ def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, me
     values += np.float32(offset)
     values[rng.random(n) < 0.1] = 0
 
-    class Held:
-        def __len__(self) -> int:
-            return n
-
-        def get_data(self, rows: Any) -> Any:
-            return values[rows]
-
     queries = rng.normal(size=(2, 3)) + offset
     among = np.flatnonzero(rng.random(n) < 0.7)
     without = np.array([rng.integers(0, n), -1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK_VALUES", block)
-        found = exact_neighbors(Held(), "data", queries, k, metric=metric, among=among, without=without)
+        patch.setattr(search, "_BLOCK_VALUES", block)
+        found = search.exact_neighbors(values.__getitem__, n, queries, k, metric=metric, among=among, without=without)
     for query, own, rows, distances in zip(queries, without, found.rows, found.distances, strict=True):
         with np.errstate(invalid="ignore"):
             true = brute_force(values, query, metric)

@@ -33,7 +33,7 @@ from raggedatlas.errors import (
     StoreError,
     ValuesError,
 )
-from raggedatlas.ingest import commit, geometry, geometry_plan
+from raggedatlas.ingest import commit
 from raggedatlas.ingest.annotations import text_of_column
 from raggedatlas.model.frames import find_column
 from raggedatlas.model.ids import integer_ids
@@ -41,6 +41,8 @@ from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind,
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.wings.results.schema import as_ids
+from raggedatlas.wings.vectors import attachment as geometry
+from raggedatlas.wings.vectors import attachment_plan as geometry_plan
 from raggedatlas.wings.vectors.attachment import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.wings.vectors.builder import make_geometry

@@ -8,8 +8,9 @@ True
 """
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raggedatlas.model.wings import lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
@@ -122,13 +123,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)
-    """Import a public name when it is first used, so that importing the package stays light."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'raggedatlas' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -68,7 +68,7 @@ def pack(elements: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(files):
-            # A `ZipInfo` has the time 1980-01-01 unless told otherwise.
+            # The default time of a `ZipInfo` is 1980-01-01.
             archive.writestr(zipfile.ZipInfo(path), files[path])
     return buffer.getvalue()
 

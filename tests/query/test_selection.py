@@ -70,6 +70,33 @@ def test_streamed_choices_are_those_among_all_cells(
         assert counted.sum() == len(cells)
 
 
+@pytest.mark.parametrize("condition", [None, {"flag": True}])
+def test_a_limit_reads_no_further_than_its_cells(
+    small: Any, condition: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows behind the last cell of a limit are not read, but for what is read ahead; an order needs them all."""
+    n_read = 0
+
+    def walk_counted(tables: Any, name: str, columns: Any, *asked: Any) -> Iterator[pa.RecordBatch]:
+        nonlocal n_read
+        for batch in walk(tables, name, columns, *asked):
+            for at in range(0, batch.num_rows, SIZE):
+                # Without columns, nothing is read but the table's list of rows.
+                n_read += len(batch.slice(at, SIZE)) if columns else 0
+                yield batch.slice(at, SIZE)
+
+    query = small.query if condition is None else small.query.where(condition)
+    ordered = query.order_by("score", "cell_name", "dataset")
+    stored, sorted_uids = query.to_pandas().index.tolist(), ordered.to_pandas().index.tolist()
+    monkeypatch.setattr(selection, "walk", walk_counted)
+    monkeypatch.setattr("raggedatlas.query.cells.walk", walk_counted)
+    assert query.limit(3).to_pandas().index.tolist() == stored[:3]
+    assert n_read <= 3 * SIZE < len(stored)
+    n_read = 0
+    assert ordered.limit(3).to_pandas().index.tolist() == sorted_uids[:3]
+    assert n_read == len(stored)
+
+
 def test_the_hash_of_a_uid_never_changes() -> None:
     """Samples of one seed stay what they were in older releases, and a uid is hashed by itself."""
     uids = np.array([b"0123456789abcdef", b"cell one", b"ffffffffffffffff"])

@@ -237,10 +237,12 @@ def read_rows(tables: Tables, wanted: Sequence[str], where: str | None, ids: NDA
     if len(ids) <= _LISTED_ROWS:
         table = tables.read(CELLS, wanted, in_list(ROW_ID, ids.tolist()), row_ids=True)
     else:
-        kept = [
-            batch.filter(pc.is_in(batch.column(ROW_ID), value_set=pa.array(ids)))
-            for batch in walk(tables, CELLS, wanted, where)
-        ]
+        kept, n_lacking = [], len(ids)
+        for batch in walk(tables, CELLS, wanted, where):
+            kept.append(batch.filter(pc.is_in(batch.column(ROW_ID), value_set=pa.array(ids))))
+            n_lacking -= kept[-1].num_rows
+            if not n_lacking:
+                break
         table = pa.Table.from_batches(kept)
     found = table.column(ROW_ID).to_numpy()
     by_id = np.argsort(found, kind="stable")
@@ -313,6 +315,17 @@ def pointer_parts(name: str, kind: PointerKind) -> tuple[str, str]:
     return (f"{name}.start", f"{name}.end") if kind is PointerKind.SPARSE else (f"{name}.position", f"{name}.position")
 
 
+def is_in_order(tables: Tables, where: str | None = None) -> bool:
+    """Return whether the cells are stored in table order, which no longer holds when some were updated; reads no column but those of `where`."""
+    last = -1
+    for batch in walk(tables, CELLS, [], where):
+        found = batch.column(ROW_ID).to_numpy()
+        if len(found) and (int(found[0]) <= last or not _ascends(found)):
+            return False
+        last = int(found[-1]) if len(found) else last
+    return True
+
+
 Rows = range | NDArray[np.uint64]
 """Row ids of the cell table; mostly they are all of a range."""
 
@@ -379,15 +392,7 @@ class CellRows:
     @cached_property
     def in_order(self) -> bool:
         """Whether the cells, and the rows of the table among which they are, come in ascending order of row ids."""
-        if not isinstance(self.ids, range) and not _ascends(self.ids):
-            return False
-        last = -1
-        for batch in walk(self.tables, CELLS, [], self.where):
-            found = batch.column(ROW_ID).to_numpy()
-            if len(found) and (int(found[0]) <= last or not _ascends(found)):
-                return False
-            last = int(found[-1]) if len(found) else last
-        return True
+        return (isinstance(self.ids, range) or _ascends(self.ids)) and is_in_order(self.tables, self.where)
 
 
 @dataclass(frozen=True)

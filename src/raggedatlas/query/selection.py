@@ -1,7 +1,7 @@
 """Which cells a sample, an order and a limit choose: found while the cell table is streamed, in memory that grows with the chosen cells only."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import QueryError
 from raggedatlas.model.frames import DATASET, metadata_columns
-from raggedatlas.query.cells import DATASET_UID, Cells, DatasetNames, read_rows, uid_bytes
+from raggedatlas.query.cells import DATASET_UID, Cells, DatasetNames, is_in_order, read_rows, uid_bytes
 from raggedatlas.query.read_plan import QuerySpec, Sample
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.runtime import prefetch
@@ -25,7 +25,9 @@ BLOCK_CELLS = 2**16
 """Cells of a block: enough that a call for each block costs little for each cell."""
 
 
-def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequence[str]) -> Iterator[Cells]:
+def walk_cells(
+    tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequence[str], n_rows: int | None = None
+) -> Generator[Cells, None, None]:
     """Walk over the cells that the filters keep, a block at a time, as they are stored; those of datasets without a record are left out.
 
     Parameters
@@ -38,12 +40,15 @@ def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequen
         What may be named.
     wanted : sequence of str
         Stored columns to read; `ROW_ID` comes with them.
+    n_rows : int or None
+        At least so many rows make a block, but the last; None takes `BLOCK_CELLS`.
     """
     datasets = DatasetNames.of(columns.datasets)
     uids = pa.array(datasets.uids, pa.string())
     asked = list(dict.fromkeys([*wanted, DATASET_UID]))
     # The next block is read while the caller looks at one.
-    with closing(prefetch(_blocks(walk(tables, CELLS, asked, to_sql(spec.filters, columns))))) as blocks:
+    batches = walk(tables, CELLS, asked, to_sql(spec.filters, columns))
+    with closing(prefetch(_blocks(batches, BLOCK_CELLS if n_rows is None else n_rows))) as blocks:
         # At least one block, so that the columns are known.
         first = next(blocks, None)
         first = read_rows(tables, asked, None, np.empty(0, np.uint64)) if first is None else first
@@ -57,16 +62,16 @@ def walk_cells(tables: Tables, spec: QuerySpec, columns: Columns, wanted: Sequen
             yield Cells(visible, codes.to_numpy().astype(np.int32, copy=False), datasets, pa.table({}))
 
 
-def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Put batches together to blocks of at least `BLOCK_CELLS` rows, but the last."""
+def _blocks(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.Table]:
+    """Put batches together to blocks of at least `n_rows` rows, but the last."""
     held: list[pa.RecordBatch] = []
-    n_rows = 0
+    n_held = 0
     for batch in batches:
         held.append(batch)
-        n_rows += batch.num_rows
-        if n_rows >= BLOCK_CELLS:
+        n_held += batch.num_rows
+        if n_held >= n_rows:
             yield pa.Table.from_batches(held)
-            held, n_rows = [], 0
+            held, n_held = [], 0
     if held:
         yield pa.Table.from_batches(held)
 
@@ -86,20 +91,29 @@ def choose_rows(tables: Tables, spec: QuerySpec, columns: Columns) -> tuple[NDAr
     Returns
     -------
     (k,) uint64, int
-        Stable row ids, and how many cells there were to choose from.
+        Stable row ids, and how many cells were looked at to choose them, 0 only where there are none.
     """
     wanted = [*needed_columns(spec, columns), *(["uid"] if spec.sample is not None else [])]
     # Order and limit choose among the sampled cells, so they wait until all of these are known.
     first = replace(spec, order=(), limit=None) if spec.sample is not None else spec
+    # Only a limit is met by the first cells. One is looked at for a limit of 0 too, to know whether there is any.
+    enough = None if spec.limit is None or spec.sample is not None or spec.order else max(1, spec.limit)
+    n_rows = BLOCK_CELLS if enough is None else min(BLOCK_CELLS, enough)
     kept: list[Cells] = []
     n_kept, most, n_seen = 0, BLOCK_CELLS, 0
-    for cells in walk_cells(tables, spec, columns, wanted):
-        kept, n_kept, n_seen = [*kept, cells], n_kept + cells.n, n_seen + cells.n
-        if n_kept > most:
-            kept = [arrange(_in_table_order(kept), first, columns)]
-            n_kept = kept[0].n
-            # Twice what is kept, so that each cell is looked at a bounded number of times.
-            most = max(BLOCK_CELLS, 2 * n_kept)
+    with closing(walk_cells(tables, spec, columns, wanted, n_rows)) as blocks:
+        for cells in blocks:
+            kept, n_kept, n_seen = [*kept, cells], n_kept + cells.n, n_seen + cells.n
+            if enough is not None and n_seen >= enough:
+                # Cells further behind in the files come later in the table too, unless some were updated.
+                if is_in_order(tables):
+                    break
+                enough = None
+            if n_kept > most:
+                kept = [arrange(_in_table_order(kept), first, columns)]
+                n_kept = kept[0].n
+                # Twice what is kept, so that each cell is looked at a bounded number of times.
+                most = max(BLOCK_CELLS, 2 * n_kept)
     return arrange(_in_table_order(kept), spec, columns).table.column(ROW_ID).to_numpy(), n_seen
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from campaigns.kill_campaign import CALLS, content_of, items_of, source_of
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError
 from raggedatlas.loader.loader import Loader
+from raggedatlas.store.tables import Tables
 from support.atlases import GENES, write_results
 
 UNTOUCHED = "third"
@@ -143,7 +145,7 @@ def read_all(uri: str, out: Connection) -> Outcome:
 def serve(pipe: Connection) -> None:
     """Do what comes through a pipe, until nothing more comes."""
     while (task := pipe.recv()) is not None:
-        uri, call, delay = task
+        uri, call, delay, commit = task
         if call is None:
             outcome = read_all(uri, pipe)
             pipe.recv()
@@ -151,8 +153,25 @@ def serve(pipe: Connection) -> None:
             pipe.send(None)
             pipe.recv()
             time.sleep(delay)
-            outcome = attempt(uri, call)
+            with stopped_before(commit, pipe):
+                outcome = attempt(uri, call)
         pipe.send(outcome)
+
+
+@contextmanager
+def stopped_before(commit: int | None, pipe: Connection) -> Iterator[None]:
+    """Stop before a commit to a table, counted from 0; say so through a pipe, and go on when something comes."""
+    counted, made = itertools.count(), Tables.attempt
+
+    def attempt(tables: Tables, *words: Any, **choices: Any) -> Any:
+        if next(counted) == commit:
+            pipe.send(None)
+            pipe.recv()
+        return made(tables, *words, **choices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tables, "attempt", attempt)
+        yield
 
 
 def observe(uri: str) -> dict[str, str]:
@@ -234,7 +253,7 @@ class Campaign:
         delays = [0.0, self.random.uniform(0, 0.06)]
         self.random.shuffle(delays)
         for pipe, call, delay in zip(pipes, [*calls, None], [*delays, 0.0], strict=True):
-            pipe.send((str(atlas), call, delay))
+            pipe.send((str(atlas), call, delay, None))
         for pipe in pipes:
             pipe.recv()
         for pipe in pipes[:2]:
@@ -246,6 +265,38 @@ class Campaign:
         assert not any(outcome.foreign for outcome in (*ended, read)), told
         assert read.status == "done" or ("purge" in names and "purge" in read.text), told
         self.passes += int(read.text) if read.status == "done" else 0
+        self._check(atlas, calls, ended, told)
+
+    def interrupt(self, pipes: list[Connection], names: tuple[str, str], commit: int) -> bool:
+        """Make the second call, whole, before a commit of the first; return False if the first has fewer commits.
+
+        A call that waits for the other gets five seconds, then the first goes on.
+        """
+        calls = [self.calls[side][name] for side, name in enumerate(names)]
+        atlas = self._copied(self._base)
+        first, second = pipes[:2]
+        self._begin(first, atlas, calls[0], commit)
+        assert first.poll(120), "a call has not ended within two minutes"
+        if first.recv() is not None:
+            shutil.rmtree(atlas)
+            return False
+        self._begin(second, atlas, calls[1], None)
+        second.poll(5)
+        first.send(None)
+        ended = [self._answer(pipe) for pipe in (first, second)]
+        told = {"calls": calls, "ended": ended, "commit": commit}
+        assert not any(outcome.foreign for outcome in ended), told
+        self._check(atlas, calls, ended, told)
+        return True
+
+    @staticmethod
+    def _begin(pipe: Connection, atlas: Path, call: Call, commit: int | None) -> None:
+        pipe.send((str(atlas), call, 0.0, commit))
+        pipe.recv()
+        pipe.send(None)
+
+    def _check(self, atlas: Path, calls: list[Call], ended: list[Outcome], told: dict[str, Any]) -> None:
+        """Check that deep validation finds nothing, that one of the orders explains what is left, and that a dataset can be added."""
         problems = [problem for problem in RaggedAtlas.open(str(atlas)).validate("deep") if problem.level == "must"]
         assert problems == [], (problems, told)
         left = observe(str(atlas))

@@ -32,6 +32,25 @@ def test_either_order_explains_what_is_left(tmp_path: Path) -> None:
     assert campaign.ended.total() == len(PAIRS)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("drop_dataset", "restore"),
+        *(pytest.param(("restore", name), marks=pytest.mark.nightly) for name in ("drop_dataset", "drop_geometry", "repair")),
+        *(pytest.param((name, "restore"), marks=pytest.mark.nightly) for name in ("drop_geometry", "repair", "purge")),
+    ],
+    ids="-".join,
+)  # fmt: skip
+def test_a_call_between_the_commits_of_another(tmp_path: Path, pair: tuple[str, str]) -> None:
+    """One of the two orders explains what is left, whatever another process does between two commits of a call."""
+    campaign, commit = Campaign(tmp_path), 0
+    with campaign.processes() as pipes:
+        while campaign.interrupt(pipes, pair, commit):
+            commit += 1
+    assert commit > 1
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 def test_all_pairs(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -476,9 +476,19 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     return _dropped(records, "arrays", delete_cells_of_datasets(catalog, [records[0].uid]))
 
 
+def delete_cells_without_record(catalog: Catalog, uids: Collection[str]) -> int:
+    """Delete the cells of datasets that have no record, also at the moment of the commit; return their number."""
+
+    def condition() -> str:
+        # `restore` may have brought a record back; it changes the table of cells once more after that, so that this conflicts.
+        return in_list("dataset_uid", sorted({*uids} - {record.uid for record in read_records(catalog)}))
+
+    return catalog.tables.delete(CELLS, condition) if uids else 0
+
+
 def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
     """Delete the cells of datasets without a record, and remove the datasets from geometry; return the number of cells."""
-    n = catalog.tables.delete(CELLS, in_list("dataset_uid", uids)) if uids else 0
+    n = delete_cells_without_record(catalog, uids)
     remove_datasets_from_geometries(catalog, uids)
     for uid in uids:
         release_lease(catalog, uid)
@@ -747,8 +757,10 @@ def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> in
 
     def without(old: list[GeometryRecord]) -> list[GeometryRecord]:
         nonlocal n_changed
-        n_changed = sum(bool(deleted & set(record.cells_of)) for record in old)
-        kept = ((record, {u: n for u, n in record.cells_of.items() if u not in deleted}) for record in old)
+        # `restore` brings records back before geometry, each in a commit of its own.
+        gone = deleted - {record.uid for record in read_records(catalog)}
+        n_changed = sum(bool(gone & set(record.cells_of)) for record in old)
+        kept = ((record, {u: n for u, n in record.cells_of.items() if u not in gone}) for record in old)
         left = [record.model_copy(update={"datasets": json.dumps(cells)}) for record, cells in kept if cells]
         return left if n_changed else old
 

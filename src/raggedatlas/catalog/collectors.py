@@ -16,6 +16,7 @@ from raggedatlas.catalog.assets import (
     RESULT_ASSETS,
     asset_columns,
     clear_orphaned_pointers,
+    delete_cells_without_record,
     group_by_dataset,
     lease_alive,
     read_records,
@@ -44,7 +45,6 @@ from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.location import Location
 from raggedatlas.store.manifests import FOLDER
 from raggedatlas.store.runtime import map_requests
-from raggedatlas.store.sql import in_list
 from raggedatlas.store.storage_errors import refused_columns
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.upkeep import clean_up
@@ -190,7 +190,7 @@ def delete_stray_cells(sweep: Sweep) -> None:
     alive = [uid for uid in fresh if UID.fullmatch(uid) and lease_alive(catalog, uid, sweep.grace)]
     known = {record.uid for record in read_records(catalog)} if fresh else known
     dead = [uid for uid in fresh if uid not in alive and uid not in known]
-    sweep.n_cells += catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
+    sweep.n_cells += delete_cells_without_record(catalog, dead)
     sweep.kept += [uid for uid in alive if uid not in known]
 
 

@@ -18,6 +18,7 @@ from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
     RESULT_ASSETS,
     asset_columns,
+    geometry_columns,
     group_by_dataset,
     purged,
     read_geometries,
@@ -61,7 +62,7 @@ from raggedatlas.model.reports import Difference, FileDifference, MaintenanceRep
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 from raggedatlas.store.runtime import submit
-from raggedatlas.store.sql import in_list
+from raggedatlas.store.sql import all_of, in_list, is_not_null
 from raggedatlas.store.upkeep import count_old_versions
 
 if TYPE_CHECKING:
@@ -538,33 +539,39 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
 
     catalog.tables.retry(DATASETS, once)
     if shapes or catalog.tables.has(GEOMETRY):
-        GEOMETRY_ASSETS.change(catalog, lambda old: old if old == shapes else shapes)
+        # Also when nothing changes, so that a process that is removing one of its datasets conflicts.
+        GEOMETRY_ASSETS.change(catalog, lambda _: shapes)
     if results or catalog.tables.has(RESULTS):
         RESULT_ASSETS.change(catalog, lambda old: old if old == results else results)
-    _restore_columns(catalog, record)
+    _restore_cells_again(catalog, then, record)
     restore_links(catalog, then)
     restore_tables(catalog, then)
     update_identity(catalog, registry_tables(catalog))
     return record
 
 
-def _restore_columns(catalog: Catalog, record: AtlasVersionRecord) -> None:
-    """Bring columns back that another process dropped with a result or geometry, before these had their records again.
+def _restore_cells_again(catalog: Catalog, then: Catalog, record: AtlasVersionRecord) -> None:
+    """Bring back what other processes took from the cells before the datasets, results and geometry had their records again.
 
     Raises
     ------
     ConflictError
         If datasets were added meanwhile, whose cells would be lost.
     """
-    # From here on such a drop finds the records, or conflicts with this.
+    # From here on, whoever removes cells, columns or pointers finds the records, or conflicts with this.
     catalog.tables.fence(CELLS)
-    if asset_columns(catalog) <= {*catalog.tables.schema(CELLS).names}:
-        return
+    schema = catalog.tables.schema(CELLS)
+    datasets = {one.uid for one in read_records(then)}
+    if asset_columns(catalog) <= {*schema.names}:
+        inside = in_list("dataset_uid", sorted(datasets))
+        pointers = geometry_columns(then.tables.schema(CELLS))
+        counted = [inside, *(all_of(inside, is_not_null(f"{name}.zarr_group")) for name in pointers)]
+        if all(catalog.tables.count(CELLS, where) >= then.tables.count(CELLS, where) for where in counted):
+            return
     refuse_running_adds(catalog, "restore")
-    then = {one.uid for one in read_records(catalog.at(record))}
-    if {one.uid for one in read_records(catalog)} - then:
+    if {one.uid for one in read_records(catalog)} - datasets:
         raise ConflictError(
-            f"Other processes added to {catalog.location.uri}, and dropped results or geometry, during restore(); run it again."
+            f"Other processes added to {catalog.location.uri}, and removed datasets, results or geometry, during restore(); run it again."
         )
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:

@@ -457,11 +457,15 @@ class TableRows:
 
         return self._delete(name, find, read_version) if len(values) else 0
 
-    def delete(self, name: str, where: str) -> int:
-        """Delete rows in one commit, and return how many."""
+    def delete(self, name: str, where: str | Callable[[], str]) -> int:
+        """Delete rows in one commit, and return how many.
+
+        A callable returns the condition; it is called after the version that the commit is based on was opened, and again for each retry.
+        """
 
         def find(table: "lance.LanceDataset") -> pa.Table:
-            return table.to_table([], where, with_row_address=True, use_scalar_index=index_serves(table, where))
+            condition = where if isinstance(where, str) else where()
+            return table.to_table([], condition, with_row_address=True, use_scalar_index=index_serves(table, condition))
 
         return self._delete(name, find)
 

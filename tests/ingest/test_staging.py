@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import anndata as ad
@@ -170,23 +171,39 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
     assert len(walked) == 1
 
 
+def opened_in_order(monkeypatch: pytest.MonkeyPatch, then: Any = lambda name: None) -> list[str]:
+    """Note the names of files as they are opened."""
+    opened: list[str] = []
+    call = staging.Opener.__call__
+
+    def noted(self: staging.Opener) -> Source:
+        opened.append(Path(self.what).name)
+        then(opened[-1])
+        return call(self)
+
+    monkeypatch.setattr(staging.Opener, "__call__", noted)
+    return opened
+
+
 def test_the_next_source_is_planned_while_one_is_written(
     atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each plan but the first is made once, and ready when the arrays of the source before it are."""
+    """The second source is opened before the arrays of the first are written, the third is not; each is opened once."""
     for i in range(3):
         made("good", i).write_h5ad(tmp_path / f"{i}.h5ad")
-    told: list[str] = []
-    plan_source = staging.plan_source
+    began = Event()
+    opened = opened_in_order(monkeypatch, lambda name: began.set() if name == "1.h5ad" else None)
+    told: list[tuple[str, ...]] = []
 
-    def noted(*args: Any) -> staging.PlannedSource:
-        prepared = plan_source(*args)
-        told.append(f"planned {prepared.plan.name}")
-        return prepared
+    def wait(step: str, i: int, n: int) -> None:
+        if step == "lease":
+            assert began.wait(60)
+        if step == "arrays":
+            told.append(tuple(opened))
 
-    monkeypatch.setattr(staging, "plan_source", noted)
-    atlas.add(tmp_path, progress=lambda step, i, n: told.append(step) if step == "arrays" else None)
-    assert told == ["planned 0", "planned 1", "arrays", "planned 2", "arrays", "arrays"]
+    atlas.add(tmp_path, progress=wait)
+    assert told[0] == ("0.h5ad", "1.h5ad")
+    assert opened == ["0.h5ad", "1.h5ad", "2.h5ad"]
 
 
 def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,14 +211,7 @@ def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, mon
     made("good", 0).write_h5ad(tmp_path / "a.h5ad")
     (tmp_path / "b.h5ad").write_bytes(b"not HDF5")
     made("good", 2).write_h5ad(tmp_path / "c.h5ad")
-    opened: list[str] = []
-    plan_source = staging.plan_source
-
-    def noted(catalog: Any, opener: Any, *args: Any) -> staging.PlannedSource:
-        opened.append(Path(opener.what).name)
-        return plan_source(catalog, opener, *args)
-
-    monkeypatch.setattr(staging, "plan_source", noted)
+    opened = opened_in_order(monkeypatch)
     with pytest.raises(SourceError, match=r"1 of 3 sources were refused.*b\.h5ad"):
         atlas.add(tmp_path, progress=False)
     assert opened == ["a.h5ad", "b.h5ad", "c.h5ad"]

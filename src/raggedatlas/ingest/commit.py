@@ -3,10 +3,11 @@
 import contextlib
 import json
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Executor
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
@@ -33,10 +34,10 @@ from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matrix_facts, specs_json
 from raggedatlas.ingest.options import AddOptions, IngestOptions
-from raggedatlas.ingest.plan import ColumnOrders, IngestPlan, NewGroup, plan_cells
+from raggedatlas.ingest.plan import ColumnOrders, NewGroup, plan_cells
 from raggedatlas.ingest.staging import (
     Opener,
-    PlanAhead,
+    PlannedSource,
     StagedDataset,
     check_staged_duplicates,
     plan_source,
@@ -48,9 +49,9 @@ from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.records import BundleFacts, DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
-from raggedatlas.model.spaces import PointerKind, pointer_field
+from raggedatlas.model.spaces import pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.runtime import BackgroundWriter, warnings_as
+from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, warnings_as
 from raggedatlas.store.sql import equals
 from raggedatlas.store.upkeep import compact
 
@@ -89,6 +90,7 @@ def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Pr
         yield show
 
 
+T = TypeVar("T")
 Report = TypeVar("Report", bound=AddReport)
 
 
@@ -224,159 +226,187 @@ def add_sources(
     AtlasError
         The error of a refused single source, or a summary if some of several were refused; the others are in the atlas.
     """
-    adding = _AddState(list(sources))
+    openers = list(sources)
+    outcomes: dict[int, Outcome] = {}
+    # Staged sources that wait for the next commit, by number; a thread may still be writing the last rows of the latest.
+    waiting: dict[int, StagedDataset] = {}
+
+    def finish(number: int) -> None:
+        try:
+            waiting[number].finish()
+        except AtlasError as error:
+            outcomes[number] = error
+
+    if executor is None:
+        staging = _stage_here(catalog, openers, options, progress)
+    else:
+        staging = _stage_by_workers(catalog, openers, options, executor)
     try:
-        if executor is None:
-            _add_here(catalog, adding, options, progress, attached)
-        else:
-            _add_by_workers(catalog, adding, options, progress, executor)
+        with BackgroundWriter() as behind, closing(staging):
+            for number, done in enumerate(staging):
+                outcomes[number] = done
+                if isinstance(done, StagedDataset):
+                    waiting[number] = done
+                if executor is not None:
+                    progress("sources", number + 1, len(openers))
+                elif number in waiting:
+                    behind(partial(finish, number))
+                n_cells = sum(one.plan.schema.n_cells for one in waiting.values())
+                if number + 1 == len(openers) or len(waiting) >= COMMIT_DATASETS or n_cells >= COMMIT_CELLS:
+                    behind.join()
+                    written = {n: one for n, one in waiting.items() if outcomes[n] is one}
+                    outcomes |= _commit(catalog, written, options, progress, attached)
+                    waiting.clear()
     except BaseException:
         # The contexts inside have ended their threads, so nothing is written below these uids any more.
-        _discard(catalog, adding.staged)
+        _discard(catalog, [*waiting.values()])
         raise
-    if adding.refused and len(adding.openers) == 1:
-        raise adding.refused[0] from adding.refused[0].__cause__
-    if adding.refused:
-        lines = "; ".join(str(error) for error in adding.refused)
+    reports = [one.report if isinstance(one, StagedDataset) else one for one in outcomes.values()]
+    added = [report for report in reports if isinstance(report, IngestReport)]
+    refused = [openers[n].explain(one) for n, one in enumerate(reports) if isinstance(one, AtlasError)]
+    if refused and len(openers) == 1:
+        raise refused[0] from refused[0].__cause__
+    if refused:
         raise SourceError(
-            f"{len(adding.refused)} of {len(adding.openers)} sources were refused, the other {len(adding.reports)} are in the atlas: {lines}"
+            f"{len(refused)} of {len(openers)} sources were refused, the other {len(added)} are in the atlas: {'; '.join(map(str, refused))}"
         )
-    return adding.reports
-
-
-def _add_here(
-    catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, attached: AttachedColumns | None
-) -> None:
-    """Stage the sources in this process."""
-    staged = adding.staged
-    with PlanAhead(catalog, adding.openers, options) as plan_ahead, ThreadPoolExecutor(1, "raggedatlas-flush") as pool:
-        while adding.number < len(adding.openers):
-            # The source before this one may still be flushed meanwhile; `settle` waits for it.
-            done = _stage(catalog, plan_ahead, adding.number, staged, options, progress)
-            if adding.settle():
-                if adding.take(done):
-                    adding.flushing = pool.submit(staged[-1].finish)
-            elif isinstance(done, StagedDataset):
-                # It was staged to be committed together with a dataset that failed, so it is staged again.
-                done.abandon()
-            # If the last source fails, the rest may be too small for a commit.
-            if _is_full([one.plan for one in staged]) and adding.settle():
-                adding.close(_commit(catalog, staged, options, progress, attached))
-        adding.settle()
-    if staged:
-        adding.close(_commit(catalog, staged, options, progress, attached))
-
-
-def _add_by_workers(
-    catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, executor: Executor | Workers
-) -> None:
-    """Commit sources that workers have staged, in order."""
-    with WorkerStaging(catalog, adding.openers, options, executor) as staging, closing(staging.outcomes()) as outcomes:
-        for done in outcomes:
-            judged = staging.judge(done, adding.staged) if isinstance(done, StagedDataset) else done
-            if isinstance(done, StagedDataset) and not isinstance(judged, StagedDataset):
-                done.abandon()
-            adding.take(judged)
-            progress("sources", adding.number, len(adding.openers))
-            if adding.number == len(adding.openers) or _is_full([one.plan for one in adding.staged]):
-                adding.close(_commit(catalog, adding.staged, options, progress) if adding.staged else [])
+    return added
 
 
 Outcome = StagedDataset | IngestReport | AtlasError
 """Outcome for a source: staged or committed; skipped; or refused."""
 
 
-@dataclass
-class _AddState:
-    """State of one `add` of several sources.
+def _stage_here(
+    catalog: Catalog, openers: Sequence[Opener], options: IngestOptions, progress: Progress
+) -> Generator[Outcome, None, None]:
+    """Stage sources in this process, in order; each is planned while the one before it is written.
 
-    Parameters
-    ----------
-    openers : list of Opener
-        All sources.
-    reports : list of IngestReport
-        Reports of sources that were not refused.
-    staged : list of StagedDataset
-        Datasets that wait for the next commit; the last may still be flushed.
-    refused : list of AtlasError
-        Errors of the refused sources.
-    number : int
-        Index of the next source.
-    origins : dict of str to int
-        Uid of a staged dataset -> number of its source.
-    flushing : Future or None
-        The last staged source, whose last rows a thread writes while the next source is read.
+    The last rows of a staged source are still being written when it is yielded; the caller calls `finish`.
     """
+    orders: dict[str, Sequence[str]] = {}
+    ahead: deque[PlannedSource] = deque()
 
-    openers: list[Opener]
-    reports: list[IngestReport] = field(default_factory=list)
-    staged: list[StagedDataset] = field(default_factory=list)
-    refused: list[AtlasError] = field(default_factory=list)
-    number: int = 0
-    origins: dict[str, int] = field(default_factory=dict)
-    flushing: Future[None] | None = None
+    def plan(opener: Opener) -> PlannedSource | AtlasError:
+        try:
+            planned = plan_source(catalog, opener, options, orders)
+        except AtlasError as error:
+            return error
+        ahead.append(planned)
+        for features, order in planned.plan.column_orders.items():
+            orders.setdefault(features, order)
+        # Older ones are committed, or refused.
+        while len(orders) > COMMIT_DATASETS:
+            del orders[next(iter(orders))]
+        return planned
 
-    def settle(self) -> bool:
-        """Wait for the last staged source, and remove it if it failed; return whether it succeeded."""
-        running, self.flushing = self.flushing, None
-        lost = None if running is None else running.exception()
-        # Only an `AtlasError` concerns one source; an interrupt or a defect ends the call.
-        if lost is not None and not isinstance(lost, AtlasError):
-            raise lost
-        if lost is not None:
-            # What is flushed is the last of both lists, because `settle` comes before the next `take`.
-            self.staged.pop()
-            self.reports.pop()
-            self.refused.append(self.openers[self.number - 1].explain(lost))
-        return lost is None
-
-    def take(self, done: Outcome) -> bool:
-        """Record the outcome of the next source; return whether it is staged."""
-        self.number += 1
-        if isinstance(done, AtlasError):
-            self.refused.append(self.openers[self.number - 1].explain(done))
-            return False
-        self.reports.append(done if isinstance(done, IngestReport) else done.report)
-        if isinstance(done, StagedDataset):
-            self.staged.append(done)
-            self.origins[done.plan.uid] = self.number - 1
-        return isinstance(done, StagedDataset)
-
-    def close(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of a commit."""
-        for one, outcome in zip(self.staged, outcomes, strict=True):
-            # Reports of skipped sources lie between those of this commit, so positions do not agree.
-            at = next(i for i, report in enumerate(self.reports) if report is one.report)
-            if isinstance(outcome, AtlasError):
-                del self.reports[at]
-                self.refused.append(self.openers[self.origins[one.plan.uid]].explain(outcome))
-            else:
-                self.reports[at] = outcome.report if isinstance(outcome, StagedDataset) else outcome
-        self.staged.clear()
-
-
-def _stage(
-    catalog: Catalog,
-    plan_ahead: PlanAhead,
-    number: int,
-    staged: Sequence[StagedDataset],
-    options: IngestOptions,
-    progress: Progress,
-) -> Outcome:
-    """Stage one source, or return its error; the next source is planned in the background if it belongs to the same commit."""
-    progress("plan", 0, 1)
-    coming = [one.plan for one in staged]
     try:
-        planned = plan_ahead.take(number, coming)
-        then = [*coming, planned.plan]
-        meanwhile = contextlib.nullcontext() if _is_full(then) else plan_ahead.meanwhile(number + 1, then)
-        return stage(catalog, planned, options, progress, staged=staged, meanwhile=meanwhile)
+        # A single source is planned on this thread, where an interrupt ends it at once.
+        plans = prefetch_map(plan, openers, threads=min(1, len(openers) - 1), depth=1)
+        with closing(plans):
+            for _ in openers:
+                progress("plan", 0, 1)
+                planned = next(plans)
+                try:
+                    if isinstance(planned, AtlasError):
+                        raise planned
+                    yield stage(catalog, ahead.popleft(), options, progress)
+                except AtlasError as error:
+                    yield error
+    finally:
+        for planned in ahead:
+            planned.source.close()
+
+
+def _stage_by_workers(
+    catalog: Catalog, openers: Sequence[Opener], options: IngestOptions, executor: Executor | Workers
+) -> Generator[Outcome, None, None]:
+    """Let workers stage sources, whose outcomes come in order; what they wrote and nobody committed is removed at the end."""
+    owner = {**this_process(), _CALL: uuid4().hex}
+    lost = "Nothing of sources that were not committed is visible; add() with on_duplicate='skip' goes on from there."
+
+    def run(tasks: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
+        return in_order(run_tasks(tasks, executor, place=catalog.location, lost=lost))
+
+    def tasks() -> Iterator[Callable[[], Outcome]]:
+        """Send each source with the orders that its features have in sources before it, so that they get one layout."""
+        several = len(openers) > 1 and options.column_order == "detected"
+        hashed = run(partial(_hash_features, opener) for opener in openers) if several else [frozenset()] * len(openers)
+        sets: list[frozenset[str]] = list(hashed)
+        first: dict[str, int] = {}
+        # `setdefault` gives the first source with a set, so `shared` has the sets that come again.
+        shared = {
+            names for number, own in enumerate(sets) for names in own if first.setdefault(names, number) != number
+        }
+        leaders = sorted({first[names] for names in shared})
+        found = run(partial(_find_column_orders, catalog, openers[number], options) for number in leaders)
+        orders = dict(zip(leaders, found, strict=True))
+        for number, opener in enumerate(openers):
+            known: dict[str, Sequence[str]] = {}
+            for leader in sorted({first[names] for names in sets[number] if first[names] < number}):
+                # The earliest source wins, as when sources are added one after the other.
+                known = {**orders[leader], **known}
+            yield partial(_stage_source, catalog, opener, options, known, owner)
+
+    try:
+        with closing(run(tasks())) as outcomes:
+            for done in outcomes:
+                # The worker wrote the lease: one that cannot be read here is in another place.
+                if isinstance(done, StagedDataset) and not read_lease(catalog, done.plan.uid):
+                    raise WorkersError(
+                        f"A worker wrote {done.plan.name!r} to a place that is not {catalog.location.uri} here, though it has the same "
+                        "address; put the atlas in a folder or an object store that all workers share."
+                    )
+                yield done
+    finally:
+        with suppress(AtlasError):
+            visible = {record.uid for record in read_records(catalog)}
+            # Found by lease, because attempts of lost workers have uids that never came back.
+            for uid in set(catalog.arrays.list_children()) - visible:
+                if (read_lease(catalog, uid) or {}).get(_CALL) == owner[_CALL]:
+                    catalog.arrays.child(uid).delete_prefix()
+
+
+_CALL = "call"
+"""In the lease of what a worker writes: the call that it writes for."""
+
+
+def _hash_features(opener: Opener) -> frozenset[str]:
+    """Hash the names of the features of a source's matrices, in no order; identifying them would take as long as writing few cells."""
+    try:
+        source = opener()
+    except AtlasError:
+        return frozenset()  # `_stage_source` refuses it.
+    with closing(source):
+        keys = {info.features for info in source.describe().matrices if info.features}
+        tables = [source.features(key).column(INDEX).cast(pa.string()).to_pylist() for key in sorted(keys)]
+    return frozenset(feature_set([text or "" for text in names]) for names in tables)
+
+
+def _find_column_orders(catalog: Catalog, opener: Opener, options: IngestOptions) -> ColumnOrders:
+    """Find out in which order a source would store its features."""
+    try:
+        planned = plan_source(catalog, opener, options)
+    except AtlasError:
+        return {}  # `_stage_source` refuses it.
+    planned.source.close()
+    return planned.plan.column_orders
+
+
+def _stage_source(
+    catalog: Catalog, opener: Opener, options: IngestOptions, orders: ColumnOrders, owner: Mapping[str, Any]
+) -> Outcome:
+    """Write the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
+    try:
+        done = stage(catalog, plan_source(catalog, opener, options, orders), options, no_progress, owner)
+        if isinstance(done, StagedDataset):
+            done.finish()
+            return replace(done, report=replace(done.report, notes=(*done.report.notes, *opener.notes)))
+        return replace(done, notes=(*done.notes, *opener.notes))
+    except WorkersError:
+        raise
     except AtlasError as error:
-        return error
-
-
-def _is_full(plans: Sequence[IngestPlan]) -> bool:
-    return len(plans) >= COMMIT_DATASETS or sum(plan.schema.n_cells for plan in plans) >= COMMIT_CELLS
+        return opener.explain(error)
 
 
 def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
@@ -389,14 +419,42 @@ def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
             catalog.arrays.child(uid).delete_prefix()
 
 
+def _judge(catalog: Catalog, one: StagedDataset, others: Sequence[StagedDataset], options: IngestOptions) -> Outcome:
+    """Plan the cells of a staged source again and look for its duplicates, now that all sources before it are known."""
+    try:
+        duplicate = check_staged_duplicates(one, others, options)
+        if duplicate is not None:
+            return duplicate
+        plan = plan_cells(catalog, one.plan, options, [other.plan for other in others])
+    except AtlasError as error:
+        return error
+    before = {column.column.stored: column.source for column in one.plan.columns}
+    now = {column.source: column.column.stored for column in plan.columns}
+    # Keyed by stored name, which other sources of the commit may have changed.
+    colors = {now[before[stored]]: values for stored, values in one.colors.items()}
+    report = replace(one.report, columns=plan.column_reports)
+    return replace(one, plan=replace(plan, name=one.plan.name), colors=colors, report=report).renamed(plan.name)
+
+
 def _commit(
     catalog: Catalog,
-    staged: Sequence[StagedDataset],
+    sources: Mapping[int, StagedDataset],
     options: IngestOptions,
     progress: Progress,
-    attached: AttachedColumns | None = None,
-) -> list[Outcome]:
-    """Make staged sources visible, except those that another process added first; return the outcome of each."""
+    attached: AttachedColumns | None,
+) -> dict[int, Outcome]:
+    """Make staged sources visible, by number, unless they do not fit those before them; return the outcome of each."""
+    judged: dict[int, Outcome] = {}
+    staged: list[StagedDataset] = []
+    for number, source in sources.items():
+        # The first of a call was planned with all that is before it.
+        judged[number] = outcome = _judge(catalog, source, staged, options) if number else source
+        if isinstance(outcome, StagedDataset):
+            staged.append(outcome)
+        else:
+            source.abandon()
+    if not staged:
+        return judged
     by_space: dict[str, list[NewGroup]] = {}
     for group in (written.group for one in staged for written in one.groups):
         by_space.setdefault(group.space.name, []).append(group)
@@ -453,7 +511,8 @@ def _commit(
                 release_lease(catalog, one.plan.uid)
     _merge_fragments(catalog, by_space, n_records)
     progress("done", 1, 1)
-    return outcomes
+    committed = {one.plan.uid: outcome for one, outcome in zip(staged, outcomes, strict=True)}
+    return {n: committed.get(source.plan.uid, judged[n]) for n, source in sources.items()}
 
 
 def _merge_fragments(catalog: Catalog, spaces: Iterable[str], n_records: Sequence[int]) -> None:
@@ -604,173 +663,3 @@ def _record(staged: StagedDataset, written: WrittenGroup, *, is_first: bool) -> 
             ),
         ).to_json(),
     )
-
-
-T = TypeVar("T")
-
-
-_CALL = "call"
-
-
-@dataclass(frozen=True)
-class _HashFeatures:
-    """Hashes the names of the features of a source's matrices, in no order; identifying them would take as long as writing few cells."""
-
-    opener: Opener
-
-    def __call__(self) -> frozenset[str]:
-        try:
-            source = self.opener()
-        except AtlasError:
-            return frozenset()  # `_StageSource` refuses it.
-        with closing(source):
-            keys = {info.features for info in source.describe().matrices if info.features}
-            tables = [source.features(key).column(INDEX).cast(pa.string()).to_pylist() for key in sorted(keys)]
-        return frozenset(feature_set([text or "" for text in names]) for names in tables)
-
-
-@dataclass(frozen=True)
-class _FindColumnOrder:
-    """Finds out in which order a source would store its features."""
-
-    catalog: Catalog
-    opener: Opener
-    options: IngestOptions
-
-    def __call__(self) -> ColumnOrders:
-        try:
-            planned = plan_source(self.catalog, self.opener, self.options, ())
-        except AtlasError:
-            return {}  # `_StageSource` refuses it.
-        planned.source.close()
-        groups = [g for g in planned.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
-        return {g.feature_set: g.stored_uids for g in groups}
-
-
-@dataclass(frozen=True)
-class _StageSource:
-    """Writes the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
-
-    catalog: Catalog
-    opener: Opener
-    options: IngestOptions
-    orders: ColumnOrders = field(repr=False)
-    owner: Mapping[str, Any]
-
-    def __call__(self) -> StagedDataset | IngestReport | AtlasError:
-        try:
-            source = plan_source(self.catalog, self.opener, self.options, (), self.orders)
-            done = stage(
-                self.catalog, source, self.options, no_progress, staged=(), meanwhile=nullcontext(), owner=self.owner
-            )
-            if isinstance(done, StagedDataset):
-                done.finish()
-                return replace(done, report=self._noted(done.report))
-            return self._noted(done)
-        except WorkersError:
-            raise
-        except AtlasError as error:
-            return self.opener.explain(error)
-
-    def _noted(self, report: IngestReport) -> IngestReport:
-        return replace(report, notes=(*report.notes, *self.opener.notes))
-
-
-class WorkerStaging:
-    """Sources on their way through workers.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    openers : sequence of Opener
-        Open the sources.
-    options : IngestOptions
-        The caller's choices.
-    executor : Executor or Workers
-        Whose workers write.
-    """
-
-    def __init__(
-        self, catalog: Catalog, openers: Sequence[Opener], options: IngestOptions, executor: Executor | Workers
-    ) -> None:
-        self._catalog, self._openers, self._options, self._executor = catalog, openers, options, executor
-        self._owner = {**this_process(), _CALL: uuid4().hex}
-        lost = (
-            "Nothing of sources that were not committed is visible; add() with on_duplicate='skip' goes on from there."
-        )
-        self._run: dict[str, Any] = {"place": catalog.location, "lost": lost}
-
-    def __enter__(self) -> "WorkerStaging":
-        """Start with nothing staged."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove what workers wrote for this call and what was not committed."""
-        with suppress(AtlasError):
-            visible = {record.uid for record in read_records(self._catalog)}
-            # Found by lease, because attempts of lost workers have uids that never came back.
-            for uid in set(self._catalog.arrays.list_children()) - visible:
-                if (read_lease(self._catalog, uid) or {}).get(_CALL) == self._owner[_CALL]:
-                    self._catalog.arrays.child(uid).delete_prefix()
-
-    def outcomes(self) -> Generator[StagedDataset | IngestReport | AtlasError, None, None]:
-        """Yield the outcome of each source, in order."""
-        return in_order(run_tasks(self._tasks(), self._executor, **self._run))
-
-    def _tasks(self) -> Iterator[_StageSource]:
-        """Send each source with the orders that its features have in sources before it, so that they get one layout."""
-        several = len(self._openers) > 1 and self._options.column_order == "detected"
-        sets = self._all([_HashFeatures(opener) for opener in self._openers] if several else [])
-        first: dict[str, int] = {}
-        # `setdefault` gives the first source with a set, so `shared` has the sets that come again.
-        shared = {s for number, own in enumerate(sets) for s in own if first.setdefault(s, number) != number}
-        leaders = sorted({first[names] for names in shared})
-        found = self._all([_FindColumnOrder(self._catalog, self._openers[number], self._options) for number in leaders])
-        orders = dict(zip(leaders, found, strict=True))
-        for number, opener in enumerate(self._openers):
-            known: dict[str, Sequence[str]] = {}
-            for leader in sorted({first[s] for s in sets[number] if first[s] < number} if several else ()):
-                # The earliest source wins, as when sources are added one after the other.
-                known = {**orders[leader], **known}
-            yield _StageSource(self._catalog, opener, self._options, known, self._owner)
-
-    def _all(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        return list(in_order(run_tasks(tasks, self._executor, **self._run)))
-
-    def judge(self, done: StagedDataset, staged: Sequence[StagedDataset]) -> StagedDataset | IngestReport | AtlasError:
-        """Judge a staged source by those that are to be committed together with it, which its worker did not know.
-
-        Parameters
-        ----------
-        done : StagedDataset
-            The source.
-        staged : sequence of StagedDataset
-            Those before it.
-        """
-        try:
-            # The worker wrote the lease: one that cannot be read here is in another place.
-            if not read_lease(self._catalog, done.plan.uid):
-                raise WorkersError(
-                    f"A worker wrote {done.plan.name!r} to a place that is not {self._catalog.location.uri} here, though it has the same "
-                    "address; put the atlas in a folder or an object store that all workers share."
-                )
-            duplicate = check_staged_duplicates(done, staged, self._options)
-            if duplicate is not None:
-                return duplicate
-            plan = plan_cells(self._catalog, done.plan, self._options, [one.plan for one in staged])
-        except WorkersError:
-            raise
-        except AtlasError as error:
-            return error
-        return _planned(done, plan)
-
-
-def _planned(done: StagedDataset, plan: IngestPlan) -> StagedDataset:
-    """Return a staged source the name and columns of a plan."""
-    before = {column.column.stored: column.source for column in done.plan.columns}
-    now = {column.source: column.column.stored for column in plan.columns}
-    # Keyed by stored name, which other sources of the commit may have changed.
-    colors = {now[before[stored]]: values for stored, values in done.colors.items()}
-    report = replace(done.report, columns=plan.column_reports)
-    return replace(done, plan=replace(plan, name=done.plan.name), colors=colors, report=report).renamed(plan.name)

@@ -246,6 +246,12 @@ class IngestPlan:
     extras: OtherElements
     cell_names: str
 
+    @property
+    def column_orders(self) -> "ColumnOrders":
+        """Orders of the stored columns of the sparse groups with features."""
+        groups = [g for g in self.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
+        return {group.feature_set: group.stored_uids for group in groups}
+
     def group_path(self, group: NewGroup) -> str:
         """Path of a group in the Zarr store."""
         return f"{self.uid}/{group.pointer}"
@@ -299,9 +305,7 @@ def select_source(source: Source, options: IngestOptions) -> Source:
     return source if chosen or options.spaces or options.embeddings else CellsOnly(source)
 
 
-def plan_ingest(
-    catalog: Catalog, source: Source, options: IngestOptions, coming: "Sequence[IngestPlan]" = ()
-) -> IngestPlan:
+def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> IngestPlan:
     """Decide what an `add` will write.
 
     Parameters
@@ -312,8 +316,6 @@ def plan_ingest(
         What is to be added; only its metadata is read.
     options : IngestOptions
         The caller's choices.
-    coming : sequence of IngestPlan
-        Sources that are to be committed together with this one.
 
     Raises
     ------
@@ -345,12 +347,12 @@ def plan_ingest(
         new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras,
         hash_texts(cells.column(INDEX).cast(pa.string()).combine_chunks()),
     )  # fmt: skip
-    # Separate, because sources that workers staged are judged again by this part alone.
-    return plan_cells(catalog, plan, options, coming)
+    # Separate, because sources are judged again by this part alone, when those before them are known.
+    return plan_cells(catalog, plan, options)
 
 
 def plan_cells(
-    catalog: Catalog, plan: IngestPlan, options: IngestOptions, coming: "Sequence[IngestPlan]" = ()
+    catalog: Catalog, plan: IngestPlan, options: IngestOptions, coming: Sequence[IngestPlan] = ()
 ) -> IngestPlan:
     """Decide the dataset's name and what becomes of its columns, also again where others are committed together with it now.
 
@@ -685,12 +687,7 @@ ColumnOrders = Mapping[str, Sequence[str]]
 
 
 def order_columns(
-    catalog: Catalog,
-    source: Source,
-    plan: IngestPlan,
-    staged: Sequence[IngestPlan],
-    options: IngestOptions,
-    orders: ColumnOrders,
+    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, orders: ColumnOrders
 ) -> IngestPlan:
     """Decide the stored column order of every sparse group with features.
 
@@ -705,12 +702,10 @@ def order_columns(
         A bounded, evenly spread sample of its values is read.
     plan : IngestPlan
         As `plan_ingest` makes it: columns in the file's order.
-    staged : sequence of IngestPlan
-        Ordered plans that are to be committed together with this one.
     options : IngestOptions
         The caller's choices; ``column_order="file"`` changes nothing.
     orders : mapping of str to sequence of str
-        Column orders of sources that others write.
+        Column orders of sources that are added before this one.
 
     Raises
     ------
@@ -720,23 +715,20 @@ def order_columns(
     if options.column_order == "file":
         return plan
     records = read_records(catalog)
-    known = {g.feature_set: g for p in staged for g in p.groups if g.features is not None}
+    known = dict(orders)
     groups: list[NewGroup] = []
     for group in plan.groups:
         if group.features is None or group.space.kind is not PointerKind.SPARSE:
             groups.append(group)
             continue
         # The order of a committed dataset comes first: its layout cannot change any more.
-        there = _stored_order(catalog, group, records)
-        if not there and group.feature_set in known:
-            there = known[group.feature_set].stored_uids
-        there = there or orders.get(group.feature_set, ())
+        there = _stored_order(catalog, group, records) or known.get(group.feature_set, ())
         if there:
             groups.append(_in_order(group, there))
         else:
             groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
         # Further groups of this source with the same features follow this one.
-        known[group.feature_set] = groups[-1]
+        known[group.feature_set] = groups[-1].stored_uids
     return replace(plan, groups=tuple(groups))
 
 

@@ -1,15 +1,13 @@
 """Stage one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self, cast
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -227,7 +225,6 @@ def plan_source(
     catalog: Catalog,
     opener: Opener,
     options: IngestOptions,
-    coming: Sequence[IngestPlan],
     orders: ColumnOrders = MappingProxyType({}),
 ) -> PlannedSource:
     """Open a source and plan it, without writing.
@@ -240,8 +237,6 @@ def plan_source(
         Opens the source.
     options : IngestOptions
         The caller's choices.
-    coming : sequence of IngestPlan
-        Plans that are committed together with it.
     orders : mapping of str to sequence of str
         See `order_columns`.
 
@@ -252,101 +247,21 @@ def plan_source(
     """
     source = select_source(opener(), options)
     try:
-        plan = plan_ingest(catalog, source, options, coming)
-        plan = order_columns(catalog, source, plan, coming, options, orders)
+        plan = plan_ingest(catalog, source, options)
+        plan = order_columns(catalog, source, plan, options, orders)
         return PlannedSource(source, plan)
     except BaseException:
         source.close()
         raise
 
 
-class PlanAhead:
-    """Plans sources in order, the next one on a background thread while one is written.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    openers : sequence of Opener
-        Open the sources.
-    options : IngestOptions
-        The caller's choices.
-    """
-
-    def __init__(self, catalog: Catalog, openers: Sequence[Opener], options: IngestOptions) -> None:
-        self._catalog, self._openers, self._options = catalog, openers, options
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-plan")
-        self._job: Future[PlannedSource] | None = None
-        # Number of the source that is planned, and uids of the plans that it has to fit.
-        self._key: tuple[int, list[str]] = (0, [])
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close a source that was planned and not taken."""
-        self._drop()
-        self._pool.shutdown()
-
-    @contextmanager
-    def meanwhile(self, number: int, coming: Sequence[IngestPlan]) -> Iterator[None]:
-        """Plan a source in the background for the duration of the context, whose exit waits for it.
-
-        Parameters
-        ----------
-        number : int
-            Index of the source.
-        coming : sequence of IngestPlan
-            Plans that will be committed together with it, unless one fails.
-        """
-        if number < len(self._openers):
-            self._job = self._pool.submit(
-                plan_source, self._catalog, self._openers[number], self._options, list(coming)
-            )
-            self._key = number, [plan.uid for plan in coming]
-        try:
-            yield
-        finally:
-            if self._job is not None:
-                wait([self._job])
-
-    def take(self, number: int, coming: Sequence[IngestPlan]) -> PlannedSource:
-        """Return a planned source, which the caller closes; it is planned again if it was planned for another commit.
-
-        Parameters
-        ----------
-        number : int
-            Index of the source.
-        coming : sequence of IngestPlan
-            Plans that are committed together with it.
-
-        Raises
-        ------
-        AtlasError
-            If the source is refused.
-        """
-        # The same uids mean the same names, columns and orders that this plan has to fit.
-        if self._job is not None and self._key == (number, [plan.uid for plan in coming]):
-            job, self._job = self._job, None
-            return job.result()
-        self._drop()
-        return plan_source(self._catalog, self._openers[number], self._options, coming)
-
-    def _drop(self) -> None:
-        job, self._job = self._job, None
-        # `exception` waits for the job; a refusal comes again if the source is planned again.
-        if job is not None and job.exception() is None:
-            job.result().source.close()
-
-
 def stage(
-    catalog: Catalog, planned: PlannedSource, options: IngestOptions, progress: Progress, *,
-    staged: Sequence[StagedDataset], meanwhile: AbstractContextManager[object],
+    catalog: Catalog,
+    planned: PlannedSource,
+    options: IngestOptions,
+    progress: Progress,
     owner: Mapping[str, Any] | None = None,
-) -> StagedDataset | IngestReport:  # fmt: skip
+) -> StagedDataset | IngestReport:
     """Check whether a planned source is in the atlas already, and write its arrays and frames if it is not.
 
     The last rows are still being written when this returns; the caller calls `finish`.
@@ -361,10 +276,6 @@ def stage(
         The caller's choices.
     progress : callable
         Called at every step.
-    staged : sequence of StagedDataset
-        Plans that are committed together with it.
-    meanwhile : context manager
-        Entered while the arrays are written, to plan the next source.
     owner : mapping or None
         Process that will commit it; None for this process.
 
@@ -380,12 +291,9 @@ def stage(
     """
     source, plan = planned.source, planned.plan
     try:
-        candidates = [s for s in staged if _may_be_equal(s.plan, plan)]
-        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in candidates})
-        # A source with equal content in this commit has no record yet, so "replace" cannot drop it.
-        repeated = content in {s.content_hash for s in candidates}
-        if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and repeated)):
-            return _skipped(plan, content or "", same[0])
+        same, content = _same_content(catalog, source, plan)
+        if same and options.on_duplicate == "skip":
+            return _skipped(plan, content, same[0])
         replaces = _check_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
         # Before the lease: an element that cannot be stored is refused with nothing written.
         packed = serialize_other_elements(source, plan.extras)
@@ -402,7 +310,7 @@ def stage(
             progress("lease", 0, 1)
             # Inside `try`: during a purge it raises after it has created the group.
             take_lease(catalog, plan.uid, owner)
-            with meanwhile, BackgroundWriter() as aside:
+            with BackgroundWriter() as aside:
                 aside(partial(_write_frames, catalog, plan, frames, bundle))
                 content_hash = _write_groups(catalog, source, plan, options, progress, pending, bundle)
             progress("arrays", 1, 1)
@@ -426,35 +334,26 @@ def stage(
         source.close()
 
 
-def _may_be_equal(one: IngestPlan, other: IngestPlan) -> bool:
-    """Return whether two sources have the same cells and features, so that their content may be equal."""
-    a, b = one.groups[0], other.groups[0]
-    alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
-    return alike and a.feature_set == b.feature_set and one.cell_names == other.cell_names
-
-
-def _same_content(
-    catalog: Catalog, source: Source, plan: IngestPlan, seen: dict[str, str]
-) -> tuple[tuple[str, ...], str | None]:
+def _same_content(catalog: Catalog, source: Source, plan: IngestPlan) -> tuple[tuple[str, ...], str]:
+    """Return the datasets with the content of a source, and its hash, which is computed only where one may have it."""
     main = plan.groups[0]
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
     alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
     # Values are read once more only where features and cells may be those of another dataset.
     alike = [record for record in alike if record.cell_names == plan.cell_names]
-    if not alike and not seen:
-        return (), None
+    if not alike:
+        return (), ""
     content = _content_hash(plan)
     info = main.layers[0].info
     for row, block in iterate_blocks(source, info):
-        # The same form as `_stream` hashes, otherwise equal files would have different hashes.
+        # The same form as `write_group` hashes, otherwise equal files would have different hashes.
         if main.space.kind is PointerKind.SPARSE:
             values: Any = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)[0]
         else:
             values = to_dense(block)
         content.update(values)
     text = content.hexdigest()
-    uids = {r.uid: None for r in alike if r.content_hash == text}
-    return (*uids, *([seen[text]] if text in seen else [])), text
+    return tuple({r.uid: None for r in alike if r.content_hash == text}), text
 
 
 def _content_hash(plan: IngestPlan) -> ContentHash:
@@ -512,7 +411,7 @@ def recheck_duplicates(
 def check_staged_duplicates(
     done: StagedDataset, staged: Sequence[StagedDataset], options: IngestOptions
 ) -> IngestReport | None:
-    """Check a source for duplicates among those of the same commit, if it was staged without them.
+    """Check a source for duplicates among those of the same commit.
 
     Returns
     -------
@@ -547,7 +446,8 @@ def _check_duplicates(
             f"{plan.schema.uri or plan.name} has the same cells, features and values as the dataset {name!r}; pass on_duplicate='skip' to "
             "leave it, or 'replace' to put this one in its place."
         )
-    if named:
+    # A name that nobody chose gets a number in the commit, where it is taken since the plan.
+    if named and options.name is not None:
         raise DuplicateError(
             f"A dataset is called {plan.name!r} already; choose another name, or pass on_duplicate='replace' to put this one in its place."
         )

@@ -134,7 +134,9 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         _refuse_infinite(shapes)
         cutting = ChunkingOptions(axes=content.axes if len(content.axes or ()) == shapes.n_dims else None)
         geometry = make_geometry(shapes, cutting, metadata=dict(content.metadata))
-        found = _source(shapes, geometry, uri, name, layout)
+        axes = tuple(axis.name for axis in geometry.axes if axis.type == "space")
+        levels = np.zeros(shapes.n_objects, np.int16)
+        found = GeometrySource(shapes, levels, axes, layout, len(geometry.levels), uri, name, "", None, geometry)
         found = replace(found, digest=_hash_shapes(shapes), left=(*content.left, *order_losses(shapes, geometry)))
         metadata = content.metadata
     elif isinstance(source, Geometry):
@@ -371,12 +373,6 @@ def _open_store(place: Location) -> tuple[GeometrySource, Mapping[str, Any]]:
     return found, store.geometry.metadata
 
 
-def _source(shapes: Shapes, geometry: Geometry, uri: str, name: str, layout: str) -> GeometrySource:
-    axes = tuple(axis.name for axis in geometry.axes if axis.type == "space")
-    levels = np.zeros(shapes.n_objects, np.int16)
-    return GeometrySource(shapes, levels, axes, layout, len(geometry.levels), uri, name, "", None, geometry)
-
-
 def _refuse_infinite(shapes: Shapes) -> None:
     first, n_bad = find_infinite(shapes.positions)
     if first is not None:
@@ -512,12 +508,15 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         "add", "in this feature space, only for transcripts", genes=space != "transcripts" and options.genes != "gene"
     )
     uid = new_uid()
+    # Sorted, since equal links may list the cells in different orders.
+    pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
+    facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
     record = GeometryRecord(
         uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(dict(matched.counts)),
         types=[shapes.kind], axes=list(source.axes), layout=source.layout, n_objects=shapes.n_objects,
         n_vertices=shapes.n_vertices + source.n_unassigned, n_levels=source.n_levels, bounds=_extent(source),
         link=json.dumps(dict(matched.link)), owner=options.cells, genes=options.genes if space == "transcripts" else "",
-        source=source.uri, content_hash=_content_hash(source, matched, options),
+        source=source.uri, content_hash=hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest(),
     )  # fmt: skip
     return GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, tuple(notes))
 
@@ -593,7 +592,10 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
             *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
         ]
         raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
-    cells = _cells(catalog, stored, options.dataset)
+    records = read_records(catalog) if options.dataset is None else find_dataset(catalog, options.dataset)
+    columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
+    cells = catalog.tables.read(CELLS, columns)
+    cells = cells.filter(in_datasets(cells, {record.uid for record in records}))
     keys = pa.array(source.shapes.ids) if not attribute else attribute_array(source.shapes.object_attributes[attribute])
     what = f"object attribute {attribute!r}" if attribute else "object ids"
     keys, values = comparable_keys(keys, cells.column(stored), column)
@@ -648,14 +650,6 @@ def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401
             f"link={link!r}: the objects of {source.uri} have no attribute {attribute!r} of one value each; they have {sorted(attributes)}."
         )
     return str(column), str(attribute)
-
-
-def _cells(catalog: Catalog, stored: str, dataset: str | None) -> pa.Table:
-    """Read the cells that may be meant, with the values of the link."""
-    records = read_records(catalog) if dataset is None else find_dataset(catalog, dataset)
-    columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
-    cells = catalog.tables.read(CELLS, columns)
-    return cells.filter(in_datasets(cells, {record.uid for record in records}))
 
 
 def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
@@ -742,14 +736,6 @@ def _extent(source: GeometrySource) -> str:
     if not there.any():
         return "[[], []]"
     return json.dumps([lo[there].min(axis=0).tolist(), hi[there].max(axis=0).tolist()])
-
-
-def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOptions) -> str:
-    """Return a hash that is equal for the same store, linked with the same cells in the same way."""
-    # Sorted, since equal links may list the cells in different orders.
-    pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
-    facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
-    return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
 
 
 def find_replaced(

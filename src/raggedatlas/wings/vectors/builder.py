@@ -143,7 +143,7 @@ def make_geometry(
     [[0, 0], [1, -1]]
     """
     _check(shapes, cutting)
-    axes = cutting.axes or tuple(Axis(name) for name in _axis_names(shapes.n_dims))
+    axes = cutting.axes or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(shapes.n_dims))
     chunk_shape = tuple(float(edge) for edge in cutting.chunk_shape or default_chunk_shape(shapes.positions))
     check_edges(chunk_shape, shapes.n_dims, "chunk_shape")
     bounds = _resolve_bounds(shapes, cutting.bounds)
@@ -199,11 +199,6 @@ def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
     # Geometric mean of the spans above 0, by logarithms, because their product may overflow.
     edge = float(np.exp(np.log(wide).mean()) * (_VERTICES_PER_CHUNK / len(positions)) ** (1 / len(wide)))
     return (min(edge, float(wide.max())),) * n_dims
-
-
-def _axis_names(n_dims: int) -> list[str]:
-    """Return the axis names x, y, z, w; further axes are numbered."""
-    return ["x", "y", "z", "w"][:n_dims] + [f"axis{i}" for i in range(4, n_dims)]
 
 
 def _check(shapes: Shapes, cutting: ChunkingOptions) -> None:

@@ -91,7 +91,27 @@ def read_shapes(
         record = records[0]
         nothing = read_objects(catalog, record, np.zeros(0, np.int64), level=0, attributes=attributes)
         read.append((np.zeros(0, np.int64), nothing))
-    return _aligned(read, objects, uids)
+    kinds = {(shapes.kind, shapes.n_dims, 0 if shapes.links is None else shapes.links.shape[1]) for _, shapes in read}
+    # A store without links has width 0, which goes with any other.
+    if len({kind[:2] for kind in kinds}) > 1 or len({kind[2] for kind in kinds} - {0}) > 1:
+        shown = sorted(f"{kind} of {n} axes" for kind, n, _ in kinds)
+        raise QueryError(
+            f"The touched stores hold {', '.join(shown)}; choose datasets that agree with .where({{'dataset': [...]}})."
+        )
+    joined = read[0][1] if len(read) == 1 else _joined([shapes for _, shapes in read])
+    rows = np.concatenate([rows for rows, _ in read])
+    order = np.argsort(rows, kind="stable")
+    made = joined if np.array_equal(order, np.arange(len(order))) else take_objects(joined, order)
+    made = _spread_objects(made, rows[order], len(objects), np.arange(len(objects)))
+    own = {
+        UID: Attribute(np.array(uids, dtype=str)),
+        OBJECT_ID: Attribute(objects),
+        PRESENT: Attribute((objects >= 0).astype(np.uint8)),
+    }
+    return Shapes(
+        made.kind, made.positions, made.offsets, made.ids, made.links, made.link_offsets, made.vertex_attributes,
+        made.link_attributes, {**made.object_attributes, **own},
+    )  # fmt: skip
 
 
 def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tuple[Any, Any]:
@@ -200,35 +220,6 @@ def _fill(attribute: Attribute, at: NDArray[np.int64], n: int) -> Attribute:
     return Attribute(values, attribute.channels, metadata=attribute.metadata)
 
 
-def _aligned(read: Sequence[tuple[NDArray[np.int64], Shapes]], objects: NDArray[np.int64], uids: list[str]) -> Shapes:
-    """Join what was read of several stores, in the order of the rows."""
-    kinds = {(shapes.kind, shapes.n_dims, 0 if shapes.links is None else shapes.links.shape[1]) for _, shapes in read}
-    # A store without links has width 0, which goes with any other.
-    if len({kind[:2] for kind in kinds}) > 1 or len({kind[2] for kind in kinds} - {0}) > 1:
-        shown = sorted(f"{kind} of {n} axes" for kind, n, _ in kinds)
-        raise QueryError(
-            f"The touched stores hold {', '.join(shown)}; choose datasets that agree with .where({{'dataset': [...]}})."
-        )
-    joined = read[0][1] if len(read) == 1 else _joined([shapes for _, shapes in read])
-    rows = np.concatenate([rows for rows, _ in read])
-    order = np.argsort(rows, kind="stable")
-    made = _reordered(joined, order)
-    made = _spread_objects(made, rows[order], len(objects), np.arange(len(objects)))
-    own = {
-        UID: Attribute(np.array(uids, dtype=str)),
-        OBJECT_ID: Attribute(objects),
-        PRESENT: Attribute((objects >= 0).astype(np.uint8)),
-    }
-    return Shapes(
-        made.kind, made.positions, made.offsets, made.ids, made.links, made.link_offsets, made.vertex_attributes,
-        made.link_attributes, {**made.object_attributes, **own},
-    )  # fmt: skip
-
-
-def _reordered(shapes: Shapes, order: NDArray[np.int64]) -> Shapes:
-    return shapes if np.array_equal(order, np.arange(len(order))) else take_objects(shapes, order)
-
-
 def _joined(parts: Sequence[Shapes]) -> Shapes:
     """Put the objects of several stores after one another."""
     base = counts_to_offsets(np.array([part.n_vertices for part in parts]))
@@ -283,7 +274,8 @@ def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Att
             raise QueryError(
                 f"The attribute {name!r} has different shapes or types in the touched stores; leave it out with attributes=[...]."
             )
-        categories = _categories(having)
+        coded = all("categories" in a.metadata for a in having)
+        categories = list(dict.fromkeys(c for a in having for c in a.metadata["categories"])) if coded else None
         dtype = np.dtype(np.int64) if categories is not None else np.result_type(*(a.values.dtype for a in having))
         if len(having) < len(parts) and dtype.kind in "iu" and categories is None:
             # A narrow type may have no value to spare as a mark; with uint64, `result_type` would give float64.
@@ -292,13 +284,6 @@ def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Att
         metadata = dict(having[0].metadata) if categories is None else {**having[0].metadata, "categories": categories}
         made[name] = Attribute(np.concatenate(pieces), having[0].channels, metadata=metadata)
     return made
-
-
-def _categories(having: Sequence[Attribute]) -> list[Any] | None:
-    """Return the union of the categories of attributes, in order of appearance."""
-    if not all("categories" in a.metadata for a in having):
-        return None
-    return list(dict.fromkeys(label for a in having for label in a.metadata["categories"]))
 
 
 def _piece(
@@ -461,7 +446,12 @@ def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None,
                 f"within() got a box of {len(box.lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
             )
     found = Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
-    _refuse_shared(found, spec, catalog)
+    having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+    # The cells are read only if a dataset has several of the stores, as only then a cell can.
+    if len({uid for uid, _ in having}) < len(set(having)):
+        parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
+        cells, _ = plan_rows(QuerySpec(filters=spec.filters), catalog, cell_columns(catalog), (), parts)
+        rows_of_stores(found.records, cells.table, found.name)
     return found
 
 
@@ -600,13 +590,3 @@ def _encloses(
     crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
     odd: NDArray[np.bool_] = np.bincount(of[spans & (point[0] < crossing)], minlength=n) % 2 == 1
     return odd
-
-
-def _refuse_shared(found: Within, spec: QuerySpec, catalog: Catalog) -> None:
-    """Refuse a box over stores of which a cell that a query has chosen so far has several."""
-    having = [(uid, record.name) for record in found.records for uid in record.cells_of]
-    # The cells are read only if a dataset has several of the stores, as only then a cell can.
-    if len({uid for uid, _ in having}) < len(set(having)):
-        parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
-        cells, _ = plan_rows(QuerySpec(filters=spec.filters), catalog, cell_columns(catalog), (), parts)
-        rows_of_stores(found.records, cells.table, found.name)

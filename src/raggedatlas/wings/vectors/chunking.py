@@ -302,13 +302,26 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
         If the identity convention is requested with more than one chunk, or the bins do not divide the chunks.
     """
     if grid.identity:
-        shapes = _sort_by_id(shapes)
+        ids = shapes.ids
+        if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
+            raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
+        if shapes.offsets[-1] != shapes.n_vertices:
+            raise SourceError("The identity convention needs every vertex to belong to an object.")
+        shapes = take_objects(shapes, np.argsort(ids))
     chunks = encode_positions(shapes.positions, grid.chunk_shape)
     if shapes.ids is None:
         return _chunk_points(shapes, grid, chunks)
     owner = object_rows(shapes)
     if shapes.kind in ORDERED_KINDS:
-        begins = _mark_run_starts(shapes, chunks.codes, owner)
+        codes = chunks.codes
+        begins = np.ones(len(codes), bool)
+        np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+        begins[1:] |= owner[1:] != owner[:-1]
+        # A root inside a run would get the vertex before it as its implicit parent.
+        if shapes.kind == "skeleton" and shapes.links is not None:
+            roots = np.ones(len(codes), bool)
+            roots[shapes.links[:, 0]] = False
+            begins |= roots
         # Without repeated vertices, runs stay complete, so the runs are sorted instead of the vertices.
         by_run = grid.boundary == "explicit_links"
         stored = _store_runs(chunks, owner, begins) if by_run else _store(shapes, chunks, owner, np.cumsum(begins) - 1)
@@ -330,21 +343,6 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
     )
     result = ChunkedLevel(level, stored.source, stored.repeated)
     return replace(result, level=_add_links(shapes, grid, result, stored))
-
-
-def _object_ids(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the object ids; empty if there are no objects."""
-    return np.zeros(0, np.int64) if shapes.ids is None else shapes.ids
-
-
-def _sort_by_id(shapes: Shapes) -> Shapes:
-    """Return the shapes with objects in ascending id order; ids must be 0 to B - 1."""
-    ids = shapes.ids
-    if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
-        raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
-    if shapes.offsets[-1] != shapes.n_vertices:
-        raise SourceError("The identity convention needs every vertex to belong to an object.")
-    return take_objects(shapes, np.argsort(ids))
 
 
 def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLevel:
@@ -502,19 +500,6 @@ def find_infinite(positions: NDArray[Any]) -> tuple[int | None, int]:
     return first, n
 
 
-def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which vertices start a run of consecutive vertices of one object in one chunk; tree roots also start one."""
-    begins = np.ones(len(codes), bool)
-    np.not_equal(codes[1:], codes[:-1], out=begins[1:])
-    begins[1:] |= owner[1:] != owner[:-1]
-    # A root inside a run would get the vertex before it as its implicit parent.
-    if shapes.kind == "skeleton" and shapes.links is not None:
-        roots = np.ones(len(codes), bool)
-        roots[shapes.links[:, 0]] = False
-        begins |= roots
-    return begins
-
-
 def _store_runs(chunks: ChunkCodes, owner: NDArray[np.int64], begins: NDArray[np.bool_]) -> _StoredOrder:
     """Sort runs by chunk; there are far fewer runs than vertices."""
     first = np.flatnonzero(begins)
@@ -597,7 +582,8 @@ def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray
 
 def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[Fragments, Objects]:
     """Return the fragments and the object index."""
-    ids, none = _object_ids(shapes), np.zeros(0, np.int64)
+    none = np.zeros(0, np.int64)
+    ids = none if shapes.ids is None else shapes.ids
     if grid.identity:
         if len(stored.keys) > 1:
             raise SourceError(f"The identity convention needs exactly one chunk; there are {len(stored.keys)}.")

@@ -419,12 +419,24 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
     if unknown:
         raise SourceError(f"{where} requires {unknown[0]!r}, which is not supported; a newer raggedatlas may read it.")
-    axes = _parse_axes(attributes, len(facts["chunk_shape"]), where)
+    scales = attributes.get("multiscales") or [{}]
+    try:
+        named = [
+            Axis(str(axis["name"]), axis.get("unit"), str(axis.get("type", "space")))
+            for axis in scales[0].get("axes", [])
+        ]
+    except (TypeError, KeyError, AttributeError):
+        raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
+    space = tuple(axis for axis in named if axis.type == "space")
+    axes = space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(len(facts["chunk_shape"])))
+    values = facts["bounds"]
+    if not isinstance(values, list) or len(values) != 2:
+        raise CorruptError(f"{where}: bounds are {values!r}; expected minimum and maximum coordinates.")
     geometry = Geometry(
         types=tuple(str(kind) for kind in facts["geometry_types"]),
         axes=axes,
         chunk_shape=_parse_numbers(facts["chunk_shape"], where),
-        bounds=_parse_bounds(facts["bounds"], where),
+        bounds=(_parse_numbers(values[0], where), _parse_numbers(values[1], where)),
         levels=(),
         bin_shape=None if facts.get("base_bin_shape") is None else _parse_numbers(facts["base_bin_shape"], where),
         links_convention=_parse_choice(facts, "links_convention", "implicit_sequential", CONVENTIONS, where),
@@ -472,31 +484,11 @@ def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -
     return np.concatenate([lead, scale])
 
 
-def _parse_axes(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
-    """Parse the space axes; x, y, z, w if none are named."""
-    scales = attributes.get("multiscales") or [{}]
-    try:
-        axes = [
-            Axis(str(axis["name"]), axis.get("unit"), str(axis.get("type", "space")))
-            for axis in scales[0].get("axes", [])
-        ]
-    except (TypeError, KeyError, AttributeError):
-        raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
-    space = tuple(axis for axis in axes if axis.type == "space")
-    return space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
-
-
 def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - any JSON value
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
         raise CorruptError(f"{where}: {values!r} is not a list of numbers.") from None
-
-
-def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - any JSON value
-    if not isinstance(values, list) or len(values) != 2:
-        raise CorruptError(f"{where}: bounds are {values!r}; expected minimum and maximum coordinates.")
-    return _parse_numbers(values[0], where), _parse_numbers(values[1], where)
 
 
 def _parse_choice(facts: Mapping[str, Any], key: str, default: str, choices: tuple[str, ...], where: str) -> str:

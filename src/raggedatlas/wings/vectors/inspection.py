@@ -10,7 +10,7 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import Location
 from raggedatlas.store.storage_errors import store_errors
-from raggedatlas.wings.vectors.geometry import Geometry, parse_root
+from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 # What damaged metadata may raise while it is parsed; the element then shows the message.
@@ -88,7 +88,17 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     root = parse_root(node_attributes(node), place.uri)
     geometry = root.geometry
     names = sorted((name for name in files.children("") if name.isdigit()), key=int)
-    tree = Element("", "", _root_summary(geometry), "group", children=tuple(_level(files, name) for name in names))
+    axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
+    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
+    for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
+        words += [] if edges is None else [f"{title} {' x '.join(f'{edge:g}' for edge in edges)}"]
+    words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
+    words.append(f"links {geometry.links_convention}")
+    if geometry.index_convention != "standard":
+        words.append(f"ids by {geometry.index_convention}")
+    if geometry.capabilities:
+        words.append("capabilities " + ", ".join(geometry.capabilities))
+    tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, name) for name in names))
     top = _with_sizes(tree, _sizes(place))
     return VectorInspection(
         path=place.uri,
@@ -113,21 +123,6 @@ def _sizes(place: Location) -> dict[str, int]:
     with store_errors(f"list {place.uri}"):
         entries = [entry for batch in obstore.list(place.store()) for entry in batch]
     return {str(entry["path"]): int(entry["size"]) for entry in entries}
-
-
-def _root_summary(geometry: Geometry) -> str:
-    """Return a one-line summary of the root metadata."""
-    axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
-    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
-    for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
-        words += [] if edges is None else [f"{title} {' x '.join(f'{edge:g}' for edge in edges)}"]
-    words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
-    words.append(f"links {geometry.links_convention}")
-    if geometry.index_convention != "standard":
-        words.append(f"ids by {geometry.index_convention}")
-    if geometry.capabilities:
-        words.append("capabilities " + ", ".join(geometry.capabilities))
-    return ", ".join(words)
 
 
 def _level(files: StoreFiles, name: str) -> Element:

@@ -74,7 +74,10 @@ def read_points(
     >>> spots.positions.tolist(), spots.vertex_attributes["feature_name"].metadata["categories"]
     ([[0.5, 1.0], [2.0, 1.5]], ['ACTB', 'CD3E'])
     """
-    batches = _batches(source, storage_options)
+    if isinstance(source, str | os.PathLike):
+        batches = _parquet_batches(as_path(source, storage_options))
+    else:
+        batches = _checked_batches(source.to_batches(BLOCK_ROWS) if isinstance(source, pa.Table) else source)
     first = next(batches, None)
     if first is None:
         raise SourceError(f"{_described(source)} holds no points.")
@@ -180,7 +183,22 @@ def collect_points(parts: Iterable[Shapes]) -> Shapes:
                 for name, values in _arrays(part).items():
                     dtype = np.int32 if name in codes else values.dtype
                     files[name] = stack.enter_context(ScratchFile(dtype, values.shape[1:]))
-            _refuse_other(first, part)
+            facts = [
+                {
+                    name or "positions": (
+                        "categories"
+                        if name and "categories" in points.vertex_attributes[name].metadata
+                        else str(values.dtype),
+                        values.shape[1:],
+                    )
+                    for name, values in _arrays(points).items()
+                }
+                for points in (first, part)
+            ]
+            if facts[0] != facts[1]:
+                raise SourceError(
+                    f"Points of other attributes or dtypes are no part of these: {facts[0]} and {facts[1]}."
+                )
             for name, values in _arrays(part).items():
                 stored = values
                 if name in codes:
@@ -207,21 +225,6 @@ def collect_points(parts: Iterable[Shapes]) -> Shapes:
 
 def _arrays(points: Shapes) -> dict[str, NDArray[Any]]:
     return {"": points.positions} | {name: attribute.values for name, attribute in points.vertex_attributes.items()}
-
-
-def _refuse_other(first: Shapes, part: Shapes) -> None:
-    facts = [
-        {
-            name or "positions": (
-                "categories" if name and "categories" in points.vertex_attributes[name].metadata else str(values.dtype),
-                values.shape[1:],
-            )
-            for name, values in _arrays(points).items()
-        }
-        for points in (first, part)
-    ]
-    if facts[0] != facts[1]:
-        raise SourceError(f"Points of other attributes or dtypes are no part of these: {facts[0]} and {facts[1]}.")
 
 
 def _attribute(name: str, values: pa.Array) -> Attribute:
@@ -293,17 +296,6 @@ def _axes(schema: pa.Schema, asked: Sequence[str], source: str) -> tuple[str, ..
         f"{source} has no coordinates of a usual name ({', '.join(axes[0] for axes in USUAL_POSITIONS)}, ...); it has {schema.names}. Name "
         "them with read_points(..., positions=[...])."
     )
-
-
-def _batches(source: Any, storage_options: Mapping[str, str] | None) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
-    """Yield parts of bounded size."""
-    if isinstance(source, str | os.PathLike):
-        return _parquet_batches(as_path(source, storage_options))
-    if isinstance(source, pa.Table):
-        parts: Iterable[Any] = source.to_batches(BLOCK_ROWS)
-    else:
-        parts = source
-    return _checked_batches(parts)
 
 
 def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:

@@ -108,11 +108,10 @@ class LevelQuery:
                     f"{self.reader.where}/object_attributes/{name} has {len(attribute.values)} rows; "
                     f"expected {len(self.ids)}, one per object."
                 )
-            result[name] = attribute if ids is None else attribute.take(self._rows_of(ids))
+            result[name] = (
+                attribute if ids is None else attribute.take(ids if self.identity else self.index.rows_of(ids))
+            )
         return result
-
-    def _rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ids if self.identity else self.index.rows_of(ids)
 
     def manifests(self, ids: NDArray[np.int64]) -> Objects:
         """Return the manifests of some objects."""
@@ -218,7 +217,11 @@ class LevelQuery:
         self, low: NDArray[np.float64], high: NDArray[np.float64], names: Sequence[str] | None, *, whole: bool
     ) -> Shapes:
         """Return the content of a box."""
-        rows = self._chunks_in(low, high)
+        keys = self.reader.keys.keys
+        edges = np.asarray(self.reader.chunk_shape)
+        # The leading parts of keys are values of an attribute, not space.
+        own = keys[:, keys.shape[1] - len(edges) :]
+        rows = np.flatnonzero(((own >= np.floor(low / edges)) & (own <= np.floor(high / edges))).all(axis=1))
         if self.kind == "point_cloud" and not self.has_objects:
             return self._points_in(rows, (low, high), names)
         near = self.reader.load(rows, attribute_filter((OWNER_ATTRIBUTE,)), ("fragments",))
@@ -235,14 +238,6 @@ class LevelQuery:
             hits = np.diff(counts_to_offsets(inside)[shapes.offsets]) > 0
             inside = np.repeat(hits, shapes.vertex_counts)
         return clip_shapes(shapes, inside)
-
-    def _chunks_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return which chunks may have vertices in a box."""
-        keys = self.reader.keys.keys
-        edges = np.asarray(self.reader.chunk_shape)
-        # The leading parts of keys are values of an attribute, not space.
-        own = keys[:, keys.shape[1] - len(edges) :]
-        return np.flatnonzero(((own >= np.floor(low / edges)) & (own <= np.floor(high / edges))).all(axis=1))
 
     def _points_in(
         self, rows: NDArray[np.int64], box: tuple[NDArray[np.float64], NDArray[np.float64]], names: Sequence[str] | None

@@ -22,7 +22,7 @@ from raggedatlas.store.shards import forget_indexes
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.wings.vectors.builder import check_choice
 from raggedatlas.wings.vectors.chunking import KeyIndex, find_infinite, smallest_unsigned_dtype
-from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects, root_json
+from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, root_json
 from raggedatlas.wings.vectors.shapes import (
     POSITION_TYPES,
     Attributes,
@@ -77,7 +77,17 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
     with store_errors(f"write {location.uri}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write_all(stage, files)
+            stage.mkdir()
+            result: set[str] = set()
+            for key, pieces in files:
+                path = f"{stage}/{validate_key(key)}"
+                folder = path.rpartition("/")[0]
+                if folder not in result:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+                    result.add(folder)
+                # A key that is yielded twice fails here.
+                with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
+                    write_pieces(file.fileno(), pieces)
             # A folder with files cannot be replaced by `rename`. If the process is killed between the two
             # renames, the old store is left under its hidden name.
             if target.exists():
@@ -90,21 +100,6 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
             raise
     # Outside the `try`: the new store is complete, and must stay even if the old one cannot be removed.
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_all(stage: Path, files: Iterable[File]) -> None:
-    """Write files below a new folder."""
-    stage.mkdir()
-    result: set[str] = set()
-    for key, pieces in files:
-        path = f"{stage}/{validate_key(key)}"
-        folder = path.rpartition("/")[0]
-        if folder not in result:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            result.add(folder)
-        # A key that is yielded twice fails here.
-        with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
-            write_pieces(file.fileno(), pieces)
 
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:
@@ -247,41 +242,32 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
             _check_fragments(links.fragments, np.diff(links.bounds), f"{where}: link_fragments")
     if level.objects is not None:
         check_rows(level.object_attributes, level.objects.n_objects, "object")
-        _check_objects(level, level.objects, where)
+        objects = level.objects
+        n_blocks, n_parts = len(objects.starts), level.chunks.shape[1]
+        _check_bounds(objects.bounds, objects.n_objects, n_blocks, f"{where}: object index")
+        lengths = {len(objects.modes), len(objects.counts), len(objects.chunks)}
+        if lengths != {n_blocks} or objects.chunks.shape[1:] != (n_parts,):
+            raise SourceError(
+                f"{where}: the object index has {n_blocks} starts, and chunks of shape {objects.chunks.shape}; expected modes, counts "
+                f"and chunks for each, of {n_parts} parts."
+            )
+        listed = objects.modes == LIST
+        if (objects.modes > LIST).any() or (objects.counts < 0).any() or (objects.starts < 0).any():
+            raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
+        if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
+            raise SourceError(f"{where}: a list of the object index exceeds the given fragments.")
+        at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
+        ones = np.ones(len(level.chunks), np.int64)
+        sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
+        bad = np.flatnonzero(find_missing_blocks(objects, np.append(sizes, 0)[at]))
+        if bad.size:
+            owner = objects.ids[np.searchsorted(objects.bounds, bad[0], side="right") - 1]
+            raise SourceError(
+                f"{where}: object {owner} refers to a missing fragment of chunk {objects.chunks[bad[0]].tolist()}; expected one of "
+                f"the {np.append(sizes, 0)[at[bad[0]]]} fragments of that chunk."
+            )
     if level.groups is not None:
         check_rows(level.groups.attributes, level.groups.n_groups, "group")
-    _check_names(level)
-
-
-def _check_objects(level: Level, objects: Objects, where: str) -> None:
-    """Refuse an object index that refers to missing chunks or fragments."""
-    n_blocks, n_parts = len(objects.starts), level.chunks.shape[1]
-    _check_bounds(objects.bounds, objects.n_objects, n_blocks, f"{where}: object index")
-    lengths = {len(objects.modes), len(objects.counts), len(objects.chunks)}
-    if lengths != {n_blocks} or objects.chunks.shape[1:] != (n_parts,):
-        raise SourceError(
-            f"{where}: the object index has {n_blocks} starts, and chunks of shape {objects.chunks.shape}; expected modes, counts "
-            f"and chunks for each, of {n_parts} parts."
-        )
-    listed = objects.modes == LIST
-    if (objects.modes > LIST).any() or (objects.counts < 0).any() or (objects.starts < 0).any():
-        raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
-    if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
-        raise SourceError(f"{where}: a list of the object index exceeds the given fragments.")
-    at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
-    ones = np.ones(len(level.chunks), np.int64)
-    sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
-    bad = np.flatnonzero(find_missing_blocks(objects, np.append(sizes, 0)[at]))
-    if bad.size:
-        owner = objects.ids[np.searchsorted(objects.bounds, bad[0], side="right") - 1]
-        raise SourceError(
-            f"{where}: object {owner} refers to a missing fragment of chunk {objects.chunks[bad[0]].tolist()}; expected one of "
-            f"the {np.append(sizes, 0)[at[bad[0]]]} fragments of that chunk."
-        )
-
-
-def _check_names(level: Level) -> None:
-    """Refuse names of attributes that cannot be part of a path."""
     families: list[Attributes] = [level.vertex_attributes, level.fragment_attributes, level.object_attributes]
     families += [links.attributes for links in (level.links, *level.cross_links) if links is not None]
     if level.groups is not None:
@@ -475,7 +461,13 @@ def write(
     check_geometry(geometry)
     if compat is not None:
         check_choice("compat", compat, ("0.2",))
-        geometry = _widen_links(geometry)
+        levels = [
+            level
+            if level.links is None
+            else replace(level, links=replace(level.links, rows=level.links.rows.astype(np.int64)))
+            for level in geometry.levels
+        ]
+        geometry = replace(geometry, levels=tuple(levels))
     if any(level.encoding == "draco" for level in geometry.levels) and layout == "0.7":
         chosen = None
     if not overwrite and place.holds_files():
@@ -490,14 +482,3 @@ def _files(geometry: Geometry, layout: str, name: str, *, shards: bool, compress
     yield group_json("", root_json(geometry, layout, name))
     for k in range(len(geometry.levels)):
         yield from with_parent_groups(level_files(geometry, k, layout, shards=shards, compression=compression))
-
-
-def _widen_links(geometry: Geometry) -> Geometry:
-    """Return the geometry with int64 links, the only dtype that zarr-vectors 0.2.0 reads."""
-    levels = [
-        level
-        if level.links is None
-        else replace(level, links=replace(level.links, rows=level.links.rows.astype(np.int64)))
-        for level in geometry.levels
-    ]
-    return replace(geometry, levels=tuple(levels))

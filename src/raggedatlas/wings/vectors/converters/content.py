@@ -466,22 +466,15 @@ def vertex_table(content: Content) -> "pa.Table":
     for name, attribute in _with_columns(content).items():
         names = attribute.metadata.get("categories")
         if names is not None and attribute.values.ndim == 1 and all(isinstance(text, str) for text in names):
-            arrays[name] = _dictionary(attribute)
+            codes = attribute.values.astype(np.int64)
+            none = (codes < 0) | (codes >= len(names))
+            # Codes that mean no text may be out of range, also for int32; the mask hides their 0.
+            places = pa.array(np.where(none, 0, codes).astype(np.int32), mask=none)
+            ordered = bool(attribute.metadata.get("ordered"))
+            arrays[name] = pa.DictionaryArray.from_arrays(places, pa.array(names, pa.string()), ordered=ordered)
         else:
             arrays |= {key: pa.array(np.ascontiguousarray(column)) for key, column in split_channels(name, attribute)}
     return pa.table(arrays)
-
-
-def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
-    """Return codes of categories as a dictionary that keeps all of them in their order; codes without a category are null."""
-    import pyarrow as pa
-
-    names, codes = attribute.metadata["categories"], attribute.values.astype(np.int64)
-    none = (codes < 0) | (codes >= len(names))
-    # Codes that mean no text may be out of range, also for int32; the mask hides their 0.
-    places = pa.array(np.where(none, 0, codes).astype(np.int32), mask=none)
-    ordered = bool(attribute.metadata.get("ordered"))
-    return pa.DictionaryArray.from_arrays(places, pa.array(names, pa.string()), ordered=ordered)
 
 
 def split_channels(name: str, attribute: Attribute) -> Iterator[tuple[str, NDArray[Any]]]:

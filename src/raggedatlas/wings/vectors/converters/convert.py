@@ -417,7 +417,14 @@ def convert(source: Address, target: Address, how: Conversion = Conversion()) ->
     MissingExtraError
         If the library that a format needs is not installed.
     """
-    _check_writing(how, target)
+    # These would collide with the keywords that `convert` itself passes to `write_file`.
+    own = sorted({"format", "overwrite", "strict"} & set(how.writing))
+    if own:
+        raise SourceError(
+            f"The options {', '.join(own)} are not options of a writer; pass them to the conversion itself."
+        )
+    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
+        raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
     from_store = how.read == STORE or (how.read is None and is_store(source))
     to_store = how.written == STORE or (how.written is None and is_store(target))
     if from_store and how.options:
@@ -436,18 +443,6 @@ def convert(source: Address, target: Address, how: Conversion = Conversion()) ->
         settings: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
         return losses + write_file(content, target, **settings, **how.writing)
     return losses + write_store(content, target, how)
-
-
-def _check_writing(how: Conversion, target: Address) -> None:
-    """Refuse writer options for a store, and those that `Conversion` has fields for."""
-    # These would collide with the keywords that `convert` itself passes to `write_file`.
-    own = sorted({"format", "overwrite", "strict"} & set(how.writing))
-    if own:
-        raise SourceError(
-            f"The options {', '.join(own)} are not options of a writer; pass them to the conversion itself."
-        )
-    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
-        raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
 
 
 def write_store(content: Content, target: Address, how: Conversion = Conversion()) -> list[str]:

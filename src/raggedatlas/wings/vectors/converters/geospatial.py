@@ -597,30 +597,27 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
 def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
     geopandas = load_library("geopandas")
     if str(attributes.get("spatialdata_attrs", {}).get("version")) == "0.1":
-        return _old_shapes(folder, attributes)
+        import zarr
+
+        shapely = load_library("shapely")
+        with read_errors(folder, "shapes element"):
+            group = zarr.open_group(guarded_zarr_store(zarr.storage.LocalStore(folder, read_only=True)), mode="r")
+            coordinates, index = np.asarray(group["coords"]), np.asarray(group["Index"])
+            kind = shapely.GeometryType(int(attributes["spatialdata_attrs"]["geos"]["type"]))
+            names = sorted(name for name in group if name.startswith("offset"))
+            offsets = tuple(np.asarray(group[name]).ravel() for name in names)
+            geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
+            radius = np.asarray(group[RADIUS]) if RADIUS in group else None
+        content = frame_content(
+            load_library("geopandas").GeoDataFrame(geometry=list(geometries), index=index), str(folder)
+        )
+        return content if radius is None else _circles(content, radius)
     with read_errors(folder / "shapes.parquet", "GeoParquet"):
         frame = geopandas.read_parquet(folder / "shapes.parquet")
     points = {*frame.geometry.geom_type} <= {"Point"}
     radius = frame.pop(RADIUS) if points and RADIUS in frame.columns else None
     content = frame_content(frame, str(folder))
     return content if radius is None else _circles(content, radius.to_numpy())
-
-
-def _old_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
-    """Read the first format: arrays of coordinates and offsets."""
-    import zarr
-
-    shapely = load_library("shapely")
-    with read_errors(folder, "shapes element"):
-        group = zarr.open_group(guarded_zarr_store(zarr.storage.LocalStore(folder, read_only=True)), mode="r")
-        coordinates, index = np.asarray(group["coords"]), np.asarray(group["Index"])
-        kind = shapely.GeometryType(int(attributes["spatialdata_attrs"]["geos"]["type"]))
-        names = sorted(name for name in group if name.startswith("offset"))
-        offsets = tuple(np.asarray(group[name]).ravel() for name in names)
-        geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
-        radius = np.asarray(group[RADIUS]) if RADIUS in group else None
-    content = frame_content(load_library("geopandas").GeoDataFrame(geometry=list(geometries), index=index), str(folder))
-    return content if radius is None else _circles(content, radius)
 
 
 def _circles(content: Content, radius: NDArray[Any]) -> Content:

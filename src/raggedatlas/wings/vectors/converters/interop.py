@@ -10,7 +10,6 @@ from raggedatlas.wings.vectors.converters.content import split_channels
 from raggedatlas.wings.vectors.libraries import load_library
 from raggedatlas.wings.vectors.shapes import (
     SEQUENTIAL,
-    Attribute,
     Shapes,
     each_object,
     object_rows,
@@ -102,7 +101,13 @@ def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a
     attributes = shapes.vertex_attributes if alone else shapes.object_attributes
     columns: dict[str, list[Any]] = {}
     for name, attribute in attributes.items():
-        columns |= _plain_columns(name, attribute)
+        result = {key: column.tolist() for key, column in split_channels(name, attribute)}
+        if attribute.present is not None:
+            result = {
+                key: [v if has else None for v, has in zip(c, attribute.present, strict=True)]
+                for key, c in result.items()
+            }
+        columns |= result
     index = None if alone else shapes.ids
     return geopandas.GeoDataFrame(columns, geometry=list(geometries), index=index, crs=crs)
 
@@ -155,13 +160,3 @@ def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[A
     single = np.isin(owners, owned[counts == 1])
     geometries[owners[single]] = polygons[single]
     return geometries
-
-
-def _plain_columns(name: str, attribute: Attribute) -> dict[str, list[Any]]:
-    """Return an attribute as lists of plain values, a list for each channel; texts instead of codes."""
-    result = {key: column.tolist() for key, column in split_channels(name, attribute)}
-    if attribute.present is not None:
-        result = {
-            key: [v if has else None for v, has in zip(c, attribute.present, strict=True)] for key, c in result.items()
-        }
-    return result

@@ -79,23 +79,18 @@ def assemble_shapes(
         fragment_attributes=take_attributes(level.fragment_attributes, fragments),
     )
     if root.kind in SEQUENTIAL or (level.links is None and cross is None):
-        return _with_empty_links(shapes)
+        if shapes.kind in {"graph", "skeleton", "mesh"}:
+            width = 3 if shapes.kind == "mesh" else 2
+            return replace(
+                shapes, links=np.zeros((0, width), np.int64), link_offsets=np.zeros(len(shapes.offsets), np.int64)
+            )
+        return shapes
     return _add_links(shapes, level, rows, root, cross)
 
 
 def repeats_vertices(root: Geometry) -> bool:
     """Return whether a line that continues in the next chunk ends there with a copy of its next vertex."""
     return root.kind in SEQUENTIAL and root.cross_chunk != "explicit_links"
-
-
-def _with_empty_links(shapes: Shapes) -> Shapes:
-    """Return the shapes with an empty array of links if their kind requires links."""
-    if shapes.kind in {"graph", "skeleton", "mesh"}:
-        width = 3 if shapes.kind == "mesh" else 2
-        return replace(
-            shapes, links=np.zeros((0, width), np.int64), link_offsets=np.zeros(len(shapes.offsets), np.int64)
-        )
-    return shapes
 
 
 def mask_repeated_rows(
@@ -145,12 +140,24 @@ def _add_links(
             raise CorruptError("A link refers to a row that its chunk does not have. Restore the store from a copy.")
     # With "both", these links are also stored within the chunk of their first end, by means of repeated vertices.
     if cross is not None and root.cross_chunk != "both":
-        parts.append((_global_rows(level, cross), cross.attributes))
+        place = KeyLookup(level.chunks).find(cross.chunks.reshape(-1, cross.chunks.shape[2])).reshape(cross.rows.shape)
+        # Chunks that are not loaded have the place -1, which reads the appended 0.
+        sizes = np.append(np.diff(level.bounds), 0)
+        if ((place >= 0) & (cross.rows >= sizes[place])).any():
+            raise CorruptError(
+                "A link across chunks refers to a row that its chunk does not have. Restore the store from a copy."
+            )
+        parts.append((np.where(place >= 0, level.bounds[place] + cross.rows, -1), cross.attributes))
     placed = [finder.place(ends) for ends, _ in parts]
     placed_links = [ends for ends, _ in placed]
     values = [take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, placed, strict=True)]
     if root.links_convention == "implicit_sequential_with_branches":
-        placed_links.append(_implicit_links(shapes, np.concatenate([np.zeros((0, 2), np.int64), *placed_links])))
+        begins = np.zeros(shapes.n_vertices + 1, bool)
+        assert shapes.fragment_offsets is not None
+        begins[shapes.fragment_offsets] = True
+        begins[np.concatenate([np.zeros((0, 2), np.int64), *placed_links])[:, 0]] = True
+        child = np.flatnonzero(~begins[:-1])
+        placed_links.append(np.stack([child, child - 1], axis=1))
         values.append({})
     links = np.concatenate(placed_links) if placed_links else np.zeros((0, 2), np.int64)
     attributes = concat_attributes(values, [len(ends) for ends in placed_links])
@@ -158,28 +165,6 @@ def _add_links(
     return replace(
         shapes, links=links[order], link_offsets=link_offsets, link_attributes=take_attributes(attributes, order)
     )
-
-
-def _global_rows(level: Level, cross: CrossLinks) -> NDArray[np.int64]:
-    """Return the rows of link ends among all vertices of the loaded level; -1 in chunks that are not loaded."""
-    place = KeyLookup(level.chunks).find(cross.chunks.reshape(-1, cross.chunks.shape[2])).reshape(cross.rows.shape)
-    # Chunks that are not loaded have the place -1, which reads the appended 0.
-    sizes = np.append(np.diff(level.bounds), 0)
-    if ((place >= 0) & (cross.rows >= sizes[place])).any():
-        raise CorruptError(
-            "A link across chunks refers to a row that its chunk does not have. Restore the store from a copy."
-        )
-    return np.where(place >= 0, level.bounds[place] + cross.rows, -1)
-
-
-def _implicit_links(shapes: Shapes, links: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the implicit links: each vertex to the previous one in its fragment, unless a link names another parent."""
-    begins = np.zeros(shapes.n_vertices + 1, bool)
-    assert shapes.fragment_offsets is not None
-    begins[shapes.fragment_offsets] = True
-    begins[links[:, 0]] = True
-    child = np.flatnonzero(~begins[:-1])
-    return np.stack([child, child - 1], axis=1)
 
 
 class RowLookup:
@@ -217,8 +202,13 @@ class RowLookup:
         kept = np.flatnonzero((rows >= 0).all(axis=1))
         return rows[kept], kept
 
-    def _within(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return links once for each object that has all of their ends."""
+    def place(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the links whose ends are all present, renumbered, and their indices among the given links.
+
+        If objects share rows, a link is returned once for each object that has all of its ends; links between objects follow.
+        """
+        if not self.is_shared:
+            return self._simple(ends)
         first = np.searchsorted(self._sorted_rows, ends[:, 0], side="left")
         count = np.searchsorted(self._sorted_rows, ends[:, 0], side="right") - first
         count[ends[:, 0] < 0] = 0
@@ -232,16 +222,8 @@ class RowLookup:
         placed = self._order[at]
         _, unique = np.unique(np.stack([which, owner], axis=1)[good], axis=0, return_index=True)
         kept = np.flatnonzero(good)[unique]
-        return placed[kept], which[kept]
-
-    def place(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the links whose ends are all present, renumbered, and their indices among the given links.
-
-        If objects share rows, a link is returned once for each object that has all of its ends; links between objects follow.
-        """
-        if not self.is_shared:
-            return self._simple(ends)
-        inside, which = self._within(ends)
+        inside = placed[kept]
+        which = which[kept]
         left = np.setdiff1d(np.arange(len(ends)), which)
         across, kept = self._simple(ends[left])
         return np.concatenate([inside, across]), np.concatenate([which, left[kept]])

@@ -289,21 +289,7 @@ def encode_fragments(fragments: Fragments) -> Blobs:
     table = np.stack([fragments.starts[fragments.is_range], fragments.counts[fragments.is_range]], axis=1)
     # Starts of lists are not stored: the lists follow one another in fragment order, as they may not in `fragments.rows`.
     rows, _ = fragment_rows(fragments, np.flatnonzero(~fragments.is_range))
-    offsets, sizes = _list_offsets(fragments, n_all, n_all - n_runs)
-    n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
-    return interleave(
-        Blobs(to_bytes(heads), np.arange(len(n_all) + 1, dtype=np.int64) * HEADER_BYTES),
-        Blobs(np.packbits(bits, bitorder="little"), counts_to_offsets(padded // 8)),
-        Blobs(to_bytes(table.astype(np.int64, copy=False)), counts_to_offsets(n_runs * 16)),
-        Blobs(to_bytes(offsets), counts_to_offsets(sizes * 4)),
-        Blobs(to_bytes(rows), counts_to_offsets(n_rows * 8)),
-    )
-
-
-def _list_offsets(
-    fragments: Fragments, n_all: NDArray[np.int64], n_lists: NDArray[np.int64]
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the running offsets of the explicit lists of all chunks, and the number of lists per chunk."""
+    n_lists = n_all - n_runs
     # A blob without fragments ends after its header: it does not even have the offset 0.
     sizes = np.where(n_all > 0, n_lists + 1, 0)
     begin = counts_to_offsets(sizes)
@@ -312,7 +298,15 @@ def _list_offsets(
     # One sum over all chunks; the sum at the start of a chunk is subtracted below, so each starts at 0.
     total = np.cumsum(steps)
     some = n_all > 0
-    return (total - np.repeat(total[begin[:-1][some]], sizes[some])).astype(np.uint32), sizes
+    offsets = (total - np.repeat(total[begin[:-1][some]], sizes[some])).astype(np.uint32)
+    n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
+    return interleave(
+        Blobs(to_bytes(heads), np.arange(len(n_all) + 1, dtype=np.int64) * HEADER_BYTES),
+        Blobs(np.packbits(bits, bitorder="little"), counts_to_offsets(padded // 8)),
+        Blobs(to_bytes(table.astype(np.int64, copy=False)), counts_to_offsets(n_runs * 16)),
+        Blobs(to_bytes(offsets), counts_to_offsets(sizes * 4)),
+        Blobs(to_bytes(rows), counts_to_offsets(n_rows * 8)),
+    )
 
 
 def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:

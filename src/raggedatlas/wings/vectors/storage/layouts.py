@@ -348,17 +348,12 @@ def attribute_metadata(kind: str, name: str, attribute: Attribute, shape: list[i
     block: dict[str, Any] = {
         "zv_array": kind,
         "name": name,
-        "dtype": _type_name(attribute.values.dtype),
+        "dtype": "string" if attribute.values.dtype.kind in "UTO" else str(attribute.values.dtype.name),
         "shape": shape,
     }
     if attribute.channels:
         block["channel_names"] = list(attribute.channels)
     return block | dict(attribute.metadata)
-
-
-def _type_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype as in ``dtype``."""
-    return "string" if dtype.kind in "UTO" else str(dtype.name)
 
 
 def encode_rows(values: NDArray[Any], bounds: NDArray[np.int64]) -> Blobs:
@@ -579,7 +574,14 @@ def _object_files_07(root: str, level: Level, compression: str | None) -> Iterat
 def _tables_07(path: str, kind: str, attributes: Attributes, compression: str | None) -> Iterator[File]:
     """Yield attributes of objects or groups; strings are encoded as codes with categories."""
     for name, attribute in attributes.items():
-        result = _encode_strings(attribute)
+        if attribute.values.dtype.kind not in "UTO":
+            result = attribute
+        else:
+            texts = attribute.values.astype(str)
+            categories, codes = np.unique(texts.reshape(-1), return_inverse=True)
+            own = {"encoding": "dictionary", "categories": categories.tolist(), "ordered": False, STRINGS: True}
+            values = codes.reshape(texts.shape).astype(np.int32)
+            result = Attribute(values, attribute.channels, attribute.present, {**attribute.metadata, **own})
         block = attribute_metadata(kind, name, result, list(result.values.shape))
         if result.present is not None:
             block["has_present_mask"] = True
@@ -598,24 +600,20 @@ def _filled(attribute: Attribute) -> NDArray[Any]:
     return values
 
 
-def _encode_strings(attribute: Attribute) -> Attribute:
-    """Return strings as codes; other attributes are unchanged."""
-    if attribute.values.dtype.kind not in "UTO":
-        return attribute
-    texts = attribute.values.astype(str)
-    categories, codes = np.unique(texts.reshape(-1), return_inverse=True)
-    own = {"encoding": "dictionary", "categories": categories.tolist(), "ordered": False, STRINGS: True}
-    values = codes.reshape(texts.shape).astype(np.int32)
-    return Attribute(values, attribute.channels, attribute.present, {**attribute.metadata, **own})
-
-
 # Layout 0.9
 
 
 def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: str | None) -> Iterator[File]:
     level, root = geometry.levels[k], str(k)
     # By default, `_compression` chooses for each family, and links across chunks are not compressed.
-    grid = _grid_of(geometry, level, shards=shards, compression=None if compression == "default" else compression)
+    shape = level_chunk_shape(geometry, level.metadata)
+    ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
+    lead = level.chunks.shape[1] - len(shape)
+    corners = np.concatenate([np.zeros((2, lead), np.int64), ends], axis=1)
+    # Vertices may be outside the bounds, so the grid spans both.
+    all_keys = np.concatenate([corners, level.chunks])
+    low, high = all_keys.min(axis=0), all_keys.max(axis=0)
+    grid = CellGridOptions(low, high - low + 1, shards, None if compression == "default" else compression)
     facts = level_json(level, k, present_families(level))
     if level.fragments is not None and are_tiles(level.fragments, level.bounds):
         facts["zarr_vectors_level"]["fragments_tile"] = True
@@ -640,18 +638,6 @@ def _compression(level: Level, family: ArrayData, requested: str | None) -> str 
     if requested != "default":
         return requested
     return "lz4" if level.objects is None and family.path.startswith("vertex_attributes/") else None
-
-
-def _grid_of(geometry: Geometry, level: Level, *, shards: bool, compression: str | None) -> CellGridOptions:
-    """Return the grid of a level: from the first to the last chunk of bounds and data."""
-    shape = level_chunk_shape(geometry, level.metadata)
-    ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
-    lead = level.chunks.shape[1] - len(shape)
-    corners = np.concatenate([np.zeros((2, lead), np.int64), ends], axis=1)
-    # Vertices may be outside the bounds, so the grid spans both.
-    all_keys = np.concatenate([corners, level.chunks])
-    low, high = all_keys.min(axis=0), all_keys.max(axis=0)
-    return CellGridOptions(low, high - low + 1, shards, compression)
 
 
 def _array_09(family: ArrayData, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
@@ -745,7 +731,18 @@ def _object_files_09(root: str, level: Level) -> Iterator[File]:
         yield from vlen_array(f"{root}/object_index/manifests", encode_manifests(objects), {})
     yield from _tables_09(f"{root}/object_attributes", "object_attribute", level.object_attributes)
     if groups is not None:
-        yield from _group_files_09(root, groups)
+        block = {"zv_array": "groups", "num_groups": groups.n_groups}
+        run = _is_range(groups)
+        firsts = groups.offsets[:-1][run]
+        ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
+        if run.any():
+            block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
+        counts = np.diff(groups.offsets)
+        # A group stored as a range keeps an empty row, so the numbers of the other groups do not change.
+        listed = groups.ids[~np.repeat(run, counts)]
+        yield from vlen_array(
+            f"{root}/groups", Blobs(to_bytes(listed), counts_to_offsets(np.where(run, 0, counts)) * 8), block
+        )
         yield from _tables_09(f"{root}/group_attributes", "groupings_attribute", groups.attributes)
 
 
@@ -759,22 +756,6 @@ def _tables_09(path: str, kind: str, attributes: Attributes) -> Iterator[File]:
             block["fill_sentinel_meaning"] = "absent"
         fill = fill_value(attribute.values.dtype)
         yield from plain_array(f"{path}/{name}", _filled(attribute), block, "zstd", _ROWS, fill)
-
-
-def _group_files_09(root: str, groups: Groups) -> Iterator[File]:
-    """Yield the groups of objects: a row of ids each, or a range of ids in the attributes."""
-    block: dict[str, Any] = {"zv_array": "groups", "num_groups": groups.n_groups}
-    run = _is_range(groups)
-    firsts = groups.offsets[:-1][run]
-    ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
-    if run.any():
-        block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
-    counts = np.diff(groups.offsets)
-    # A group stored as a range keeps an empty row, so the numbers of the other groups do not change.
-    listed = groups.ids[~np.repeat(run, counts)]
-    yield from vlen_array(
-        f"{root}/groups", Blobs(to_bytes(listed), counts_to_offsets(np.where(run, 0, counts)) * 8), block
-    )
 
 
 def _is_range(groups: Groups) -> NDArray[np.bool_]:

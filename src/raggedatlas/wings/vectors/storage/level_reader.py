@@ -671,7 +671,8 @@ def _expand_ranged_groups(
     if not (blobs.bounds % 8).any() and not block.get("group_ranges"):
         return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
     parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
-    n_objects = _max_objects(level)
+    index = ObjectIndex(level)
+    n_objects = index.n_objects if index.is_there else level.n_vertices
     for group, (start, stop) in (block.get("group_ranges") or {}).items():
         # The length is limited before `arange` allocates memory for a damaged range.
         if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
@@ -681,12 +682,6 @@ def _expand_ranged_groups(
             )
         parts[int(group)] = np.arange(int(start), int(stop))
     return counts_to_offsets(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
-
-
-def _max_objects(level: LevelReader) -> int:
-    """Return the maximum number of objects of a level: that of its index, or one per vertex without an index."""
-    index = ObjectIndex(level)
-    return index.n_objects if index.is_there else level.n_vertices
 
 
 def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:
@@ -706,30 +701,32 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
     if node is None:
         return None
     with zarr_errors(f"{level.where}/{family}/{name}"):
-        return _read_table(level, family, name, node)
-
-
-def _read_table(level: LevelReader, family: str, name: str, node: dict[str, Any]) -> Attribute | None:
-    path, block = f"{level.number}/{family}/{name}", node_attributes(node)
-    channels = tuple(str(channel) for channel in block.get("channel_names") or ())
-    if node["node_type"] == "array":
-        values = read_array(level.files, path, sparse=True)
-        if values is None:
+        path, block = f"{level.number}/{family}/{name}", node_attributes(node)
+        channels = tuple(str(channel) for channel in block.get("channel_names") or ())
+        if node["node_type"] == "array":
+            values = read_array(level.files, path, sparse=True)
+            if values is None:
+                return None
+            present = None
+            if block.get("fill_sentinel_meaning") == "absent":
+                fill = node.get("fill_value")
+                if values.dtype.kind == "f":
+                    absent = np.isnan(values) if fill in {"NaN", None} else values == float(fill)
+                else:
+                    absent = values == np.asarray(fill).astype(values.dtype)
+                rows = ~absent.reshape(len(values), -1).all(axis=1) if len(values) else np.zeros(0, bool)
+                present = None if rows.all() else rows
+            return Attribute(values, channels, present, extra_metadata(block))
+        raw = read_array_bytes(level.files, f"{path}/data")
+        if raw is None:
             return None
-        present = None
-        if block.get("fill_sentinel_meaning") == "absent":
-            present = _present_rows(values, node.get("fill_value"))
-        return Attribute(values, channels, present, extra_metadata(block))
-    raw = read_array_bytes(level.files, f"{path}/data")
-    if raw is None:
-        return None
-    dtype = str(block.get("dtype"))
-    shape = block.get("shape") or [-1]
-    columns = int(np.prod(shape[1:])) if len(shape) > 1 else None
-    values = from_bytes(raw, np.dtype(dtype).newbyteorder("<"), columns, f"{level.where}/{family}/{name}")
-    mask = read_array_bytes(level.files, f"{path}/present_mask") if block.get("has_present_mask") else None
-    attribute = Attribute(values, channels, None if mask is None else mask.astype(bool), extra_metadata(block))
-    return _decode_categories(attribute) if block.get(STRINGS) else attribute
+        dtype = str(block.get("dtype"))
+        shape = block.get("shape") or [-1]
+        columns = int(np.prod(shape[1:])) if len(shape) > 1 else None
+        values = from_bytes(raw, np.dtype(dtype).newbyteorder("<"), columns, f"{level.where}/{family}/{name}")
+        mask = read_array_bytes(level.files, f"{path}/present_mask") if block.get("has_present_mask") else None
+        attribute = Attribute(values, channels, None if mask is None else mask.astype(bool), extra_metadata(block))
+        return _decode_categories(attribute) if block.get(STRINGS) else attribute
 
 
 def _decode_categories(attribute: Attribute) -> Attribute:
@@ -744,13 +741,3 @@ def _decode_categories(attribute: Attribute) -> Attribute:
 
 
 _CODED = {"encoding", "categories", "ordered", STRINGS}
-
-
-def _present_rows(values: NDArray[Any], fill: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - any JSON value
-    """Return which rows are not entirely the fill value; None if there are no such rows."""
-    if values.dtype.kind == "f":
-        absent = np.isnan(values) if fill in {"NaN", None} else values == float(fill)
-    else:
-        absent = values == np.asarray(fill).astype(values.dtype)
-    rows = ~absent.reshape(len(values), -1).all(axis=1) if len(values) else np.zeros(0, bool)
-    return None if rows.all() else rows

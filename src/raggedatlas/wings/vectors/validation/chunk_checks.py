@@ -36,7 +36,9 @@ def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> Lev
         checker.report("V040", old, "it exists; zarr-vectors before 0.6 wrote it.")
     keys = np.zeros((0, n_parts), np.int64)
     if array is not None:
-        _check_chunk_names(checker, number)
+        for name in checker.children(Place(number, "vertices")) if checker.layout == "0.7" else ():
+            if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
+                checker.report("V009", Place(number, f"vertices/{name}"), "its name is not a list of integers.")
         with checker.guarded(place, "V009"):
             # chunks that are also partitioned by an attribute have more parts than axes
             partitioned = facts.get("chunk_dims") or facts.get("chunk_attribute_name")
@@ -55,13 +57,6 @@ def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> Lev
     _check_attributes(checker, level, "fragment_attributes", "V092", fragments)
     _walk_links(checker, level)
     return level
-
-
-def _check_chunk_names(checker: StoreChecker, number: int) -> None:
-    """Check that the vertices of layout 0.7 have no folders but chunks; readers do not see others."""
-    for name in checker.children(Place(number, "vertices")) if checker.layout == "0.7" else ():
-        if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
-            checker.report("V009", Place(number, f"vertices/{name}"), "its name is not a list of integers.")
 
 
 def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level: LevelSummary) -> None:
@@ -121,17 +116,15 @@ class _PositionChecks:
         # Draco rounds positions to steps of the widest axis of a cell
         rounded = self.rounded and len(points)
         slack = float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1) if rounded else 0.0
-        stray = self._outside_chunk(points, np.asarray(place.chunk)[-points.shape[1] :], slack)
+        key = np.asarray(place.chunk)[-points.shape[1] :]
+        if not slack:
+            stray = np.asarray((chunk_coordinates(points, self.edges) != key).any(axis=1))
+        else:
+            under, over = (chunk_coordinates(points + step, self.edges) for step in (-slack, slack))
+            stray = np.asarray(((under > key) | (over < key)).any(axis=1))
         if stray.any() and not self.repeated:
             text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {points[stray][0].tolist()}."
             self.checker.report("V016", place, text)
-
-    def _outside_chunk(self, points: NDArray[Any], key: NDArray[np.int64], slack: float) -> NDArray[np.bool_]:
-        """Return which vertices are outside a chunk by more than `slack`."""
-        if not slack:
-            return np.asarray((chunk_coordinates(points, self.edges) != key).any(axis=1))
-        under, over = (chunk_coordinates(points + step, self.edges) for step in (-slack, slack))
-        return np.asarray(((under > key) | (over < key)).any(axis=1))
 
 
 def _check_attributes(
@@ -256,7 +249,17 @@ def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
         checker.report("V057", own, "there are no links within chunks.")
     elif index is not None:
         for i, where, fragments in _fragment_indexes(checker, index, level.keys, own):
-            _check_link_fragments(checker, where, fragments, int(level.fragments[i]), int(level.links[i]))
+            n_fragments = int(level.fragments[i])
+            n_links = int(level.links[i])
+            if n_fragments >= 0 and fragments.n_fragments != n_fragments and (n_links or fragments.n_fragments):
+                text = f"it has {fragments.n_fragments} fragments for {n_fragments} vertex fragments."
+                # zarr-vectors 0.9 omits trailing fragments without links
+                is_short = checker.layout == "0.9" and fragments.n_fragments < n_fragments
+                checker.report("V054", where, text, "practice" if is_short else None)
+            if n_links >= 0 and (
+                lacks_rows(fragments, np.array([n_links])).any() or not _covers_once(fragments, n_links)
+            ):
+                checker.report("V054", where, f"its fragments do not hold each of {n_links:,} links exactly once.")
     _check_attributes(checker, level, "link_attributes", "V082", level.links, "/" + place.family.split("/", 1)[1])
 
 
@@ -282,19 +285,6 @@ def _walk_rows(checker: StoreChecker, place: Place, array: ChunkArray, level: Le
         n_rows = int(level.vertices[i])
         if n_rows >= 0 and (low < 0 or high >= n_rows):
             checker.report("V051", where, f"a link refers to row {low if low < 0 else high} of {n_rows}.")
-
-
-def _check_link_fragments(
-    checker: StoreChecker, place: Place, fragments: Fragments, n_fragments: int, n_links: int
-) -> None:
-    """Check that the link fragments of a chunk match its vertex fragments, and contain every link exactly once."""
-    if n_fragments >= 0 and fragments.n_fragments != n_fragments and (n_links or fragments.n_fragments):
-        text = f"it has {fragments.n_fragments} fragments for {n_fragments} vertex fragments."
-        # zarr-vectors 0.9 omits trailing fragments without links
-        is_short = checker.layout == "0.9" and fragments.n_fragments < n_fragments
-        checker.report("V054", place, text, "practice" if is_short else None)
-    if n_links >= 0 and (lacks_rows(fragments, np.array([n_links])).any() or not _covers_once(fragments, n_links)):
-        checker.report("V054", place, f"its fragments do not hold each of {n_links:,} links exactly once.")
 
 
 _ENDS = {"mesh": 3, "graph": 2, "skeleton": 1}

@@ -63,22 +63,6 @@ def check_root(checker: StoreChecker) -> bool:
     if "zv_version" in facts and layout not in VERSIONS:
         checker.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are supported.")
         return False
-    _check_vocabulary(checker, facts)
-    _check_numbers(checker, facts)
-    before = len(checker.problems)
-    try:
-        root = parse_root(checker.block(_ROOT), checker.files.root)
-    except DAMAGE as error:
-        # The checks above may have reported the fault that `parse_root` stops at.
-        if not any(problem.rule in {"V096", "V099"} for problem in checker.problems[:before]):
-            checker.report("V096", _ROOT, str(error))
-        return False
-    checker.layout, checker.root = root.layout, root.geometry
-    return True
-
-
-def _check_vocabulary(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
-    """Check required keys, vocabulary and capabilities."""
     for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
         if key not in facts:
             checker.report("V096", _ROOT, f"the root has no {key}.")
@@ -86,16 +70,6 @@ def _check_vocabulary(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
         value = facts.get(key)
         if value is not None and value not in words:
             checker.report("V096", _ROOT, f"{key} is {value!r}; expected one of {', '.join(words)}.")
-    _check_types(checker, facts)
-    for key, effect in (("format_capabilities", "it is ignored"), ("required_capabilities", "the store is refused")):
-        tokens = facts.get(key) or []
-        for token in tokens if isinstance(tokens, list) else [tokens]:
-            if token not in CAPABILITIES:
-                checker.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {effect}.")
-
-
-def _check_types(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
-    """Check geometry types, and that the link convention is allowed for each."""
     types = facts.get("geometry_types")
     if types is not None and not isinstance(types, list):
         checker.report("V096", _ROOT, f"geometry_types is {types!r}; expected a list.")
@@ -110,6 +84,22 @@ def _check_types(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
         if kind not in KINDS:
             text = f"the geometry type {kind!r} is unknown; it is read as vertices and links."
             checker.report("V096", _ROOT, text, "should")
+    for key, effect in (("format_capabilities", "it is ignored"), ("required_capabilities", "the store is refused")):
+        tokens = facts.get(key) or []
+        for token in tokens if isinstance(tokens, list) else [tokens]:
+            if token not in CAPABILITIES:
+                checker.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {effect}.")
+    _check_numbers(checker, facts)
+    before = len(checker.problems)
+    try:
+        root = parse_root(checker.block(_ROOT), checker.files.root)
+    except DAMAGE as error:
+        # The checks above may have reported the fault that `parse_root` stops at.
+        if not any(problem.rule in {"V096", "V099"} for problem in checker.problems[:before]):
+            checker.report("V096", _ROOT, str(error))
+        return False
+    checker.layout, checker.root = root.layout, root.geometry
+    return True
 
 
 def _check_numbers(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
@@ -292,20 +282,15 @@ def check_array_metadata(checker: StoreChecker, number: int) -> None:
         block, family = checker.block(place), place.family.split("/", maxsplit=1)[0]
         names, check = _FAMILIES[family]
         with checker.guarded(place, "V021"):
-            _check_name(checker, place, block, names)
+            name = block.get("zv_array", block.get("zvf_array"))
+            if "zv_array" not in block and "zvf_array" in block:
+                checker.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
+            if name is None and place.family == "link_fragments":
+                checker.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
+            elif name not in names:
+                rule = "V044" if place.family.startswith("group_attributes/") else "V002"
+                checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, names))}.")
             check(checker, place, block)
-
-
-def _check_name(checker: StoreChecker, place: Place, block: Mapping[str, Any], expected: tuple[str, ...]) -> None:
-    """Check ``zv_array``."""
-    name = block.get("zv_array", block.get("zvf_array"))
-    if "zv_array" not in block and "zvf_array" in block:
-        checker.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
-    if name is None and place.family == "link_fragments":
-        checker.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
-    elif name not in expected:
-        rule = "V044" if place.family.startswith("group_attributes/") else "V002"
-        checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, expected))}.")
 
 
 def _check_vertices(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:

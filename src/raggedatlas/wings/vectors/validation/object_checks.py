@@ -263,7 +263,18 @@ def _check_tables(checker: StoreChecker, level: LevelSummary, family: str, rule:
 def check_cross_links(checker: StoreChecker, level: LevelSummary) -> None:
     """Check all links of a level except those within chunks."""
     for family, name in _deltas(checker, level.number):
-        _check_delta(checker, Place(level.number, f"{family}/{name}"), level, int(name))
+        place = Place(level.number, f"{family}/{name}")
+        delta = int(name)
+        if level.number + delta not in checker.levels:
+            checker.report("V058", place, f"it links to level {level.number + delta}, which does not exist.")
+        with checker.guarded(place):
+            if place.family.startswith("cross_chunk_links"):
+                _check_records(checker, place, level, delta)
+            elif checker.layout == "0.9":
+                _check_family(checker, place, level, delta)
+            # In layout 0.7 `links/0` holds links within chunks, which `_walk_links` checks.
+            elif delta:
+                _check_streams(checker, place, level, delta)
 
 
 def _deltas(checker: StoreChecker, number: int) -> list[tuple[str, str]]:
@@ -282,20 +293,6 @@ def check_link_levels(checker: StoreChecker, number: int) -> None:
         checker.report("V050", place, f"it has links to level {place.resolution} {min(deltas):+d}; storage is 'none'.")
     if "multiscale_links" not in root.capabilities:
         checker.report("V079", place, "it has links across levels, which the root does not declare.")
-
-
-def _check_delta(checker: StoreChecker, place: Place, level: LevelSummary, delta: int) -> None:
-    """Check the links of one family to one level."""
-    if level.number + delta not in checker.levels:
-        checker.report("V058", place, f"it links to level {level.number + delta}, which does not exist.")
-    with checker.guarded(place):
-        if place.family.startswith("cross_chunk_links"):
-            _check_records(checker, place, level, delta)
-        elif checker.layout == "0.9":
-            _check_family(checker, place, level, delta)
-        # In layout 0.7 `links/0` holds links within chunks, which `_walk_links` checks.
-        elif delta:
-            _check_streams(checker, place, level, delta)
 
 
 def _check_ends(

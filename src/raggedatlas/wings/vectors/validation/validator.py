@@ -88,7 +88,11 @@ def _check_levels(checker: StoreChecker) -> None:
             checker.report("V001", Place(number), "it is not a Zarr v3 group.")
             continue
         if checker.node(Place(number, "vertices")) is None:
-            _check_no_vertices(checker, number)
+            facts = checker.block(Place(number)).get("zarr_vectors_level") or {}
+            with checker.guarded(Place(number), "V097"):
+                if facts.get("vertex_count"):
+                    text = f"vertex_count is {facts['vertex_count']}, but there is no vertex array."
+                    checker.report("V000", Place(number, "vertices"), text)
         check_array_metadata(checker, number)
         check_link_levels(checker, number)
         facts = check_level_metadata(checker, number)
@@ -107,12 +111,3 @@ def _check_levels(checker: StoreChecker) -> None:
             check_cross_links(checker, seen)
             check_kind(checker, seen)
     check_pyramid(checker)
-
-
-def _check_no_vertices(checker: StoreChecker, number: int) -> None:
-    """Report a level that declares vertices but has no vertex array."""
-    facts = checker.block(Place(number)).get("zarr_vectors_level") or {}
-    with checker.guarded(Place(number), "V097"):
-        if facts.get("vertex_count"):
-            text = f"vertex_count is {facts['vertex_count']}, but there is no vertex array."
-            checker.report("V000", Place(number, "vertices"), text)

@@ -336,7 +336,7 @@ def test_a_ledger_that_is_damaged_or_cannot_be_written_only_means_more_reading(
     assert verify(catalog, incremental=True).sound
     cache.unlink()
     verify(catalog, incremental=True)
-    (file,) = (cache / "raggedatlas" / "verified").iterdir()
+    (file,) = (cache / "raggedatlas" / "checks").iterdir()
     for text in (b"", b"[]", b'{"sound": 1}', b"\xff"):
         file.write_bytes(text)
         read.clear()

@@ -16,7 +16,6 @@ from raggedatlas.ingest.add import add
 from raggedatlas.loader import cells
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
-from raggedatlas.store import record_files
 from raggedatlas.store.location import Location
 from raggedatlas.wings.trainers.lightning import Split, split_loader
 from support.atlases import write_dataset
@@ -29,7 +28,7 @@ def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Write even few cells to files, and return their folder."""
     monkeypatch.setattr(cells, "IN_MEMORY_CELLS", 0)
     monkeypatch.setenv("RAGGEDATLAS_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / record_files.SUBFOLDER
+    return tmp_path / "cache" / "raggedatlas" / "plans"
 
 
 def as_values(loader: Loader) -> list[Any]:
@@ -187,7 +186,7 @@ def test_the_folder_is_bounded(small: Any, mapped: Path, monkeypatch: pytest.Mon
     """The files used longest ago go first, unfinished ones after a day; a plan larger than the folder may be is not kept."""
     Loader(small.query, obs=["donor"])
     (first,) = mapped.glob("*.plan")
-    monkeypatch.setenv("RAGGEDATLAS_CACHE_SIZE", str(int(first.stat().st_size * 1.5)))
+    monkeypatch.setenv("RAGGEDATLAS_CACHE_SIZE", str(first.stat().st_blocks * 512 * 3 // 2))
     old, fresh = mapped / "a.part", mapped / "b.part"
     for file in (old, fresh):
         file.touch()

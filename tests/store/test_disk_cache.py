@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError, StoreError
-from raggedatlas.store import disk_cache
+from raggedatlas.store import cache_folder, disk_cache
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
-from raggedatlas.store.disk_cache import SUBFOLDER, DiskCache, parse_size
+from raggedatlas.store.cache_folder import parse_size, user_cache
+from raggedatlas.store.disk_cache import DiskCache
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows, read_slice, verify
 from raggedatlas.store.runtime import process_cache
@@ -56,15 +57,15 @@ def test_nothing_is_asked_twice(s3: Location, spec: ArraySpec, s3_server, tmp_pa
     plain = ArrayReader(s3, spec)
     np.testing.assert_array_equal(read_slice(fresh(plain), 0, N), VALUES)
     assert len(s3_server.requests) - before > 1
-    assert [path.name for path in tmp_path.iterdir()] == [SUBFOLDER]
-    assert stat.S_IMODE((tmp_path / SUBFOLDER).stat().st_mode) == 0o700
+    assert [path.name for path in tmp_path.iterdir()] == ["raggedatlas"]
+    assert stat.S_IMODE((tmp_path / "raggedatlas" / "shards").stat().st_mode) == 0o700
 
 
 def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_server, tmp_path: Path) -> None:  # noqa: ANN001
     """Changed chunks, changed indexes and cut copies are fetched again; what was asked for is always given."""
     reader = ArrayReader(cached(s3, tmp_path), spec)
     read_slice(reader, 0, 1000)
-    (file,) = (tmp_path / SUBFOLDER).iterdir()
+    (file,) = (tmp_path / "raggedatlas" / "shards").iterdir()
     good = file.read_bytes()
     changed = bytes([good[40] ^ 1])
     for damaged in (
@@ -91,7 +92,7 @@ def test_damage_in_the_bucket_is_seen(s3: Location, spec: ArraySpec, tmp_path: P
     """Verifying goes past the cache, and damaged bytes of the bucket are never held."""
     reader = ArrayReader(cached(s3, tmp_path), spec)
     assert verify(reader)[0] == []
-    assert not (tmp_path / SUBFOLDER).exists()
+    assert not (tmp_path / "raggedatlas" / "shards").exists()
     read_slice(reader, 0, 50)
     good = s3.read_bytes("d1/csr/indices/c/0")
     for at in (45, 400):
@@ -108,7 +109,7 @@ def test_damage_in_the_bucket_is_seen(s3: Location, spec: ArraySpec, tmp_path: P
 def test_it_takes_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies used longest ago go first, whole, and nothing of anybody else's does."""
     monkeypatch.setattr(disk_cache, "_LEAST_STEP", 1)
-    cache = DiskCache(tmp_path / SUBFOLDER, 60 * 4096)
+    cache = DiskCache(tmp_path / "raggedatlas" / "shards", 60 * 4096)
     other = tmp_path / "mine.shard"
     other.write_bytes(bytes(2**20))
     rng = np.random.default_rng(1)
@@ -119,7 +120,7 @@ def test_it_takes_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.Monkey
 
     for number in range(6):
         write(f"shard{number}")
-        os.utime(cache._file(f"shard{number}"), (number, number))
+        os.utime(cache.file(disk_cache._key(f"shard{number}")), (number, number))
     assert cache.read_tail("shard0", 4) == (b"tail", 9 * 4096)
     cache.read_chunks("shard0", np.array([[0, 10]]), 9 * 4096)  # makes it the youngest
     write("shard6")
@@ -140,7 +141,7 @@ def test_many_at_once(s3: Location, spec: ArraySpec, tmp_path: Path) -> None:
         for _ in range(5):
             rows = rng.integers(0, N, 20)
             np.testing.assert_array_equal(read_rows(reader, rows), VALUES[rows])
-            reader.location.disk_cache._make_room()
+            reader.location.disk_cache.make_room()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(4)))
@@ -149,13 +150,13 @@ def test_many_at_once(s3: Location, spec: ArraySpec, tmp_path: Path) -> None:
 def test_options_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options go before the environment, none of them reaches Lance, and what means nothing is refused."""
     asked = Location("s3://b/a", {"aws_region": "x", "cache_dir": str(tmp_path), "cache_size": "2KB"})
-    assert asked.child("c").disk_cache == DiskCache(tmp_path / SUBFOLDER, 2000)
+    assert asked.child("c").disk_cache == DiskCache(tmp_path / "raggedatlas" / "shards", 2000)
     assert asked.lance_options() == {"aws_region": "x"}
     assert asked.uncached().disk_cache is None
     assert Location("s3://b/a").disk_cache is None
     monkeypatch.setenv("RAGGEDATLAS_CACHE_DIR", str(tmp_path / "env"))
-    assert Location("s3://b/a").disk_cache == DiskCache(tmp_path / "env" / SUBFOLDER, 10**10)
-    assert asked.disk_cache.folder == tmp_path / SUBFOLDER
+    assert Location("s3://b/a").disk_cache == DiskCache(tmp_path / "env" / "raggedatlas" / "shards", 10**10)
+    assert asked.disk_cache.folder == tmp_path / "raggedatlas" / "shards"
     assert Location("s3://b/a", {"cache_dir": ""}).disk_cache is None
     assert Location(str(tmp_path), {"cache_dir": str(tmp_path)}).disk_cache is None
     for text in ("", "many", "-1", "1.2.3GB", "5iB"):
@@ -164,7 +165,7 @@ def test_options_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StoreError, match="no size of a cache"):
         Location("s3://b/a", {"cache_size": "lots"})
     (tmp_path / "file").write_text("")
-    cache = DiskCache(tmp_path / "file" / SUBFOLDER, 1)
+    cache = DiskCache(tmp_path / "file" / "raggedatlas" / "shards", 1)
     with pytest.raises(StoreError, match="name another one by cache_dir"):
         cache.write_chunks("x", np.array([[0, 1]]), [np.zeros(1, np.uint8)], 9, b"tail")
 
@@ -173,7 +174,7 @@ def test_a_system_without_pread_and_open_flags_keeps_chunks(tmp_path: Path, monk
     """Windows lacks `pread`, `pwrite`, `O_NOFOLLOW`, `O_CLOEXEC` and times by handle."""
     for name in ("pread", "pwrite"):
         monkeypatch.delattr(os, name)
-    monkeypatch.setattr(disk_cache, "OPEN_FLAGS", 0)
+    monkeypatch.setattr(cache_folder, "_OPEN_FLAGS", 0)
     cache = DiskCache(tmp_path / "cache", 2**20)
     data = np.arange(60, dtype=np.uint8)
     monkeypatch.setattr(disk_cache, "has_checksum", lambda chunk: True)
@@ -192,7 +193,7 @@ def test_a_user_without_a_home_can_do_without_caches(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    assert disk_cache.user_folder("XDG_CACHE_HOME", ".cache") is None
+    assert user_cache() is None
     with pytest.raises(StoreError, match="XDG_DATA_HOME"):
         install_folder()
     find_explorer()

@@ -230,8 +230,8 @@ class ReadOnlyAtlas:
             The root hash that the snapshot of this view must have, for example one that was signed.
         incremental : bool
             With ``files`` and ``deep``, skip files that an earlier call with this argument found sound, and that have the same size, times
-            and record since. What was found is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``, then
-            ``raggedatlas/verified``). Bits that a disk loses later are not seen: call it without from time to time.
+            and record since. What was found is kept in ``raggedatlas/checks`` in the folder of the storage option
+            ``cache_dir``, or in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``). Bits that a disk loses later are not seen: call it without from time to time.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read arrays and files; the result does not depend on it.
 

@@ -7,9 +7,10 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
-from raggedatlas.store.disk_cache import user_folder
-from raggedatlas.store.location import Location, write_file
+from raggedatlas.store.cache_folder import CacheFolder
+from raggedatlas.store.location import Location
 from raggedatlas.store.storage_errors import store_errors
 
 FORMAT = 1
@@ -78,11 +79,14 @@ def _remote(location: Location) -> list[tuple[str, int, str]]:
         ]
 
 
+class _Checks(CacheFolder):
+    kind: ClassVar[str] = "check"
+
+
 class Ledger:
     """What of one place was found sound, and when.
 
-    It is a cache: one that is lost, damaged or cannot be written means that more is read. It is kept in the user's cache folder, not at the
-    place, so that a copy of an atlas does not count as verified because the original was, and a place that cannot be written will do.
+    It is a cache: one that is lost, damaged or cannot be written means that more is read. It is not kept at the place, so that a copy of an atlas does not count as verified because the original was, and a place that cannot be written will do.
 
     Parameters
     ----------
@@ -96,18 +100,20 @@ class Ledger:
     """
 
     def __init__(self, location: Location) -> None:
-        # Without a home nothing is kept, and every check reads all.
-        home = user_folder("XDG_CACHE_HOME", ".cache")
-        place = location.uri if not location.is_local else str(location.path.absolute())
+        self._folder = _Checks.of_options(location.storage_options)
+        self._place = location.uri if not location.is_local else str(location.path.absolute())
         # Buckets of two servers may have one name.
         servers = sorted(value for key, value in location.storage_options.items() if "endpoint" in key)
-        name = hashlib.sha256("\0".join([place, *servers]).encode()).hexdigest()[:32]
-        self._file = None if home is None else Path(home, "raggedatlas", "verified", f"{name}.json")
-        self._place, self.found = place, dict[str, str]()
-        # Whatever is wrong with the file, or where there is none, it then says nothing.
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            if self._file is not None:
-                kept = json.loads(self._file.read_bytes())["sound"]
+        self._key = hashlib.sha256("\0".join([self._place, *servers]).encode()).hexdigest()[:32]
+        self.found = dict[str, str]()
+        # Whatever is wrong with the file, it then says nothing.
+        with (
+            contextlib.suppress(OSError, ValueError, TypeError, AttributeError),
+            self._folder.open(self._key) as handle,
+        ):
+            if handle is not None:
+                with open(handle, "rb", closefd=False) as file:
+                    kept = json.loads(file.read())["sound"]
                 self.found = {str(token): str(when) for token, when in kept.items()}
 
     @staticmethod
@@ -123,5 +129,7 @@ class Ledger:
         """Keep what is known now: token -> when it was found sound."""
         data = json.dumps({"place": self._place, "sound": sound}, sort_keys=True).encode()
         with contextlib.suppress(OSError):
-            if self._file is not None:
-                write_file(self._file, data, only_if_absent=False)
+            if self._folder.folder is not None:
+                with self._folder.create(self._key) as (handle, _), open(handle, "wb", closefd=False) as file:
+                    file.write(data)
+                self._folder.make_room()

@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from raggedatlas.errors import CorruptError, NameRefusedError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.cache_folder import CACHE_OPTIONS, parse_size
 from raggedatlas.store.codecs import Buffers, Piece
-from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
+from raggedatlas.store.disk_cache import DiskCache
 from raggedatlas.store.ranges import Blocks, RemoteFile
 from raggedatlas.store.runtime import LRUCache, process_cache
 from raggedatlas.store.storage_errors import plain_reason, store_errors
@@ -326,7 +327,8 @@ class Location:
     @cached_property
     def disk_cache(self) -> DiskCache | None:
         """Where chunks of an object store are kept on a local disk, if that is asked for."""
-        return None if self.is_local else DiskCache.of_options(self.storage_options)
+        cache = None if self.is_local else DiskCache.of_options(self.storage_options)
+        return None if cache is None or cache.folder is None else cache
 
     def uncached(self) -> "Location":
         """Return the same location without its disk cache."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, StoreError
-from raggedatlas.store.disk_cache import user_folder
+from raggedatlas.store.cache_folder import user_folder
 from raggedatlas.store.location import as_path, local_path
 from raggedatlas.store.loopback import LOOPBACK, LoopbackServer
 

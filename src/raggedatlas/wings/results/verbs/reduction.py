@@ -29,8 +29,8 @@ from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.model.arguments import Progress, check_seed, checked, no_progress
 from raggedatlas.model.choices import PCA as PCA_EMBEDDER
 from raggedatlas.model.choices import Embedder, UmapMetric, refuse_unused
+from raggedatlas.store.cache_folder import user_cache
 from raggedatlas.store.copies import local_copy
-from raggedatlas.store.disk_cache import user_folder
 from raggedatlas.store.location import file_digest
 from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.verbs.vector_sources import (
@@ -358,7 +358,7 @@ def _keep_compiled() -> None:
     from numba.core.dispatcher import Dispatcher
 
     config: Any = numba.config
-    root = user_folder("XDG_CACHE_HOME", ".cache")
+    root = user_cache()
     if root is None:
         return
     versions = [f"{name}-{version(name)}" for name in ("umap-learn", "pynndescent", "numba")]

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.query import selection
+from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
-from raggedatlas.query.selection import hash_uids
 from raggedatlas.store.filters import col
 from raggedatlas.store.tables import walk
 
@@ -54,8 +53,8 @@ def test_streamed_choices_are_those_among_all_cells(
     query = choose(small.query)
     cells, counted = query.to_pandas(), query.count(by)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "walk", walk_shuffled)
-        for name in ("raggedatlas.query.selection.BLOCK_CELLS", "raggedatlas.query.compute.BLOCK_CELLS"):
+        patch.setattr("raggedatlas.query.cells.walk", walk_shuffled)
+        for name in ("raggedatlas.query.cells.BLOCK_CELLS", "raggedatlas.query.compute.BLOCK_CELLS"):
             patch.setattr(name, SIZE)
         patch.setattr("raggedatlas.query.cells._LISTED_ROWS", 3)
         streamed = choose(Query(small.catalog))
@@ -88,7 +87,6 @@ def test_a_limit_reads_no_further_than_its_cells(
     query = small.query if condition is None else small.query.where(condition)
     ordered = query.order_by("score", "cell_name", "dataset")
     stored, sorted_uids = query.to_pandas().index.tolist(), ordered.to_pandas().index.tolist()
-    monkeypatch.setattr(selection, "walk", walk_counted)
     monkeypatch.setattr("raggedatlas.query.cells.walk", walk_counted)
     assert query.limit(3).to_pandas().index.tolist() == stored[:3]
     assert n_read <= 3 * SIZE < len(stored)

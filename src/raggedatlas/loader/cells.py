@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import CELLS
+from raggedatlas.catalog.assets import find_result
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
 from raggedatlas.model.frames import DATASET, ColumnFacts, facts_of
-from raggedatlas.query.cells import Cells, cell_columns, uid_bytes
-from raggedatlas.query.plan import plan_read
+from raggedatlas.model.spaces import pointer_columns
+from raggedatlas.query.cells import (
+    BLOCK_CELLS,
+    Cells,
+    cell_columns,
+    pointer_parts,
+    uid_bytes,
+    walk_cells,
+    warn_of_values,
+)
+from raggedatlas.query.modalities import SpacePointers, find_modality, locate, read_modalities
+from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import PartPlan, SpacePlan
-from raggedatlas.query.selection import BLOCK_CELLS
-from raggedatlas.query.stream import CellStream, Kinds, can_stream
+from raggedatlas.query.read_plan import SpacePlan
+from raggedatlas.store.filters import Columns
 from raggedatlas.store.record_files import RecordFolder, Records
 from raggedatlas.store.runtime import prefetch, release_unused_memory
+from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 IN_MEMORY_CELLS = 2**17
@@ -53,7 +65,7 @@ class ObsColumn:
 
 @dataclass(frozen=True)
 class CellRequest:
-    """What is needed of the cells of a query.
+    """What is needed of the cells of a query; pickled without what is derived.
 
     Parameters
     ----------
@@ -71,6 +83,64 @@ class CellRequest:
     names: Mapping[str, str]
     categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     extra: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what was asked."""
+        return CellRequest, (self.query, self.names, self.categories, self.extra)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The atlas with its cell table pinned, so that it can be walked over again."""
+        return pin_cells(self.query.catalog)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What may be named."""
+        return cell_columns(self.catalog)
+
+    @cached_property
+    def spaces(self) -> list[SpacePointers]:
+        """The spaces that are read; a cell needs one of them."""
+        known = read_modalities(self.catalog)
+        return [
+            find_modality(known, name, self.catalog) for name in default_spaces(self.query.spec, known, self.catalog)
+        ]
+
+    @cached_property
+    def modalities(self) -> dict[str, SpacePointers]:
+        """The spaces and results that are read."""
+        known = read_modalities(self.catalog)
+        return {m.name: m for m in self.spaces} | {name: known[name] for name in self.query.spec.results}
+
+    @cached_property
+    def pointers(self) -> list[str]:
+        """The pointer columns that are read."""
+        stored = pointer_columns(self.columns.schema)
+        return [*dict.fromkeys(p for m in self.modalities.values() for p in m.pointers if p in stored)]
+
+    def plan(self, datasets: NDArray[np.int32], pointing: NDArray[np.bool_]) -> dict[str, SpacePlan]:
+        """Plan the spaces and results of cells that come in some kinds, of which the plans have one cell each.
+
+        Parameters
+        ----------
+        datasets : (k,) int32
+            Position of the dataset among those of the atlas.
+        pointing : (k, n_pointers) bool
+            Which pointer columns have a value.
+
+        Raises
+        ------
+        QueryError, FeatureError
+            As `plan_read` does.
+        """
+        nothing = np.zeros(len(datasets), np.int64)
+        places = {
+            name: (nothing, pointing[:, i].astype(np.int64), pointing[:, i]) for i, name in enumerate(self.pointers)
+        }
+        results = [find_result(self.catalog, name) for name in self.query.spec.results]
+        kinds = Cells(pa.table({}), datasets, self.columns, places=places)
+        spaces, beside = plan_spaces(self.query.spec, self.catalog, self.spaces, results, kinds)
+        return {**spaces, **beside}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,15 +208,15 @@ def cells_in_memory(request: CellRequest) -> PlannedCells:
     """Read the cells into memory."""
     plan = plan_read(request.query.spec, request.query.catalog)
     shown = cell_columns(request.query.catalog).shown
-
-    def column(stored: str, categories: Sequence[Any] | None = None) -> ObsColumn:
-        return obs_column(plan.obs, shown.get(stored, stored), categories)
-
-    columns = {name: column(stored, request.categories.get(name)) for name, stored in request.names.items()}
+    columns = {
+        name: obs_column(plan.obs, shown.get(stored, stored), request.categories.get(name))
+        for name, stored in request.names.items()
+    }
+    extra = obs_column(plan.obs, shown.get(request.extra, request.extra)) if request.extra else None
     uids, spaces = uid_bytes(plan.obs.column("uid")), {**plan.spaces, **plan.results}
     known = {name: one.categories for name, one in columns.items() if one.categories is not None}
     facts = _facts(spaces, hashlib.blake2b(uids.tobytes(), digest_size=16), known)
-    return PlannedCells(request, spaces, uids, columns, column(request.extra) if request.extra else None, facts)
+    return PlannedCells(request, spaces, uids, columns, extra, facts)
 
 
 def stream_cells(request: CellRequest) -> PlannedCells | None:
@@ -158,22 +228,46 @@ def stream_cells(request: CellRequest) -> PlannedCells | None:
         None for few cells, and where they do not come in the order of the table.
     """
     spec, catalog = request.query.spec, request.query.catalog
-    if not can_stream(spec, catalog) or catalog.tables.count(CELLS) <= IN_MEMORY_CELLS:
+    plain = spec.search is None and spec.sample is None and spec.limit is None and not spec.order and not spec.centroids
+    # Of the cells of such a query, nothing but pointers and metadata is needed.
+    if not plain or any(find_result(catalog, name).kind != "space" for name in spec.results):
         return None
-    stream, folder = CellStream.of(spec, catalog), RecordFolder.of_options(catalog.location.storage_options)
-    named = [[*request.names.items()], [*map(repr, request.categories.items())], request.extra]
-    facts = [stream.identity([*request.names.values(), *filter(None, [request.extra])]), named]
-    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    if catalog.tables.count(CELLS) <= IN_MEMORY_CELLS:
+        return None
+    columns, names = request.columns, [*request.names.values(), *filter(None, [request.extra])]
+    # Files never change and have random names, so they tell the content, of a moved or replaced atlas too.
+    fragments = request.catalog.tables.open(CELLS).get_fragments()
+    identity = {
+        "spec": repr(spec),
+        "where": to_sql(spec.filters, columns),
+        "fragments": [([file.path for file in f.data_files()], f.deletion_file()) for f in fragments],
+        "datasets": list(columns.datasets.items()),
+        "pointers": request.pointers,
+        "columns": {name: str(columns.schema.field(name).metadata) for name in names if name in columns.schema.names},
+        "named": [[*request.names.items()], [*map(repr, request.categories.items())], request.extra],
+    }
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    folder = RecordFolder.of_options(catalog.location.storage_options)
 
     def held() -> PlannedCells | None:
-        found = folder.find(key)
-        return None if found is None else _of_file(request, stream, found)
+        """Plan the spaces of cells that a file holds; None if they are not those for which it was made."""
+        records = folder.find(key)
+        if records is None:
+            return None
+        stored = records.facts
+        pointing = np.array(stored["pointing"], bool).reshape(len(stored["datasets"]), len(request.pointers))
+        planned = request.plan(np.array(stored["datasets"], np.int32), pointing)
+        unpacked = zip(request.names, map(_unpacked, stored["categories"]), strict=False)
+        facts = _facts(planned, hashlib.blake2b(digest_size=16), {k: v for k, v in unpacked if v is not None})
+        if facts.key != stored["spaces"]:
+            return None
+        return _of_records(request, planned, replace(facts, key=stored["key"]), records)
 
     if (known := held()) is not None:
         return known
     with folder.lock(key), suppress(_OtherUidsError):
         # Another process may have written it while this one waited.
-        return held() or _written(request, stream, folder, key)
+        return held() or _written(request, folder, key)
     return None
 
 
@@ -181,39 +275,55 @@ class _OtherUidsError(Exception):
     """Some uids have another length than those that are made here."""
 
 
-def _of_file(request: CellRequest, stream: CellStream, records: Records) -> PlannedCells | None:
-    """Plan the spaces of cells that a file holds; None if they are not those for which it was made."""
-    stored = records.facts
-    n_kinds = len(stored["datasets"])
-    pointing = np.array(stored["pointing"], bool).reshape(n_kinds, len(stream.pointers))
-    planned = stream.plan(Kinds(np.array(stored["datasets"], np.int32), pointing))
-    facts = _facts(planned, hashlib.blake2b(digest_size=16), _categories(request, records))
-    if facts.key != stored["spaces"]:
-        return None
-    return _of_records(request, planned, replace(facts, key=stored["key"]), records)
-
-
-def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key: str) -> PlannedCells:
+def _written(request: CellRequest, folder: RecordFolder, key: str) -> PlannedCells:
     """Walk over the cells twice: for what kinds and values there are, and for the records."""
-    coders = _coders(request, stream)
+    spec, columns, tables = request.query.spec, request.columns, request.catalog.tables
+    named = [*request.names.items(), *([(request.extra, request.extra)] if request.extra else [])]
+    types = {DATASET: pa.string()} | {name: columns.schema.field(name).type for _, name in named if name != DATASET}
+    coders = [
+        ColumnCoder(stored, name, types[stored], columns.facts.get(stored), request.categories.get(name))
+        for name, stored in named
+    ]
     wanted = list(dict.fromkeys(coder.stored for coder in coders if coder.stored != DATASET))
-
-    def look(cells: Cells) -> None:
+    firsts = [pointer_parts(columns.schema, name)[0] for name in request.pointers]
+    needed = {pointer for space in request.spaces for pointer in space.pointers}
+    of_spaces = [i for i, name in enumerate(request.pointers) if name in needed]
+    kinds: dict[bytes, tuple[int, NDArray[np.bool_]]] = {}
+    in_order, last, n_seen, n_cells = True, -1, 0, 0
+    for every in walk_cells(tables, spec, columns, [*wanted, *firsts]):
+        n_seen += every.n
+        valid = np.zeros((every.n, len(firsts)), bool)
+        for i, first in enumerate(firsts):
+            valid[:, i] = every.table.column(first).is_valid().to_numpy()
+        kept = np.flatnonzero(valid[:, of_spaces].any(axis=1)) if request.spaces else np.arange(every.n)
+        cells, valid = (every, valid) if len(kept) == every.n else (every.take(kept), valid[kept])
+        n_cells += cells.n
+        ids = cells.table.column(ROW_ID).to_numpy()
+        in_order = in_order and bool((ids[1:] > ids[:-1]).all()) and not (len(ids) and int(ids[0]) <= last)
+        last = int(ids[-1]) if len(ids) else last
+        # Most cells are of one kind with the cell before them, so few are sorted.
+        own = cells.dataset_code
+        at = np.flatnonzero(np.r_[cells.n > 0, (own[1:] != own[:-1]) | (valid[1:] != valid[:-1]).any(axis=1)])
+        rows = np.concatenate([own[at, None].view(np.uint8), np.packbits(valid[at], axis=1)], axis=1)
+        _, first_rows = np.unique(rows.view(f"V{rows.shape[1]}").ravel(), return_index=True)
+        kinds |= {rows[i].tobytes(): (int(own[at[i]]), valid[at[i]]) for i in first_rows.tolist()}
         for coder in coders:
             coder.look(coder.of(cells))
-
-    survey = stream.survey(look, wanted)
+    warn_of_values(request.catalog, spec, columns, n_seen)
     for coder in coders:
         coder.settle()
     release_unused_memory()
-    planned = stream.plan(survey.kinds)
-    dtype = _dtype(planned, coders, rows=not survey.in_order)
+    listed = [kinds[kind] for kind in sorted(kinds)]
+    datasets = np.array([code for code, _ in listed], np.int32)
+    pointing = np.array([valid for _, valid in listed], bool).reshape(len(listed), len(firsts))
+    planned = request.plan(datasets, pointing)
+    dtype = _dtype(planned, coders, rows=not in_order)
     known = {
         name: one.categories for name, one in zip(request.names, coders, strict=False) if one.categories is not None
     }
     stored: dict[str, Any] = {
-        "datasets": survey.kinds.datasets.tolist(),
-        "pointing": survey.kinds.pointing.tolist(),
+        "datasets": datasets.tolist(),
+        "pointing": pointing.tolist(),
         "categories": [coder.packed() for coder in coders],
         "spaces": _facts(planned, hashlib.blake2b(digest_size=16), known).key,
     }
@@ -225,14 +335,20 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
             digest.update(block["uid"].tobytes())
             return block
 
-        made = (_filled(dtype, *block, coders) for block in stream.blocks(planned, [*wanted, "uid"]))
+        walked = walk_cells(tables, spec, columns, [*wanted, "uid"], request.pointers)
+        made = (_filled(request, dtype, cells, planned, coders) for cells in walked)
+        if not in_order:
+            # By the row ids of their cells, which an update has moved in the table.
+            held = RecordFolder(None, 0).write("", dtype, made, {}).array
+            order = np.argsort(held["row"], kind="stable")
+            made = (held[order[start : start + BLOCK_CELLS]] for start in range(0, len(order), BLOCK_CELLS))
         # The caller writes a block while the next ones are read and made.
-        with closing(prefetch(map(hashed, made if survey.in_order else _by_row(dtype, made)))) as done:
+        with closing(prefetch(map(hashed, made))) as done:
             yield from done
         stored["key"] = _facts(planned, digest, known).key
 
     records = None
-    for place in (folder, RecordFolder(None, 0)) if survey.n > IN_MEMORY_CELLS else ():
+    for place in (folder, RecordFolder(None, 0)) if n_cells > IN_MEMORY_CELLS else ():
         # A disk that is full or cannot be written to: the next place.
         with suppress(OSError):
             records = place.write(key, dtype, blocks(), stored)
@@ -242,13 +358,6 @@ def _written(request: CellRequest, stream: CellStream, folder: RecordFolder, key
     release_unused_memory()
     facts = replace(_facts(planned, hashlib.blake2b(), known), key=stored["key"])
     return _of_records(request, planned, facts, records)
-
-
-def _by_row(dtype: np.dtype[Any], blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Sort records by the row ids of their cells, which an update has moved in the table."""
-    held = RecordFolder(None, 0).write("", dtype, blocks, {}).array
-    order = np.argsort(held["row"], kind="stable")
-    return (held[order[start : start + BLOCK_CELLS]] for start in range(0, len(order), BLOCK_CELLS))
 
 
 def _dtype(planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]", *, rows: bool) -> np.dtype[Any]:
@@ -264,20 +373,29 @@ def _dtype(planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]", *,
 
 
 def _filled(
-    dtype: np.dtype[Any], cells: Cells, planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]"
+    request: CellRequest,
+    dtype: np.dtype[Any],
+    cells: Cells,
+    planned: Mapping[str, SpacePlan],
+    coders: "Sequence[ColumnCoder]",
 ) -> NDArray[Any]:
-    """Make the records of a block of cells."""
+    """Make the records of those cells of a block that have one of the spaces."""
+    if request.spaces:
+        having = cells.pointing([pointer for space in request.spaces for pointer in space.pointers])
+        cells = cells if having.all() else cells.take(np.flatnonzero(having))
     made = np.zeros(cells.n, dtype)
     made["uid"] = uids = uid_bytes(cells.table.column("uid"))
     if cells.n and uids.dtype != _UID:
         raise _OtherUidsError
     if "row" in made.dtype.fields:
         made["row"] = cells.table.column(ROW_ID).to_numpy()
-    for number, space in enumerate(planned.values()):
-        for at, part in enumerate(space.parts):
+    for number, (name, space) in enumerate(planned.items()):
+        parts = [locate(part, cells) for part in space.parts]
+        for at, part in enumerate(parts):
             made[f"{number}.{at}.start"], made[f"{number}.{at}.end"] = part.start, part.end
             made[f"{number}.{at}.code"] = part.code
-        made[f"{number}.layout"], made[f"{number}.present"] = space.layout_code, space.present
+        made[f"{number}.layout"] = layout_codes(space.layouts, parts[0])
+        made[f"{number}.present"] = cells.pointing(request.modalities[name].pointers)
     for at, coder in enumerate(coders):
         made[f"obs.{at}"] = coder.encode(coder.of(cells))
     return made
@@ -298,19 +416,12 @@ def _of_records(
 
 def _attached(number: int, space: SpacePlan, array: NDArray[Any]) -> SpacePlan:
     """Return the plan of a space whose cells are in records."""
-
-    def part(at: int, one: PartPlan) -> PartPlan:
+    parts = []
+    for at, part in enumerate(space.parts):
         code, start, end = (array[f"{number}.{at}.{what}"] for what in ("code", "start", "end"))
-        return replace(one, code=code, start=start, end=end)
-
-    parts = tuple(part(at, one) for at, one in enumerate(space.parts))
-    return replace(space, parts=parts, layout_code=array[f"{number}.layout"], present=array[f"{number}.present"])
-
-
-def _categories(request: CellRequest, records: Records) -> dict[str, NDArray[np.object_]]:
-    """Return what the codes of the asked columns mean."""
-    found = {name: _unpacked(packed) for name, packed in zip(request.names, records.facts["categories"], strict=False)}
-    return {name: known for name, known in found.items() if known is not None}
+        parts.append(replace(part, code=code, start=start, end=end, group_of={}))
+    layout_code, present = array[f"{number}.layout"], array[f"{number}.present"]
+    return replace(space, parts=tuple(parts), layout_code=layout_code, present=present)
 
 
 def _unpacked(packed: str | None) -> NDArray[np.object_] | None:
@@ -336,26 +447,6 @@ def _facts(spaces: Mapping[str, SpacePlan], key: Any, categories: Mapping[str, N
     return BatchMetadata(key.hexdigest(), modalities, categories)
 
 
-def _coders(request: CellRequest, stream: CellStream) -> "list[ColumnCoder]":
-    """Return what encodes the asked columns, and the extra one last."""
-    named = [*request.names.items(), *([(request.extra, request.extra)] if request.extra else [])]
-    schema, facts = stream.columns.schema, stream.columns.facts
-    types = {DATASET: pa.string()} | {name: schema.field(name).type for _, name in named if name != DATASET}
-    return [
-        ColumnCoder(stored, ColumnType(name, types[stored], facts.get(stored)), request.categories.get(name))
-        for name, stored in named
-    ]
-
-
-@dataclass(frozen=True)
-class ColumnType:
-    """What a metadata column is called, its type, and what it was in its file."""
-
-    name: str
-    type: pa.DataType
-    facts: ColumnFacts | None
-
-
 class ColumnCoder:
     """Turns a metadata column into numbers or codes, a block of cells at a time.
 
@@ -365,23 +456,25 @@ class ColumnCoder:
     ----------
     stored : str
         What the cell table calls the column, or `DATASET`.
-    column : ColumnType
-        What it is.
+    name, kind, facts : str, pyarrow.DataType, ColumnFacts or None
+        What it is called, its type, and what it was in its file.
     categories : sequence or None
         See `obs_column`.
     """
 
-    def __init__(self, stored: str, column: ColumnType, categories: Sequence[Any] | None) -> None:
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    def __init__(
+        self, stored: str, name: str, kind: pa.DataType, facts: ColumnFacts | None, categories: Sequence[Any] | None
+    ) -> None:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_nested(kind):
             raise QueryError(
-                f"The metadata column {column.name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
+                f"The metadata column {name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
             )
-        self.stored, self.name, self._kind = stored, column.name, kind
-        self._known = None if categories is None else _given(column.name, kind, categories)
+        self.stored, self.name, self._kind = stored, name, kind
+        self._known = None if categories is None else _given(name, kind, categories)
         # The order of those that occur, as in every output of a query.
-        ordered = None if column.facts is None else column.facts.categories
-        self._ordered = None if ordered is None else _given(column.name, kind, ordered)
+        ordered = None if facts is None else facts.categories
+        self._ordered = None if ordered is None else _given(name, kind, ordered)
         if self._known is None and pa.types.is_boolean(kind):
             # Both, so that codes do not depend on which of them occur.
             self._known = pa.array([False, True])
@@ -499,7 +592,7 @@ def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = No
     (array([ 1, -1,  0], dtype=int32), array(['a', 'b'], dtype=object))
     """
     column, kept = table.column(name), table.schema.field(name)
-    coder = ColumnCoder(name, ColumnType(name, kept.type, facts_of(kept)), categories)
+    coder = ColumnCoder(name, name, kept.type, facts_of(kept), categories)
     coder.look(column)
     coder.settle()
     return ObsColumn(coder.encode(column), coder.categories)

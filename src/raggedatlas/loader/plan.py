@@ -27,10 +27,9 @@ from raggedatlas.loader.order import (
 )
 from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.frames import DATASET
-from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
-from raggedatlas.query.selection import BLOCK_CELLS
 from raggedatlas.store.runtime import scratch_array
 
 OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]

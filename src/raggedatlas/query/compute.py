@@ -23,13 +23,20 @@ from raggedatlas.model.frames import (
     nan_to_null,
     remove_unused_categories,
 )
-from raggedatlas.query.cells import DATASET_UID, cell_columns, metadata_names, warn_of_values
+from raggedatlas.query.cells import (
+    BLOCK_CELLS,
+    DATASET_UID,
+    cell_columns,
+    group_codes,
+    metadata_names,
+    walk_cells,
+    warn_of_values,
+)
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
 from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
-from raggedatlas.query.selection import BLOCK_CELLS, group_codes, walk_cells
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
@@ -119,7 +126,7 @@ class _CountTask:
         for cells in walk_cells(catalog.tables, spec, columns, [*ids, *metadata]):
             n_cells += cells.n
             if by:
-                found.append(_distinct(cells_table(cells, columns, metadata), by, columns))
+                found.append(_distinct(cells_table(cells, metadata), by, columns))
                 n_groups += len(found[-1][1])
             if n_groups > most:
                 found = [_joined(found, by, columns)]

@@ -1,8 +1,8 @@
 """The modalities of a query: their layers and groups, their features in order, and which datasets measured them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +19,12 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
+from raggedatlas.query.cells import Cells, pointer_column
 from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
 from raggedatlas.store.location import Location
-from raggedatlas.store.read import ArrayReader
 
 if TYPE_CHECKING:
     import pandas as pd
-
-DEFAULT_SPACE = "gene_expression"
-"""The feature space that is read where a query names none."""
 
 USUAL = "counts"
 """The layer that is taken where every dataset has it."""
@@ -72,49 +69,11 @@ class SpacePointers:
                 held.setdefault(layer, record)
         return held
 
-
-@dataclass(frozen=True)
-class CellPointers:
-    """Array positions of cells, per pointer column.
-
-    Parameters
-    ----------
-    dataset_code : (n_cells,) int32
-        Position of each cell's dataset in `datasets`.
-    datasets : tuple of str
-        Dataset uids.
-    columns : mapping of str to (start, end, valid)
-        Pointer column -> entries of each cell, and whether it has any pointer there.
-    """
-
-    dataset_code: NDArray[np.int32]
-    datasets: tuple[str, ...]
-    columns: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]
-
-    def present(self, modality: SpacePointers) -> NDArray[np.bool_]:
-        """Return a mask of the cells that have a modality."""
-        found = np.zeros(len(self.dataset_code), bool)
-        for column in modality.pointers:
-            if column in self.columns:
-                found |= self.columns[column][2]
-        return found
-
-    def having(self, modalities: Sequence[SpacePointers]) -> NDArray[np.bool_]:
-        """Return a mask of the cells that have one of some modalities; all of them where there is none to have."""
-        found = np.full(len(self.dataset_code), not modalities)
-        for modality in modalities:
-            found |= self.present(modality)
-        return found
-
-    def touched(self, modality: SpacePointers) -> tuple[str, ...]:
-        """List the datasets of the cells that have a modality."""
-        n_cells = np.bincount(self.dataset_code[self.present(modality)], minlength=len(self.datasets))
-        return tuple(uid for uid, n in zip(self.datasets, n_cells, strict=True) if n and uid in modality.records)
-
-
-def pointer_column(record: DatasetRecord) -> str:
-    """Return the cell column that points into a group."""
-    return record.pointer or record.feature_space
+    def touched(self, cells: Cells) -> tuple[str, ...]:
+        """List the datasets of the cells that have this modality."""
+        datasets = cells.columns.datasets
+        n_cells = np.bincount(cells.dataset_code[cells.pointing(self.pointers)], minlength=len(datasets))
+        return tuple(uid for uid, n in zip(datasets, n_cells, strict=True) if n and uid in self.records)
 
 
 def choose_layers(modality: SpacePointers, datasets: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +138,7 @@ def _layer_counts(modality: SpacePointers, held: Mapping[str, tuple[str, ...]], 
 
 
 def plan_parts(
-    modality: SpacePointers, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, catalog: Catalog
+    modality: SpacePointers, datasets: Sequence[str], layers: Sequence[str], cells: Cells, catalog: Catalog
 ) -> tuple[PartPlan, ...]:
     """Plan the groups that each layer is read from; layers stored together in every dataset become one part.
 
@@ -191,107 +150,78 @@ def plan_parts(
         Touched datasets; each has every layer.
     layers : sequence of str
         What `choose_layers` chose.
-    cells : CellPointers
+    cells : Cells
         The chosen cells.
     catalog : Catalog
         Whose Zarr store it is. A snapshot keeps what it has opened, so that paths are checked and specs parsed once.
     """
-    sources = part_sources(modality, datasets, layers, cells.datasets, catalog)
-    return tuple(source.locate(cells) for source in sources)
-
-
-@dataclass(frozen=True, eq=False)
-class PartSource:
-    """Layers of one part and their groups, by which the places of any cells are found.
-
-    Parameters
-    ----------
-    layers : tuple of str
-        Their names.
-    groups : tuple of GroupPlan
-        One for each dataset.
-    group_of : mapping of str to (n_datasets + 1,) int32
-        Pointer column -> the group into which it points, by the position of a cell's dataset; -1 where it is none of them.
-    """
-
-    layers: tuple[str, ...]
-    groups: tuple[GroupPlan, ...]
-    group_of: Mapping[str, NDArray[np.int32]]
-
-    def locate(self, cells: CellPointers) -> PartPlan:
-        """Find the places of cells."""
-        n = len(cells.dataset_code)
-        code = np.full(n, -1, np.int32)
-        start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        for column, group_of in self.group_of.items():
-            if column not in cells.columns:
-                continue
-            first, last, valid = cells.columns[column]
-            found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
-            here = found >= 0
-            if here.all():
-                code[:], start[:], end[:] = found, first, last
-            else:
-                code[here], start[here], end[here] = found[here], first[here], last[here]
-        return PartPlan(self.layers, self.groups, code, start, end)
-
-
-def part_sources(
-    modality: SpacePointers, datasets: Sequence[str], layers: Sequence[str], every: Sequence[str], catalog: Catalog
-) -> tuple[PartSource, ...]:
-    """Return the parts that `plan_parts` plans, for cells whose datasets are positions in `every`."""
     together: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
-        groups = tuple(modality.layers(uid)[layer].zarr_group for uid in datasets)
-        together.setdefault(groups, []).append(layer)
-    return tuple(_source(modality, datasets, tuple(names), every, catalog) for names in together.values())
-
-
-def _source(
-    modality: SpacePointers, datasets: Sequence[str], layers: tuple[str, ...], every: Sequence[str], catalog: Catalog
-) -> PartSource:
-    records = [modality.layers(uid)[layers[0]] for uid in datasets]
-    distinct = {record.zarr_group: record for record in records}
-
-    def build() -> tuple[GroupPlan, ...]:
-        return tuple(_group(record, modality.space.kind, layers, catalog.arrays) for record in distinct.values())
-
-    groups = catalog.remember("groups", (tuple(distinct), modality.space.kind, layers), build)
-    number = {path: i for i, path in enumerate(distinct)}
+        paths = tuple(modality.layers(uid)[layer].zarr_group for uid in datasets)
+        together.setdefault(paths, []).append(layer)
+    every = cells.columns.datasets
     position = {uid: i for i, uid in enumerate(every)}
-    found = {column: np.full(len(every) + 1, -1, np.int32) for column in sorted({pointer_column(r) for r in records})}
-    for uid, record in zip(datasets, records, strict=True):
-        if uid in position:
-            found[pointer_column(record)][position[uid]] = number[record.zarr_group]
-    return PartSource(layers, groups, found)
+    parts = []
+    for names in map(tuple, together.values()):
+        records = [modality.layers(uid)[names[0]] for uid in datasets]
+        distinct = {record.zarr_group: record for record in records}
+        plan = partial(_plan_groups, [*distinct.values()], modality.space.kind, names, catalog.arrays)
+        groups = catalog.remember("groups", (tuple(distinct), modality.space.kind, names), plan)
+        number = {path: i for i, path in enumerate(distinct)}
+        group_of = {c: np.full(len(every) + 1, -1, np.int32) for c in sorted({pointer_column(r) for r in records})}
+        for uid, record in zip(datasets, records, strict=True):
+            if uid in position:
+                group_of[pointer_column(record)][position[uid]] = number[record.zarr_group]
+        nothing = np.empty(0, np.int64)
+        parts.append(locate(PartPlan(names, groups, np.empty(0, np.int32), nothing, nothing, group_of), cells))
+    return tuple(parts)
 
 
-def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arrays: Location) -> GroupPlan:
-    readers = array_readers(arrays, record)
+def locate(part: PartPlan, cells: Cells) -> PartPlan:
+    """Return the part for other cells, which are of the same datasets."""
+    code = np.full(cells.n, -1, np.int32)
+    start, end = np.zeros(cells.n, np.int64), np.zeros(cells.n, np.int64)
+    for column, group_of in part.group_of.items():
+        if column not in cells.places:
+            continue
+        first, last, valid = cells.places[column]
+        found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
+        here = found >= 0
+        if here.all():
+            code[:], start[:], end[:] = found, first, last
+        else:
+            code[here], start[here], end[here] = found[here], first[here], last[here]
+    return replace(part, code=code, start=start, end=end)
 
-    def reader(*paths: str) -> ArrayReader:
-        for path in paths:
-            if path in readers:
-                return readers[path]
-        raise CorruptError(
-            f"The group {record.zarr_group} of dataset {record.name or record.uid!r} has no array {paths[0]!r}, only {sorted(readers)}; "
-            "run validate()."
-        )
 
-    if kind is PointerKind.SPARSE:
-        found = {layer: reader(f"csr/layers/{layer}") for layer in layers}
+def _plan_groups(
+    records: Sequence[DatasetRecord], kind: PointerKind, layers: Sequence[str], arrays: Location
+) -> tuple[GroupPlan, ...]:
+    plans = []
+    for record in records:
+        readers = array_readers(arrays, record)
+        sparse = kind is PointerKind.SPARSE
+        paths = {layer: f"{'csr/' if sparse else ''}layers/{layer}" for layer in layers}
+        for layer, path in paths.items():
+            # The array of a group without named layers.
+            if not sparse and path not in readers and LEGACY in readers and (layer == LEGACY or not record.layers):
+                paths[layer] = LEGACY
+        lacking = [path for path in [*paths.values(), *(["csr/indices"] if sparse else [])] if path not in readers]
+        if lacking:
+            raise CorruptError(
+                f"The group {record.zarr_group} of dataset {record.name or record.uid!r} has no array {lacking[0]!r}, only {sorted(readers)}; "
+                "run validate()."
+            )
         # A copy serves only if it has all layers of the part; `csr/indptr` is needed to find the rows of cells.
-        copied = [f"csc/layers/{layer}" for layer in layers]
+        copied = {layer: f"csc/layers/{layer}" for layer in layers}
         copy = None
-        if all(path in readers for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied)):
-            values = {layer: reader(f"csc/layers/{layer}") for layer in layers}
-            copy = ColumnCopy(reader("csr/indptr"), reader("csc/indptr"), reader("csc/indices"), values)
-        return GroupPlan(record.zarr_group, record.layout_uid, reader("csr/indices"), found, copy)
-    found = {
-        layer: reader(f"layers/{layer}", *([LEGACY] if layer == LEGACY or not record.layers else []))
-        for layer in layers
-    }
-    return GroupPlan(record.zarr_group, record.layout_uid, None, found)
+        if sparse and all(path in readers for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied.values())):
+            values = {layer: readers[path] for layer, path in copied.items()}
+            copy = ColumnCopy(readers["csr/indptr"], readers["csc/indptr"], readers["csc/indices"], values)
+        found = {layer: readers[path] for layer, path in paths.items()}
+        indices = readers["csr/indices"] if sparse else None
+        plans.append(GroupPlan(record.zarr_group, record.layout_uid, indices, found, copy))
+    return tuple(plans)
 
 
 def sum_dtype(stored: np.dtype[Any], n: int, largest: int | None = None) -> np.dtype[Any] | None:

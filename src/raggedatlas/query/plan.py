@@ -5,39 +5,47 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import find_result, read_records
+from raggedatlas.catalog.assets import (
+    find_geometries,
+    find_result,
+    group_by_dataset,
+    read_records,
+    read_specs,
+    rows_of_stores,
+)
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, LAYOUTS, Catalog
 from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import find_version, registry_tables
-from raggedatlas.errors import FeatureError, QueryError
-from raggedatlas.model.assets import VALUES, ResultRecord
-from raggedatlas.model.frames import DATASET
+from raggedatlas.errors import CorruptError, FeatureError, QueryError
+from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
+from raggedatlas.model.frames import DATASET, arrow_to_series, column_stacks, facts_of, remove_unused_categories
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind
 from raggedatlas.model.terms import Expansion
 from raggedatlas.query.cells import (
-    CellRows,
+    DEFAULT_SPACE,
     Cells,
     LazyTable,
+    arrange,
     cell_columns,
-    centroid_columns,
-    centroid_plans,
+    choose_rows,
+    column_vectors,
     metadata_names,
-    plan_colors,
-    plan_obsm,
-    plan_vectors,
+    needed_columns,
     read_cells,
+    short_ids,
     warn_of_values,
-    with_nan,
 )
 from raggedatlas.query.modalities import (
-    DEFAULT_SPACE,
-    CellPointers,
     FeatureAxis,
     FeatureRows,
     SpacePointers,
@@ -52,12 +60,22 @@ from raggedatlas.query.modalities import (
     sum_dtype,
     vector_results,
 )
-from raggedatlas.query.read import choose_column_copies, is_one_block
-from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read_plan import (
+    AS_GIVEN,
+    DEFAULT,
+    GroupPlan,
+    InMemoryRows,
+    PartPlan,
+    QuerySpec,
+    ReadPlan,
+    SpacePlan,
+    refuse_arrays,
+)
 from raggedatlas.query.search import rank_cells, search_columns
-from raggedatlas.query.selection import arrange, choose_rows, needed_columns
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
+from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.sql import in_list
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
@@ -102,16 +120,14 @@ def plan_read(
     wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
     held = tuple(r.column for r in results if r.kind == "vector") + centroid_columns(catalog, spec.centroids)
     cells, obs = plan_rows(spec, catalog, columns, wanted, held, deferred=deferred)
-    pointers = cells.pointers(columns.schema)
-    kept = np.flatnonzero(pointers.having(chosen))
-    n_without = cells.n - len(kept)
-    if n_without:
-        cells, obs = cells.take(kept), obs.take(pa.array(kept))
-        pointers = cells.pointers(columns.schema)
+    n_without = 0
+    if chosen and not (having := cells.pointing([p for m in chosen for p in m.pointers])).all():
+        kept = np.flatnonzero(having)
+        n_without, cells, obs = cells.n - len(kept), cells.take(kept), obs.take(pa.array(kept))
     if deferred:
-        # The positions are in `pointers` and `obs` reads for itself; only vectors and centroids are still needed.
+        # `obs` reads for itself; only vectors and centroids are still needed.
         cells = replace(cells, table=cells.table.select([*held]))
-    planned, made = plan_spaces(spec, catalog, chosen, results, pointers, cells)
+    planned, made = plan_spaces(spec, catalog, chosen, results, cells)
     return ReadPlan(
         obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
     )
@@ -129,10 +145,9 @@ def plan_spaces(
     catalog: Catalog,
     chosen: Sequence[SpacePointers],
     results: Sequence[ResultRecord],
-    pointers: CellPointers,
-    cells: Cells | None = None,
+    cells: Cells,
 ) -> tuple[dict[str, SpacePlan], dict[str, SpacePlan]]:
-    """Plan the spaces and results of cells that point into arrays; `cells` holds the vectors of results that lie in the cell table.
+    """Plan the spaces and results of cells, which were read with their pointers and the vectors of results that lie in the cell table.
 
     Returns
     -------
@@ -144,29 +159,28 @@ def plan_spaces(
     planned = {}
     for modality in chosen:
         layers = _layers_for(spec, modality, known, len(chosen))
-        planned[modality.name] = _plan_space(spec, catalog, modality, pointers, asked.get(modality.name), layers)
-    # The choice of `missing` is about features; `_beside` marks cells without a result by NaN in any case.
-    plain = replace(spec, missing="zero")
-    made = [
-        plan_vectors(record, cells, catalog)
-        if record.kind == "vector" and cells is not None
-        else _plan_space(plain, catalog, known[record.name], pointers, None, ())
-        for record in results
-    ]
-    return planned, _beside(results, made)
-
-
-def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
-    """Return the requested results by name, in their own dtypes, NaN for cells without."""
-    found = {}
-    for record, space in zip(records, made, strict=True):
+        planned[modality.name] = _plan_space(spec, catalog, modality, cells, asked.get(modality.name), layers)
+    # The choice of `missing` is about features; cells without a result are marked by NaN in any case.
+    plain, made = replace(spec, missing="zero"), {}
+    for record in results:
+        if record.kind == "vector":
+            space = _plan_held(record.name, *column_vectors(cells, record.column), np.dtype(record.dtype), catalog)
+        else:
+            space = _plan_space(plain, catalog, known[record.name], cells, None, ())
         refuse_arrays(space, "obsm")
         # A result keeps its dtype, which `_plan_space` may have widened: `join_dtypes` makes float32 of float16.
         stored = np.dtype(record.dtype)
-        largest = space.parts[0].groups[0].layers[VALUES].spec.largest
-        held = join_dtypes({stored}, nan=True, largest=largest)
-        found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), held)
-    return found
+        space = replace(space, dtypes={VALUES: stored})
+        if not space.present.all():
+            dtype = join_dtypes({stored}, nan=True, largest=space.parts[0].groups[0].layers[VALUES].spec.largest)
+            if dtype is None and stored.kind != "f":
+                raise QueryError(
+                    f"The result {record.name!r} is stored as {stored}, and no type holds these exactly together with NaN for the "
+                    f"{int((~space.present).sum()):,} cells without it; leave them out with with_results({record.name!r}, missing='drop')."
+                )
+            space = replace(space, nan=True, dtypes={VALUES: stored if dtype is None or stored.kind == "f" else dtype})
+        made[record.name] = space
+    return planned, made
 
 
 def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False) -> ReadPlan:
@@ -217,7 +231,7 @@ def plan_rows(
     deferred = deferred and catalog.tables.pinned is not None
     metadata = metadata_names(columns, spec.obs)
     known = read_modalities(catalog)
-    sought, extra = search_columns(spec.search, columns, known, vector_results(catalog))
+    sought, extra = search_columns(spec.search, columns, known, vector_results(catalog)) if spec.search else ((), ())
     asked = tuple(dict.fromkeys([*pointers, *extra]))
     own = () if deferred else metadata
     if spec.search is None and (spec.sample is not None or spec.limit is not None):
@@ -231,29 +245,21 @@ def plan_rows(
         # A search looks at names of cells.
         cells = read_cells(catalog, spec, columns, wanted, asked, bounded=deferred and spec.search is None)
         if spec.search is not None:
-            cells = rank_cells(cells, spec, catalog, columns, known)
-        cells = arrange(cells, spec, columns)
+            cells = rank_cells(cells, spec, catalog, known)
+        cells = arrange(cells, spec)
     if deferred:
-        schema, stored = obs_schema(cells, columns, metadata)
-        ids = cells.table.column(ROW_ID).to_numpy()
-        rows = CellRows.of(catalog.tables, to_sql(spec.filters, columns), ids)
-        return cells, LazyTable(schema, rows, stored, _held(cells))
-    return cells, cells_table(cells, columns, metadata)
+        ids, where = cells.table.column(ROW_ID).to_numpy(), to_sql(spec.filters, columns)
+        schema, stored, held = obs_schema(cells, metadata)
+        return cells, LazyTable(schema, catalog.tables, where, short_ids(ids), stored, held)
+    return cells, cells_table(cells, metadata)
 
 
-def cells_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Table:
+def cells_table(cells: Cells, metadata: Sequence[str]) -> pa.Table:
     """Return the `obs` of cells of which the metadata was read, of ids only those that were."""
-    schema, stored = obs_schema(cells, columns, metadata)
-    read = {name: cells.table.column(at) for name, at in stored.items() if at in cells.table.column_names} | _held(
-        cells
-    )
+    schema, stored, held = obs_schema(cells, metadata)
+    read = held | {name: cells.table.column(at) for name, at in stored.items() if at in cells.table.column_names}
     shown = pa.schema([field for field in schema if field.name in read])
     return pa.Table.from_arrays([read[name] for name in shown.names], schema=shown)
-
-
-def _held(cells: Cells) -> dict[str, pa.ChunkedArray]:
-    """Return the columns of `obs` that the cell table does not store."""
-    return {DATASET: pa.chunked_array([cells.names()]), **{n: cells.rank.column(n) for n in cells.rank.column_names}}
 
 
 def pin_cells(catalog: Catalog) -> Catalog:
@@ -264,14 +270,15 @@ def pin_cells(catalog: Catalog) -> Catalog:
     return replace(catalog, tables=replace(tables, pinned={CELLS: tables.version(CELLS)}, _opened={}))
 
 
-def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple[pa.Schema, dict[str, str]]:
+def obs_schema(cells: Cells, metadata: Sequence[str]) -> tuple[pa.Schema, dict[str, str], dict[str, pa.ChunkedArray]]:
     """Put the metadata of cells under the names of their files.
 
     Returns
     -------
-    (pyarrow.Schema, dict of str to str)
-        The columns of `obs` in order, with their facts, and what those that the cell table has are called there.
+    (pyarrow.Schema, dict of str to str, dict of str to pyarrow.ChunkedArray)
+        The columns of `obs` in order, with their facts; what those that the cell table has are called there; and the others.
     """
+    columns, rank = cells.columns, cells.rank
     fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, _DATASET_TYPE)]
     found = {"uid": "uid", "cell_name": "cell_name"}
     for stored in metadata:
@@ -279,8 +286,8 @@ def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple
         found[name] = stored
         kept = columns.facts[stored].to_metadata() if stored in columns.facts else None
         fields.append(pa.field(name, columns.schema.field(stored).type, metadata=kept))
-    fields += [cells.rank.schema.field(name) for name in cells.rank.column_names]
-    return pa.schema(fields), found
+    held = {DATASET: pa.chunked_array([cells.names()]), **{name: rank.column(name) for name in rank.column_names}}
+    return pa.schema([*fields, *rank.schema]), found, held
 
 
 def default_spaces(spec: QuerySpec, known: Mapping[str, SpacePointers], catalog: Catalog) -> tuple[str, ...]:
@@ -381,7 +388,7 @@ def _plan_space(
     spec: QuerySpec,
     catalog: Catalog,
     modality: SpacePointers,
-    cells: CellPointers,
+    cells: Cells,
     asked: Sequence[str] | None,
     layers: tuple[str, ...],
 ) -> SpacePlan:
@@ -397,7 +404,7 @@ def _plan_space(
     main = parts[0]
     return SpacePlan(
         modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
-        axis.column_maps, parts, dtypes, layout_codes(axis.layouts, main), cells.present(modality), nan, axis.merged, axis.repeated,
+        axis.column_maps, parts, dtypes, layout_codes(axis.layouts, main), cells.pointing(modality.pointers), nan, axis.merged, axis.repeated,
     )  # fmt: skip
 
 
@@ -408,9 +415,9 @@ def layout_codes(layouts: Sequence[str], part: PartPlan) -> NDArray[np.int32]:
     return np.array([*(position.get(g.layout_uid, -1) for g in part.groups), -1], np.int32)[part.code]
 
 
-def chosen_datasets(modality: SpacePointers, cells: CellPointers, layers: Sequence[str]) -> tuple[str, ...]:
+def chosen_datasets(modality: SpacePointers, cells: Cells, layers: Sequence[str]) -> tuple[str, ...]:
     """Return the datasets whose layers are read: those that the cells touch, or without cells those that stand in for them."""
-    return cells.touched(modality) or _standing_in(modality, layers)
+    return modality.touched(cells) or _standing_in(modality, layers)
 
 
 def _standing_in(modality: SpacePointers, layers: Sequence[str]) -> tuple[str, ...]:
@@ -584,93 +591,193 @@ def _joined_dtype(
     return joined
 
 
-_SHOWN = 5
-"""How many names are listed."""
+def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, SpacePlan]:
+    """Plan the members of `obsm` that a result has.
 
-
-def explain(spec: QuerySpec, catalog: Catalog) -> str:
-    """Describe the cells, groups, arrays and columns that a query reads, with an estimate of bytes.
+    Parameters
+    ----------
+    plan : ReadPlan
+        For the cells.
+    space : SpacePlan
+        The space in X; for multimodal files, `obsm` of its modality is used.
+    catalog : Catalog
+        At the version of the plan.
 
     Returns
     -------
-    str
-        Several lines.
+    dict of str to SpacePlan
+        Name -> a plan with the layer `VALUES`. These are dense matrices that have the same width in every dataset of the result
+        that has one of the name; cells of the others have NaN. Names for which that does not hold, or whose types have no
+        common one that is exact, are left to the datasets.
     """
-    try:
-        plan, refusal = plan_read(spec, catalog), []
-    except QueryError as error:
-        if spec.layers or spec.features:
-            raise
-        # What is wrong with the values is what a person wants to be told here, beside the cells.
-        bare = replace(spec, spaces=(), features=(), layers=(), results=())
-        plan, refusal = plan_read(bare, catalog), [f"values cannot be read: {error}"]
-    at = f"snapshot {plan.provenance['snapshot']}" if plan.provenance["snapshot"] else "the tip"
-    lines = [
-        f"{catalog.location.uri} at {at}",
-        f"asked: {spec.describe()}",
-        f"filter: {to_sql(spec.filters, cell_columns(catalog)) or 'none'}",
-        *(one.describe() for several in expansions(spec, catalog).values() for one in several),
-        f"cells: {plan.n_cells:,}"
-        + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
-    ]
-    for space in plan.spaces.values():
-        lines += _space_lines(space, spec)
-        if len(space.repeated):
-            lines.append(_merged_line(space, spec, catalog))
-        if spec.orthologs is not None and space.space.has_features:
-            _, orthologs = apply_identity(spec, catalog, space.space.name)
-            lines += [] if orthologs is None else [_orthologs_line(orthologs, space, spec.orthologs)]
-    return "\n".join([*lines, *refusal])
+    part = space.parts[0]
+    used = np.unique(part.code[part.code >= 0]).tolist()
+    datasets = group_by_dataset(read_records(catalog))
+    by_path = {record.zarr_group: record for records in datasets.values() for record in records}
+    if any(part.groups[code].path not in by_path for code in used):
+        return {}  # X is a model's result, which is no file's
+    offered: dict[str, dict[int, tuple[ArraySpec, np.dtype[Any]]]] = {}
+    for code in used:
+        record = by_path[part.groups[code].path]
+        for name, member in _members(record, datasets[record.uid]).items():
+            offered.setdefault(name, {})[code] = member
+    rows: NDArray[np.int64] | None = None
+    found = {}
+    for name, members in offered.items():
+        lacking = len(members) < len(used) or bool((part.code < 0).any())
+        dtype = join_dtypes({dtype for _, dtype in members.values()}, nan=lacking)
+        widths = {spec.shape[1] for spec, _ in members.values()}
+        if dtype is None or len(widths) > 1:
+            continue
+        # Sparse groups need another read of the cell table for this, so it is done once and only if a member joins.
+        if rows is None:
+            rows = part.start if space.space.kind is PointerKind.DENSE else _rows_of(plan, part, by_path, catalog)
+        groups = tuple(
+            GroupPlan(part.groups[code].path, "", None, {VALUES: ArrayReader(catalog.arrays, spec)})
+            for code, (spec, _) in members.items()
+        )
+        moved = np.full(len(part.groups) + 1, -1, np.int32)
+        moved[list(members)] = np.arange(len(groups))
+        code = moved[part.code]
+        own = PartPlan((VALUES,), groups, code, rows, rows + (code >= 0))
+        found[name] = _plan_member(name, own, widths.pop(), dtype, nan=lacking)
+    return found
 
 
-def _space_lines(space: SpacePlan, spec: QuerySpec) -> list[str]:
-    form = "CSR" if space.sparse else "dense"
-    join = spec.join if isinstance(spec.join, str) else f"in at least {spec.join} datasets"
-    layers = ", ".join(f"{layer} ({dtype})" for layer, dtype in space.dtypes.items())
-    chosen = "asked for" if spec.layers else "chosen by rule"
-    lines = [
-        f"space {space.name}: {int(space.present.sum()):,} cells, {space.n_cols:,} columns ({join}), {form}",
-        f"  layers: {layers}, {chosen}; what was not measured: {spec.missing}",
-    ]
-    lines += [_part_line(space, part) for part in space.parts]
-    lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")
-    return lines
+def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, tuple[ArraySpec, np.dtype[Any]]]:
+    """Return the dense members of `obsm` of a dataset for the modality of one group, and the types that they had in the file."""
+    first = next((fact.key for fact in record.file_facts.layers.values()), "")
+    prefix = "/".join(first.split("/")[:2]) + "/obsm/" if first.startswith("mod/") else "obsm/"
+    specs, extras = read_specs(records[0]), records[0].file_facts.extras
+    offered = [(key, specs.get(f"{e.path}/data"), e.dtype) for key, e in extras.items() if e.form == "dense"]
+    # Those that are stored as embeddings have groups of their own.
+    for other in records:
+        if other.zarr_group != record.zarr_group:
+            specs = read_specs(other)
+            offered += [(f.key, specs.get(f"layers/{layer}"), f.dtype) for layer, f in other.file_facts.layers.items()]
+    return {
+        key.removeprefix(prefix): (spec, np.dtype(dtype))
+        for key, spec, dtype in offered
+        if key.startswith(prefix) and spec is not None and len(spec.shape) == 2
+    }
 
 
-def _part_line(space: SpacePlan, part: PartPlan) -> str:
-    read = np.bincount(
-        part.code[part.code >= 0], weights=(part.end - part.start)[part.code >= 0], minlength=len(part.groups)
-    )
-    touched = np.unique(part.code[part.code >= 0])
-    arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
-    n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
-    what = "entries" if space.sparse else "rows"
-    copies = len(choose_column_copies(space, part))
-    by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
-    if copies and not is_one_block(space):
-        by_column += ", for a result in memory only"
-    return (
-        f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
-        f"{n_bytes:,} bytes decoded{by_column}"
-    )
+def _rows_of(
+    plan: ReadPlan, part: PartPlan, by_path: Mapping[str, DatasetRecord], catalog: Catalog
+) -> NDArray[np.int64]:
+    """Look up which row of its group each cell is, (n_cells,) int64."""
+    rows = np.zeros(plan.n_cells, np.int64)
+    uids = plan.obs.column("uid")
+    pointers: dict[str, list[int]] = {}
+    for code in np.unique(part.code[part.code >= 0]).tolist():
+        pointers.setdefault(by_path[part.groups[code].path].pointer, []).append(code)
+    for pointer, codes in pointers.items():
+        wanted = [by_path[part.groups[code].path].uid for code in codes]
+        column = f"{pointer}.zarr_row"
+        table = catalog.tables.read(CELLS, ["uid", column], in_list("dataset_uid", wanted))
+        here = np.flatnonzero(np.isin(part.code, codes))
+        at = pc.index_in(uids.take(pa.array(here)), value_set=table.column("uid").combine_chunks())
+        if at.null_count:
+            raise CorruptError(
+                f"{at.null_count:,} cells are not among those of the datasets {wanted}; run validate('deep'), and restore the atlas from a "
+                "copy or a snapshot with restore()."
+            )
+        rows[here] = table.column(column).fill_null(0).to_numpy()[at.to_numpy()]
+    return rows
 
 
-def _orthologs_line(orthologs: OrthologFeatures, space: SpacePlan, organism: str) -> str:
-    """Describe how many columns are joined by orthologs, and how many genes have no one-to-one ortholog."""
-    row_of, targets = orthologs.registry.row_of, orthologs.registry.targets
-    ends = {orthologs.registry.uids[targets[row_of[uid]]] for uid in orthologs.joined}
-    n_columns = sum(uid in ends for uid in space.features.tolist())
-    n_left = sum(uid in orthologs.several for uid in space.features.tolist())
-    return f"  orthologs: {n_columns:,} columns are genes of {organism} by orthologs one to one; {n_left:,} are genes with others, and stand alone"
+def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
+    """Return ``<column>_colors`` for every categorical column of a result whose colors are known and agree.
+
+    The colors of the newest annotation of a column come first. Where two datasets of the result have different colors for one category,
+    the column has none. Other categories take the color of the first dataset of the atlas that has one.
+
+    Returns
+    -------
+    dict of str to (n_categories,) object array
+        One for each category that occurs, in the order of the categories.
+    """
+    datasets = group_by_dataset(read_records(catalog))
+    names = {records[0].name or uid: uid for uid, records in datasets.items()}
+    used = set(pc.unique(plan.obs.column("dataset")).to_pylist()) if "dataset" in plan.obs.column_names else set()
+    near = [names[name] for name in names if name in used]
+    colors = {uid: datasets[uid][0].file_facts.colors for uid in [*near, *(uid for uid in datasets if uid not in near)]}
+    schema = catalog.tables.schema(CELLS)
+    stacks, annotated = column_stacks(schema), annotation_columns(schema)
+    found = {}
+    for i, field in enumerate(plan.obs.schema):
+        facts = facts_of(field)
+        if facts is None or facts.kind != "categorical" or not facts.categories:
+            continue
+        stack = stacks.get(field.name, (field.name,))
+        merged: dict[str, str] = {}
+        agree = True
+        for known in (colors[uid].get(stack[-1], {}) for uid in near):
+            agree = agree and all(merged.get(c, color).lower() == color.lower() for c, color in known.items())
+            merged = {**known, **merged}
+        own: dict[str, str] = {}
+        # Newest first in `stack`, so the newest annotation comes last here and its colors stay.
+        for column in reversed([column for column in stack if column in annotated]):
+            own |= annotated[column].columns[field.name].colors
+        if not agree and not own:
+            continue
+        merged = {**(merged if agree else {}), **own}
+        for uid in datasets:
+            merged = {**colors[uid].get(stack[-1], {}), **merged}
+        if not merged:
+            continue
+        # The categories that occur, as `obs_frame` has them.
+        chunks = plan.obs.chunks(i) if isinstance(plan.obs, LazyTable) else plan.obs.column(i).chunks
+        few = pa.chunked_array([pc.unique(chunk) for chunk in chunks], field.type)
+        occurring = remove_unused_categories(arrow_to_series(few, facts)).cat.categories.tolist()
+        listed = [merged.get(str(category)) for category in occurring]
+        if listed and None not in listed:
+            found[f"{field.name}_colors"] = np.array(listed, dtype=object)
+    return found
 
 
-def _merged_line(space: SpacePlan, spec: QuerySpec, catalog: Catalog) -> str:
-    """Describe the features with several columns in one dataset."""
-    names = read_registry(catalog, space.space.name).names_of(space.features[space.repeated[:_SHOWN]])
-    shown = ", ".join(names) + (", ..." if len(space.repeated) > _SHOWN else "")
-    if spec.on_merge == "apart":
-        return f"  kept apart: {len(space.repeated):,} columns that are the same feature as another one of their dataset ({shown})"
-    used = {uid: merged_columns(m, space.merged, space.n_cols) for uid, m in space.column_maps.items()}
-    n_columns = sum(len(local) for sums in used.values() for local in sums.values())
-    n_layouts = sum(map(bool, used.values()))
-    return f"  added up: {n_columns:,} columns of {n_layouts:,} feature lists in {len(space.repeated):,} features ({shown})"
+def centroid_columns(catalog: Catalog, asked: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Name the parts of pointer columns that hold the asked centroids."""
+    columns = dict.fromkeys(record.column for name, _ in asked for record in find_geometries(catalog, name))
+    return tuple(f"{column}.{part}" for column in columns for part in ("zarr_group", *AXES))
+
+
+def centroid_plans(catalog: Catalog, asked: Sequence[tuple[str, str]], cells: Cells) -> dict[str, SpacePlan]:
+    """Plan centroids that were read with the cells: name in `obsm` -> plan, NaN where a cell has no shape."""
+    present = np.ones(cells.n, bool)
+    return {
+        key: _plan_held(key, read_centroids(catalog, name, cells), present, np.dtype(np.float64), catalog)
+        for name, key in asked
+    }
+
+
+def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
+    """Return the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN for cells without."""
+    records = find_geometries(catalog, name)
+    n_dims = max(len(record.axes) for record in records)
+    made = np.full((cells.n, n_dims), np.nan)
+    for record, here in rows_of_stores(records, cells.table, name):
+        for i, axis in enumerate(AXES[:n_dims]):
+            # Arrow turns nulls of float columns into NaN.
+            made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
+    return made
+
+
+def _plan_held(
+    name: str, values: NDArray[Any], present: NDArray[np.bool_], dtype: np.dtype[Any], catalog: Catalog
+) -> SpacePlan:
+    """Plan vectors that were read with the cells, one for each cell that is present, like those of a feature space."""
+    group = GroupPlan(name, "", None, {VALUES: InMemoryRows.of(values, catalog.arrays)})
+    # The number of the row of a cell is how many others come before.
+    start = np.maximum(np.cumsum(present) - 1, 0)
+    part = PartPlan((VALUES,), (group,), np.where(present, 0, -1).astype(np.int32), start, start + present)
+    return _plan_member(name, part, values.shape[1], dtype, nan=False)
+
+
+def _plan_member(name: str, part: PartPlan, width: int, dtype: np.dtype[Any], *, nan: bool) -> SpacePlan:
+    """Plan a member of `obsm`: dense vectors without features."""
+    space = FeatureSpace(name, PointerKind.DENSE, has_features=False, is_counts=False)
+    nothing = np.full(len(part.code), -1, np.int32)
+    return SpacePlan(
+        name, space, np.empty(0, object), width, (), np.empty((0, 0), bool), {}, (part,), {VALUES: dtype}, nothing, part.code >= 0, nan,
+    )  # fmt: skip

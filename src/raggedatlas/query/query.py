@@ -24,10 +24,11 @@ from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
+from raggedatlas.query.explain import explain
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import check_join, find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
-from raggedatlas.query.plan import explain, plan_elements, plan_read, plan_rows
+from raggedatlas.query.plan import plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.read_plan import (
     QuerySpec,

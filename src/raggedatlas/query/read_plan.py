@@ -311,6 +311,9 @@ class PartPlan:
         Group of each cell; -1 for none.
     start, end : (n_cells,) int64
         Entries (sparse) or rows (dense) of the cell in its group's arrays; equal where it has none.
+    group_of : mapping of str to (n_datasets + 1,) int32
+        Pointer column -> the group into which it points, by the position of a cell's dataset among those of the atlas; -1 where it is
+        none of them. By it the places of other cells are found; parts of a plan do without.
     """
 
     layers: tuple[str, ...]
@@ -318,6 +321,7 @@ class PartPlan:
     code: NDArray[np.int32]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
+    group_of: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
 
     def take(self, rows: NDArray[np.int64]) -> "PartPlan":
         """Keep some cells, in the order given."""

@@ -72,13 +72,13 @@ def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) 
 
 
 def search_columns(
-    search: Search | None, columns: Columns, known: Mapping[str, SpacePointers], vectors: Mapping[str, ResultRecord]
+    search: Search, columns: Columns, known: Mapping[str, SpacePointers], vectors: Mapping[str, ResultRecord]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the stored columns and pointer columns that a search needs.
 
     Parameters
     ----------
-    search : Search or None
+    search : Search
         What is asked.
     columns : Columns
         Of the cell table.
@@ -92,8 +92,6 @@ def search_columns(
     QueryError
         If the column is unknown, or cannot be searched in that way.
     """
-    if search is None:
-        return (), ()
     text = isinstance(search.query, str)
     if text and (search.column in known or search.column in vectors) and not _UID.fullmatch(str(search.query)):
         raise QueryError(
@@ -114,16 +112,15 @@ def search_columns(
         if target.family != "text":
             raise QueryError(f"search({search.query!r}) needs a text column; {target.name!r} holds {target.type}.")
         return (target.name,), ()
-    if not _holds_vectors(target.type):
+    listed = (pa.types.is_list, pa.types.is_fixed_size_list, pa.types.is_large_list)
+    if not any(is_list(target.type) for is_list in listed) or not pa.types.is_floating(target.type.value_type):
         raise QueryError(
             f"A vector cannot be searched for in {target.name!r}, which holds {target.type}; name an embedding or a column of vectors."
         )
     return (target.name,), ()
 
 
-def rank_cells(
-    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, SpacePointers]
-) -> Cells:
+def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[str, SpacePointers]) -> Cells:
     """Keep the best cells of a search, best first; ties in table order.
 
     Returns
@@ -135,14 +132,13 @@ def rank_cells(
     assert search is not None
     name = DISTANCE
     if search.column in known or search.column in vectors:
-        rows, values = _nearest_cells(cells, spec, catalog, columns, known.get(search.column) or vectors[search.column])
+        rows, values = _nearest_cells(cells, spec, catalog, known.get(search.column) or vectors[search.column])
     elif isinstance(search.query, str):
-        rows, values = _best_text(cells, search, spec, catalog, columns)
+        rows, values = _best_text(cells, search, spec, catalog)
         name = SCORE
     else:
-        rows, values = _nearest_column(cells, search, spec, catalog, columns)
-    found = cells.take(rows)
-    return Cells(found.table, found.dataset_code, found.datasets, pa.table({name: pa.array(values, pa.float64())}))
+        rows, values = _nearest_column(cells, search, spec, catalog)
+    return replace(cells.take(rows), rank=pa.table({name: pa.array(values, pa.float64())}))
 
 
 def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
@@ -177,11 +173,6 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
     return made
 
 
-def _holds_vectors(kind: pa.DataType) -> bool:
-    listed = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind)
-    return bool(listed and pa.types.is_floating(kind.value_type))
-
-
 def _best(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
     """Return the rows of the k smallest numbers, ascending, ties in order; NaN is skipped."""
     rows = np.flatnonzero(~np.isnan(values))
@@ -200,14 +191,14 @@ def _checked(search: Search, width: int) -> NDArray[np.float64]:
 
 
 def _nearest_cells(
-    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, among: SpacePointers | ResultRecord
+    cells: Cells, spec: QuerySpec, catalog: Catalog, among: SpacePointers | ResultRecord
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Find the cells nearest to a vector, or to a cell that is named by its uid and never its own neighbour."""
     search = spec.search
     assert search is not None
     k, uid = search.k, search.query if isinstance(search.query, str) else None
     if uid is not None:
-        vector = _vector_of(uid, search.column, catalog, columns, among)
+        vector = _vector_of(uid, search.column, catalog, cells.columns, among)
         if not np.isfinite(vector).all():
             raise QueryError(
                 f"search({uid!r}, column={search.column!r}): the vector of this cell has numbers that are not finite, so it has no neighbors; "
@@ -216,9 +207,13 @@ def _nearest_cells(
         # One more, because the cell itself is found too, and removed below.
         search = replace(search, query=tuple(vector.astype(np.float64).tolist()), k=k + 1)
     if isinstance(among, SpacePointers):
-        rows, values = _nearest_embedded(cells, search, catalog, columns, among)
+        values = np.full(cells.n, np.nan)
+        for block, vectors in _embedded(cells, catalog, among):
+            values[block] = distances(vectors, _checked(search, vectors.shape[1]), search.metric)
+        rows = _best(values, search.k)
+        values = values[rows]
     else:
-        rows, values = _nearest_result(cells, search, _prefilter(spec, columns), catalog, among)
+        rows, values = _nearest_result(cells, search, _prefilter(spec, cells.columns), catalog, among)
     if uid is not None:
         others = pc.not_equal(cells.table.column("uid").take(pa.array(rows)), uid).to_numpy()
         rows, values = rows[others], values[others]
@@ -241,7 +236,7 @@ def _vector_of(
         found = column_vectors(cell, among.column)[0] if cell.n else np.empty((0, 0))
     else:
         cell = read_cells(catalog, only, columns, (), among.pointers)
-        found = next((vectors for _, vectors in _embedded(cell, catalog, columns, among)), np.empty((0, 0)))
+        found = next((vectors for _, vectors in _embedded(cell, catalog, among)), np.empty((0, 0)))
     if not len(found):
         lacks = "has no vector there" if cell.n else "is no cell of this snapshot"
         raise QueryError(
@@ -278,15 +273,14 @@ def _nearest_result(
 
 
 def _embedded(
-    cells: Cells, catalog: Catalog, columns: Columns, modality: SpacePointers
+    cells: Cells, catalog: Catalog, modality: SpacePointers
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
     """Iterate over the vectors of a feature space, with the rows of their cells."""
-    pointers = cells.pointers(columns.schema)
-    datasets = pointers.touched(modality)
+    datasets = modality.touched(cells)
     if not datasets:
         return
     layers = choose_layers(modality, datasets, ())
-    (part,) = plan_parts(modality, datasets, layers, pointers, catalog)
+    (part,) = plan_parts(modality, datasets, layers, cells, catalog)
     for i, group in enumerate(part.groups):
         (reader,) = group.layers.values()
         here = np.flatnonzero(part.code == i)
@@ -295,28 +289,17 @@ def _embedded(
             yield block, read_rows(reader, part.start[block])
 
 
-def _nearest_embedded(
-    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: SpacePointers
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    values = np.full(cells.n, np.nan)
-    for block, vectors in _embedded(cells, catalog, columns, modality):
-        vector = _checked(search, vectors.shape[1])
-        values[block] = distances(vectors, vector, search.metric)
-    rows = _best(values, search.k)
-    return rows, values[rows]
-
-
 def _nearest_column(
-    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog, columns: Columns
+    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    column = columns.stored(search.column)
+    column = cells.columns.stored(search.column)
     table = catalog.tables.open(CELLS)
     if _is_indexed(table, column):
         width = table.schema.field(column).type.list_size
         nearest = {
             "column": column, "q": _checked(search, width).astype(np.float32), "k": search.k, "metric": search.metric,
         }  # fmt: skip
-        return _from_index(cells, table, _prefilter(spec, columns), {"nearest": nearest}, "_distance")
+        return _from_index(cells, table, _prefilter(spec, cells.columns), {"nearest": nearest}, "_distance")
     values = np.full(cells.n, np.nan)
     stored = cells.table.column(column).combine_chunks()
     valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
@@ -334,13 +317,13 @@ def _nearest_column(
 
 
 def _best_text(
-    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog, columns: Columns
+    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    column = columns.stored(search.column)
+    column = cells.columns.stored(search.column)
     table = catalog.tables.open(CELLS)
     if _is_indexed(table, column):
         question = {"full_text_query": {"query": str(search.query), "columns": [column]}, "limit": search.k}
-        return _from_index(cells, table, _prefilter(spec, columns), question, "_score")
+        return _from_index(cells, table, _prefilter(spec, cells.columns), question, "_score")
     scores = text_scores(cells.table.column(column).to_pylist(), str(search.query))
     # A text without any of the words is no match; NaN leaves it out.
     rows = _best(np.where(scores > 0, -scores, np.nan), search.k)

@@ -16,8 +16,8 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
 from raggedatlas.loader.plan import BatchPlan, LoaderChoices, OutputFormat
 from raggedatlas.model.arguments import checked
+from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
-from raggedatlas.query.selection import hash_uids
 
 _OWN_SEEDS = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog.assets import read_specs
+from raggedatlas.catalog.assets import array_columns, read_specs
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
-from raggedatlas.ingest.group_writer import reorder_columns, specs_json
+from raggedatlas.ingest.group_writer import reorder_columns
 from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import MatrixInfo
@@ -153,8 +153,7 @@ def test_a_damaged_order_is_found(atlas: RaggedAtlas) -> None:
     writer.append(np.array([0, 0, 1, 2, 3], np.uint32))
     specs = read_specs(record) | {"columns": writer.close(listed=True)}
     describe_group(arrays, record.zarr_group, read_group(arrays, record.zarr_group).attributes, specs)
-    row = record.model_dump() | {"arrays": specs_json(specs)}
-    row["checksums"] = json.dumps(json.loads(record.checksums) | writer.checksums("columns"))
+    row = record.model_dump() | array_columns(specs, record.array_checksums | writer.checksums("columns"))
     rows = pa.Table.from_pylist([row], schema=DATASETS_SCHEMA)
     atlas._catalog.tables.merge(DATASETS, ["zarr_group"], rows, update=True)
     assert {p.rule for p in atlas.validate("deep")} - {"unassigned-index"} == {"column-order"}

@@ -336,12 +336,12 @@ def test_an_interrupted_folder_leaves_nothing_behind(atlas, unchanged, tmp_path)
 def test_an_interrupted_commit_leaves_nothing_visible(atlas, monkeypatch, step) -> None:  # noqa: ANN001
     """Ctrl-C before the record, even while the cells are being written beside, takes cells and arrays away again."""
     atlas.add(plain(), "d", progress=False)
-    interrupted, write_cells = Event(), commit._write_cells
+    interrupted, append = Event(), Tables.append
 
-    def late(*args) -> None:  # noqa: ANN002
-        if step in ("features", "layouts"):
+    def late(self, name, rows) -> None:  # noqa: ANN001
+        if name == CELLS and step in ("features", "layouts"):
             assert interrupted.wait(60)
-        write_cells(*args)
+        append(self, name, rows)
 
     def stop(told: str, done: int, total: int) -> None:
         if told == step:
@@ -349,7 +349,7 @@ def test_an_interrupted_commit_leaves_nothing_visible(atlas, monkeypatch, step) 
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "_write_cells", late)
+        patch.setattr(Tables, "append", late)
         with pytest.raises(KeyboardInterrupt):
             atlas.add(plain(1), "e", progress=stop)
     assert atlas.list_datasets()["name"].tolist() == ["d"]

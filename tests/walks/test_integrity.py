@@ -19,13 +19,12 @@ from hypothesis import settings
 import raggedatlas as ra
 from campaigns.mutation_campaign import digest, make_atlas, run_campaign
 from raggedatlas.catalog.array_checks import check_bytes
-from raggedatlas.catalog.assets import read_records, read_specs
+from raggedatlas.catalog.assets import array_columns, read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.cells import check_bundle
 from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
-from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
@@ -86,7 +85,7 @@ def rewrite_array(
     group = read_group(catalog.arrays, record.zarr_group)
     describe_group(catalog.arrays, record.zarr_group, group.attributes, specs)
     checksums = record.array_checksums | (writer.checksums(name) if noted else {})
-    change_record(path, lambda _: {"arrays": specs_json(specs), "checksums": json.dumps(checksums)})
+    change_record(path, lambda _: array_columns(specs, checksums))
 
 
 def at(row: int, value: int) -> Callable[[np.ndarray[Any, Any]], None]:

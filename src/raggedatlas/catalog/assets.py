@@ -512,6 +512,12 @@ def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
     return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
 
 
+def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a record, as JSON, that describe its arrays: what `read_specs` and `array_checksums` read."""
+    described = {path: json.loads(spec.to_json()) for path, spec in specs.items()}
+    return {"arrays": json.dumps(described, sort_keys=True), "checksums": json.dumps(checksums, sort_keys=True)}
+
+
 def array_readers(arrays: Location, record: DatasetRecord) -> dict[str, ArrayReader]:
     """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
 

@@ -1,7 +1,6 @@
 """Bundles that many small datasets share: packing their files, finding what is not needed beside them, and leaving a purged dataset out."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from raggedatlas.catalog.assets import (
+    array_columns,
     group_by_dataset,
     read_records,
     read_specs,
@@ -313,13 +313,11 @@ def respanned(
     old : str or None
         Change only what is in this file; None changes all.
     """
-    specs = record.array_specs
+    specs = read_specs(record)
     for path, spec in specs.items():
-        within = spec.get("within")
-        if old is None or (within is not None and within["file"] == old):
-            span = spans[member_of(ArraySpec.from_json(json.dumps(spec)))]
-            specs[path] = {**spec, "within": {"file": span.file, "offset": span.offset, "n_bytes": span.n_bytes}}
-    changed = {"arrays": json.dumps(specs, sort_keys=True)}
+        if old is None or (spec.within is not None and spec.within.file == old):
+            specs[path] = replace(spec, within=spans[member_of(spec)])
+    changed = array_columns(specs, record.array_checksums)
     facts = record.file_facts
     if facts.frames and (old is None or (facts.bundle is not None and facts.bundle.file == old)):
         frames = {name: spans[frame_file(record.uid, name)] for name in facts.frames}
@@ -383,11 +381,11 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
 
 def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:
     """Return a record with the arrays in one file that it has in two versions."""
-    own = {path: s for path, s in record.array_specs.items() if s.get("within") and s["within"]["file"] == file}
+    own = {path: spec for path, spec in read_specs(record).items() if spec.within and spec.within.file == file}
     facts = record.facts
     if known is not None:
-        own, facts = {**known.array_specs, **own}, max(known.facts, facts, key=lambda text: f'"{file}"' in text)
-    return record.model_copy(update={"arrays": json.dumps(own), "facts": facts})
+        own, facts = {**read_specs(known), **own}, max(known.facts, facts, key=lambda text: f'"{file}"' in text)
+    return record.model_copy(update={**array_columns(own, record.array_checksums), "facts": facts})
 
 
 def _written_again(

@@ -14,6 +14,7 @@ from raggedatlas.catalog.assets import (
     GEOMETRY_ASSETS,
     PURGED_KEY,
     RESULT_ASSETS,
+    array_columns,
     group_by_dataset,
     process_alive,
     purged,
@@ -410,8 +411,7 @@ def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int6
         block = read_slice(reader, start, min(start + step, spec.n_rows))
         block[purged_rows[start : start + step]] = 0
         writer.append(block)
-    specs = json.dumps({path: json.loads(writer.close().to_json())}, sort_keys=True)
-    return {"arrays": specs, "checksums": json.dumps(writer.checksums(path))}
+    return array_columns({path: writer.close()}, writer.checksums(path))
 
 
 def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Tables, ResultRecord]]:

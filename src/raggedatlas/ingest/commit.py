@@ -1,12 +1,10 @@
 """The write protocol of `add`: unreferenced arrays first; then columns; features, layouts and cells in parallel; records last."""
 
-import contextlib
-import json
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,6 +16,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import (
     Commit,
+    array_columns,
     commit_records,
     delete_cells_of_datasets,
     group_by_dataset,
@@ -32,9 +31,9 @@ from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
 from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError, WorkersError
 from raggedatlas.ingest.columns import column_values
-from raggedatlas.ingest.group_writer import WrittenElements, WrittenGroup, matrix_facts, specs_json
+from raggedatlas.ingest.group_writer import WrittenGroup, matrix_facts
 from raggedatlas.ingest.options import AddOptions, IngestOptions
-from raggedatlas.ingest.plan import ColumnOrders, NewGroup, plan_cells
+from raggedatlas.ingest.plan import ColumnOrders, plan_cells
 from raggedatlas.ingest.staging import (
     Opener,
     PlannedSource,
@@ -66,7 +65,7 @@ MERGE_EVERY = 16
 """After so many more records, `add` merges the fragments of small tables."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Progress]:
     """Yield a progress callback: the one given, none for False, or else a bar that is drawn only on a terminal."""
     if callable(progress) or progress is False:
@@ -171,13 +170,13 @@ def attach(attachment: Attachment[Report], progress: Progress | bool | None = No
             callback("record", 1, 1)
         except BaseException:
             # Where the tables cannot be read, `repair` will remove it.
-            with contextlib.suppress(AtlasError):
+            with suppress(AtlasError):
                 attachment.discard()
             raise
         # What is left of a replaced asset or a skipped one, and a lease, do no harm; `repair` removes them.
-        with contextlib.suppress(AtlasError):
+        with suppress(AtlasError):
             (attachment.discard if done == "skipped" else attachment.finish)()
-        with contextlib.suppress(StoreError):
+        with suppress(StoreError):
             release_lease(catalog, attachment.uid)
         callback("done", 1, 1)
         return attachment.report(done)
@@ -411,7 +410,7 @@ def _stage_source(
 
 def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
     """Remove staged datasets that did not become visible; if the datasets cannot be read, `repair` will do so."""
-    with contextlib.suppress(AtlasError):
+    with suppress(AtlasError):
         # A commit that raised may have been done although its answer was lost; its datasets must stay.
         visible = {record.uid for record in read_records(catalog)}
         for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
@@ -455,31 +454,40 @@ def _commit(
             source.abandon()
     if not staged:
         return judged
-    by_space: dict[str, list[NewGroup]] = {}
-    for group in (written.group for one in staged for written in one.groups):
-        by_space.setdefault(group.space.name, []).append(group)
-    for groups in by_space.values():
-        catalog.add_space(groups[0].space)
+    groups = [written.group for one in staged for written in one.groups]
+    spaces = {group.space.name: group.space for group in groups}
+    for space in spaces.values():
+        catalog.add_space(space)
     further = {} if attached is None else attached.columns()
-    pointers = [
-        pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
-    ]
+    pointers = [pointer_field(group.pointer, group.space.kind, group.space.name) for group in groups]
     pointers += [field for field, _ in further.values()]
     # Before the cells: Lance refuses rows with a column that the table lacks.
     add_cell_columns(
-        catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values())
+        catalog, [c.column for one in staged for c in one.plan.columns], [*{p.name: p for p in pointers}.values()]
     )
     progress("columns", 1, 1)
+
+    def write_cells() -> None:
+        schema = catalog.tables.schema(CELLS)
+        catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, one, further) for one in staged]))
+
     # Cells are written on a background thread, features and layouts on this one: they are independent, and invisible before the records.
     with BackgroundWriter() as meanwhile:
-        meanwhile(partial(_write_cells, catalog, staged, further))
-        for space, groups in by_space.items():
-            rows = [group.features.rows for group in groups if group.features is not None]
-            if rows:
-                register_features(catalog, space, *rows)
+        meanwhile(write_cells)
+        featured = {name: [g for g in groups if g.space.name == name and g.features is not None] for name in spaces}
+        featured = {name: own for name, own in featured.items() if own}
+        for name, own in featured.items():
+            register_features(catalog, name, *(group.features.rows for group in own if group.features is not None))
         progress("features", 1, 1)
-        for groups in by_space.values():
-            _write_layouts(catalog, groups)
+        for name, own in featured.items():
+            registry = catalog.tables.read(spaces[name].registry, ["uid", "global_index"])
+            known = registry.column("uid").combine_chunks()
+            # New features have no index before `reindex_registry`; `ensure_layouts` stores -1 as null.
+            index = registry.column("global_index").fill_null(-1).to_numpy()
+            orders = {group.layout: pa.array(group.stored_uids, pa.string()) for group in own}
+            ensure_layouts(
+                catalog, [(o.to_pylist(), index[pc.index_in(o, value_set=known).to_numpy()]) for o in orders.values()]
+            )
         progress("layouts", 1, 1)
     progress("cells", 1, 1)
     if attached is not None:
@@ -490,87 +498,43 @@ def _commit(
     def choose(old: list[DatasetRecord]) -> Commit:
         # Called again after a lost race, but not when an earlier attempt turns out to be committed: `outcomes` then
         # still has what that attempt chose.
-        outcomes[:] = _recheck_all(old, staged, options)
-        kept = [one for one in outcomes if isinstance(one, StagedDataset)]
-        replaces = frozenset(uid for one in kept for uid in one.replaces)
-        records = tuple(record for one in kept for record in _records(one))
-        n_records[:] = [len(old), len(old) + len(records)]
-        return Commit(records, replaces)
+        outcomes.clear()
+        datasets = group_by_dataset(old)
+        names = {own[0].name for own in datasets.values()}
+        commit = Commit(())
+        for one in staged:
+            outcome = recheck_duplicates(datasets, one, options, names)
+            outcomes.append(outcome)
+            if isinstance(outcome, StagedDataset):
+                names.add(outcome.plan.name)
+                commit = Commit((*commit.records, *_records(outcome)), commit.replaces | {*outcome.replaces})
+        n_records[:] = [len(old), len(old) + len(commit.records)]
+        return commit
 
     commit_records(catalog, choose)
     progress("records", 1, 1)
-    _discard(
-        catalog, [one for one, outcome in zip(staged, outcomes, strict=True) if not isinstance(outcome, StagedDataset)]
-    )
+    committed = {one.plan.uid: outcome for one, outcome in zip(staged, outcomes, strict=True)}
+    _discard(catalog, [one for one in staged if not isinstance(committed[one.plan.uid], StagedDataset)])
     for one in outcomes:
         if isinstance(one, StagedDataset):
             # The dataset is visible now. A remaining lease does no harm, and `repair` removes the rest of replaced datasets.
-            with contextlib.suppress(AtlasError):
+            with suppress(AtlasError):
                 delete_cells_of_datasets(catalog, one.replaces)
-            with contextlib.suppress(StoreError):
+            with suppress(StoreError):
                 release_lease(catalog, one.plan.uid)
-    _merge_fragments(catalog, by_space, n_records)
+    if n_records[0] // MERGE_EVERY < n_records[1] // MERGE_EVERY:
+        # Small tables that every `add` reads, which would take each longer than the last. Versions that a snapshot names, or a reader has
+        # open, stay as they are. It only saves time: others may be writing, or a purge may have begun.
+        for table in (DATASETS, LAYOUTS, *(space.registry for space in spaces.values())):
+            with suppress(AtlasError):
+                if catalog.tables.has(table) and len(catalog.tables.open(table).get_fragments()) >= MERGE_EVERY:
+                    compact(catalog.tables, table)
     progress("done", 1, 1)
-    committed = {one.plan.uid: outcome for one, outcome in zip(staged, outcomes, strict=True)}
     return {n: committed.get(source.plan.uid, judged[n]) for n, source in sources.items()}
 
 
-def _merge_fragments(catalog: Catalog, spaces: Iterable[str], n_records: Sequence[int]) -> None:
-    """Merge what commits have left in small tables that every `add` reads, which would take each longer than the last.
-
-    Versions that a snapshot names, or a reader has open, stay as they are.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    spaces : iterable of str
-        Feature spaces of what was added.
-    n_records : sequence of int
-        Records before and after the commit; one in `MERGE_EVERY` is followed by a merge.
-    """
-    if len({n // MERGE_EVERY for n in n_records}) < 2:
-        return
-    for name in (DATASETS, LAYOUTS, *(catalog.space(space).registry for space in spaces)):
-        # It only saves time: others may be writing, or a purge may have begun.
-        with contextlib.suppress(AtlasError):
-            if catalog.tables.has(name) and len(catalog.tables.open(name).get_fragments()) >= MERGE_EVERY:
-                compact(catalog.tables, name)
-
-
-def _recheck_all(
-    old: Sequence[DatasetRecord], staged: Sequence[StagedDataset], options: IngestOptions
-) -> list[Outcome]:
-    """Check all sources of a commit for duplicates among the datasets that they are committed to."""
-    datasets = group_by_dataset(old)
-    names = {records[0].name for records in datasets.values()}
-    outcomes: list[Outcome] = []
-    for one in staged:
-        outcome = recheck_duplicates(datasets, one, options, names)
-        if isinstance(outcome, StagedDataset):
-            names.add(outcome.plan.name)
-        outcomes.append(outcome)
-    return outcomes
-
-
-def _write_cells(
-    catalog: Catalog, staged: Sequence[StagedDataset], further: Mapping[str, tuple[pa.Field, pa.Array]]
-) -> None:
-    schema = catalog.tables.schema(CELLS)
-    catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
-
-
-def _write_layouts(catalog: Catalog, groups: Sequence[NewGroup]) -> None:
-    lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
-    if lists:
-        registry = catalog.tables.read(groups[0].space.registry, ["uid", "global_index"])
-        # New features have no index before `reindex_registry`; `ensure_layouts` stores -1 as null.
-        known, index = registry.column("uid").combine_chunks(), registry.column("global_index").fill_null(-1).to_numpy()
-        rows = {uid: pc.index_in(pa.array(uids, pa.string()), value_set=known) for uid, uids in lists.items()}
-        ensure_layouts(catalog, [(uids, index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
-
-
 def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
+    """Return the rows of a dataset's cells."""
     plan = staged.plan
     n = plan.schema.n_cells
     columns: dict[str, Any] = {
@@ -582,21 +546,13 @@ def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple
         # The type of the column can differ from the plan: it became text, or another writer added it first.
         columns[column.column.stored] = column_values(column, plan.cells, schema.field(column.column.stored).type)
     for written in staged.groups:
-        columns[written.group.pointer] = pointer_array(written, n)
+        columns[written.group.pointer] = _pointers(written, n)
     columns |= {name: values for name, (_, values) in further.items()}
     return cell_rows(schema, columns, n)
 
 
-def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
-    """Build the pointer column of one group: one struct per cell, null where the cell has no row in it.
-
-    Parameters
-    ----------
-    written : WrittenGroup
-        The group.
-    n_cells : int
-        Cells of the dataset.
-    """
+def _pointers(written: WrittenGroup, n_cells: int) -> pa.Array:
+    """Return the pointer column of one group: one struct per cell, null where the cell has no row in it."""
     row = np.full(n_cells, -1, np.int64)
     row[np.arange(written.n_rows) if written.present is None else written.present] = np.arange(written.n_rows)
     missing = row < 0
@@ -612,54 +568,55 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
 
 
 def _records(staged: StagedDataset) -> list[DatasetRecord]:
-    """Return the records of the groups; the first one also lists the other elements and frames."""
-    return [_record(staged, written, is_first=n == 0) for n, written in enumerate(staged.groups)]
-
-
-def _record(staged: StagedDataset, written: WrittenGroup, *, is_first: bool) -> DatasetRecord:
-    plan, bundle = staged.plan, staged.bundle
-    extras, frames = (staged.extras, dict(staged.frames)) if is_first else (WrittenElements(), {})
-    places = {name: frame_file(plan.uid, name) for name in frames}
-    left_out = {
-        report.name: plan.schema.left_out.get(report.name, report.note)
-        for report in plan.element_reports
-        if report.fate == "left out"
-    }
-    return DatasetRecord(
-        uid=plan.uid,
-        zarr_group=written.path,
-        feature_space=written.group.space.name,
-        n_cells=written.n_rows,
-        layout_uid=written.group.layout,
-        pointer=written.group.pointer,
-        name=plan.name,
-        source=plan.schema.uri,
-        content_hash=staged.content_hash,
-        n_features=written.group.width,
-        n_entries=written.n_entries,
-        layers=list(written.layers),
-        arrays=specs_json(written.specs | extras.specs),
-        checksums=json.dumps(written.checksums | extras.checksums, sort_keys=True),
-        facts=DatasetFacts(
-            format=plan.schema.format,
-            n_cells=plan.schema.n_cells,
-            layers={
-                name: LayerFacts(key=p.info.key, features=p.info.features, **matrix_facts(p.info))
-                for name, p in written.layers.items()
-            },
-            left_out=left_out,
-            extras=extras.facts,
-            colors={column: dict(colors) for column, colors in staged.colors.items()},
-            column_order=written.group.column_order,
-            feature_set=written.group.feature_set,
-            cell_names=plan.cell_names,
-            frames=frames,
-            bundle=None
-            if not (is_first and bundle.spans)
-            else BundleFacts(
-                n_bytes=bundle.n_bytes,
-                sha256=bundle.sha256,
-                frames={name: bundle.spans[path] for name, path in places.items() if path in bundle.spans},
-            ),
-        ).to_json(),
+    """Return the records of the groups; the first one also lists the other elements, frames and small files."""
+    plan, bundle, extras = staged.plan, staged.bundle, staged.extras
+    places = {name: frame_file(plan.uid, name) for name in staged.frames}
+    spans = {name: bundle.spans[path] for name, path in places.items() if path in bundle.spans}
+    facts = DatasetFacts(
+        format=plan.schema.format,
+        n_cells=plan.schema.n_cells,
+        left_out={
+            report.name: plan.schema.left_out.get(report.name, report.note)
+            for report in plan.element_reports
+            if report.fate == "left out"
+        },
+        colors={column: dict(colors) for column, colors in staged.colors.items()},
+        cell_names=plan.cell_names,
     )
+    with_files = {
+        "extras": extras.facts,
+        "frames": dict(staged.frames),
+        "bundle": BundleFacts(n_bytes=bundle.n_bytes, sha256=bundle.sha256, frames=spans) if bundle.spans else None,
+    }
+    return [
+        DatasetRecord(
+            uid=plan.uid,
+            zarr_group=written.path,
+            feature_space=written.group.space.name,
+            n_cells=written.n_rows,
+            layout_uid=written.group.layout,
+            pointer=written.group.pointer,
+            name=plan.name,
+            source=plan.schema.uri,
+            content_hash=staged.content_hash,
+            n_features=written.group.width,
+            n_entries=written.n_entries,
+            layers=list(written.layers),
+            **array_columns(
+                written.specs | (extras.specs if n == 0 else {}),
+                written.checksums | (extras.checksums if n == 0 else {}),
+            ),
+            facts=facts.model_copy(
+                update={
+                    "layers": {
+                        name: LayerFacts(key=p.info.key, features=p.info.features, **matrix_facts(p.info))
+                        for name, p in written.layers.items()
+                    },
+                    "column_order": written.group.column_order,
+                    "feature_set": written.group.feature_set,
+                    **(with_files if n == 0 else {}),
+                }
+            ).to_json(),
+        )
+        for n, written in enumerate(staged.groups)
+    ]

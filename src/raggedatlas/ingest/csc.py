@@ -1,9 +1,8 @@
 """The column-sorted copy of a sparse group: streamed, idempotent, layer by layer."""
 
 import contextlib
-import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_readers, find_dataset, read_specs, release_lease, take_lease
+from raggedatlas.catalog.assets import array_columns, array_readers, find_dataset, read_specs, release_lease, take_lease
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
@@ -124,7 +123,7 @@ class _Copy:
     """What was written of the copy of a group: layers, and by path below the group array descriptions and checksums."""
 
     layers: Sequence[str] = ()
-    specs: Mapping[str, Any] = field(default_factory=dict)
+    specs: Mapping[str, ArraySpec] = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -138,7 +137,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     # Indices and bounds are recorded together with the first layer; further layers of the group share them.
     first_time = "csc/indptr" not in readers
     sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
-    lost = sorted(set(sources.values()) - set(readers))
+    lost = sorted({"csr/indices", "csr/indptr", *sources.values()} - set(readers))
     if lost:
         raise CorruptError(
             f"The record of {record.zarr_group} names no array {lost[0]!r}; run validate('deep') and restore the atlas from a copy."
@@ -154,33 +153,32 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     if not listed:
         create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
 
-    def writer(path: str, dtype: np.dtype[Any]) -> ArrayWriter:
+    def create(path: str, dtype: np.dtype[Any]) -> ArrayWriter:
         return ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", dtype, profile=catalog.codec())
 
-    matrix = _Matrix(readers, [sources.get(path) for path in kinds])
-    bounds = matrix.column_bounds(record.n_features)
+    def append(arrays: Sequence[NDArray[Any]], columns: NDArray[np.int64]) -> None:
+        for writer, values in zip(writers.values(), arrays, strict=True):
+            writer.append(values, columns)
+
+    bounds = _column_bounds(readers["csr/indices"], record.n_features)
     made: dict[str, ArrayWriter] = {}
     if first_time:
-        made["csc/indptr"] = writer("csc/indptr", np.dtype(np.int64))
+        made["csc/indptr"] = create("csc/indptr", np.dtype(np.int64))
         made["csc/indptr"].append(bounds)
-    writers = {path: writer(path, dtype) for path, dtype in kinds.items()}
+    writers = {path: create(path, dtype) for path, dtype in kinds.items()}
     bands = _bands(bounds, BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values()))
+    entries_of_bands = _by_band(lambda: _entries(readers, [sources.get(path) for path in kinds]), bands)
     with BackgroundWriter() as later:
-        for band, entries in _by_band(matrix, bands):
+        for band, entries in entries_of_bands:
             starts = bounds[band.first : band.last + 1] - bounds[band.first]
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
-            later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
-    specs, checksums = dict[str, Any](), dict[str, str]()
+            later(partial(append, _gathered(entries, band, starts, list(kinds.values())), columns))
+    specs, checksums = dict[str, ArraySpec](), dict[str, str]()
     for path, written in (made | writers).items():
-        specs[path] = json.loads(written.close(listed=listed).to_json())
+        specs[path] = written.close(listed=listed)
         checksums |= written.checksums(path)
     return _Copy(missing, specs, checksums)
-
-
-def _append(writers: Iterable[ArrayWriter], arrays: Sequence[NDArray[Any]], columns: NDArray[np.int64]) -> None:
-    for writer, values in zip(writers, arrays, strict=True):
-        writer.append(values, columns)
 
 
 def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
@@ -190,9 +188,14 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
         rows = there.to_pylist()
         for row, now in zip(rows, datasets_from_table(there), strict=True):
             # Into the record as it is now: another call may have added a copy of another layer.
-            row["arrays"] = json.dumps({**now.array_specs, **copy.specs}, sort_keys=True)
-            row["checksums"] = json.dumps({**now.array_checksums, **copy.checksums}, sort_keys=True)
-            _list(catalog, record, {**now.array_specs, **copy.specs})
+            specs = read_specs(now) | dict(copy.specs)
+            row.update(array_columns(specs, now.array_checksums | dict(copy.checksums)))
+            metadata = _metadata(catalog, record)
+            # List the arrays of the group in its metadata, unless each has metadata of its own. Before the record, and again whenever
+            # another commit came first: so the one that comes last lists the arrays of all.
+            if metadata.listed is not None:
+                # Older snapshots name the files from before the dataset came into a shared bundle.
+                describe_group(catalog.arrays, record.zarr_group, metadata.attributes, specs, metadata.listed)
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
         catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
@@ -209,72 +212,38 @@ def _metadata(catalog: Catalog, record: DatasetRecord) -> GroupMetadata:
         return GroupMetadata({"raggedatlas": {"feature_space": record.feature_space, "kind": kind}}, {})
 
 
-def _list(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, Any]) -> None:
-    """List the arrays of a group in its metadata, unless each has metadata of its own.
-
-    Before the record, and again whenever another commit came first: so the one that comes last lists the arrays of all.
-    """
-    metadata = _metadata(catalog, record)
-    if metadata.listed is not None:
-        arrays = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in specs.items()}
-        # Older snapshots name the files from before the dataset came into a shared bundle.
-        describe_group(catalog.arrays, record.zarr_group, metadata.attributes, arrays, metadata.listed)
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """The entries of a sparse group as they are stored: by row.
-
-    Parameters
-    ----------
-    readers : mapping of str to ArrayReader
-        The group's arrays.
-    sources : sequence of str or None
-        For each array of the copy the array it is taken from; None means the row numbers.
-    """
-
-    readers: Mapping[str, ArrayReader]
-    sources: Sequence[str | None]
-
-    def column_bounds(self, n_columns: int) -> NDArray[np.int64]:
-        """Count the entries of every column: where each begins and the last ends, (n_columns + 1,) int64."""
-        bounds = np.zeros(n_columns + 1, np.int64)
-        reader = self._reader("csr/indices")
-        n = reader.spec.n_rows
-        for start in range(0, n, STEP_ENTRIES):
-            bounds[1:] += count_columns(read_slice(reader, start, min(n, start + STEP_ENTRIES)), n_columns)
-        np.cumsum(bounds, out=bounds)
-        # `count_columns` ignores columns beyond the last, so the sum falls short if there are any.
-        if bounds[-1] != n:
-            raise CorruptError(
-                f"{reader.name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
-            )
-        return bounds
-
-    def entries(self) -> Iterator[Entries]:
-        """Yield all entries, at most `STEP_ENTRIES` at a time."""
-        readers = [None if path is None else self._reader(path) for path in self.sources]
-        indices, pointers = self._reader("csr/indices"), self._reader("csr/indptr")
-        n = indices.spec.n_rows
-        indptr = read_bounds(pointers, pointers.spec.n_rows - 1, n)
-        for start in range(0, n, STEP_ENTRIES):
-            stop = min(n, start + STEP_ENTRIES)
-            columns = read_slice(indices, start, stop)
-            yield columns, [_rows(indptr, start, stop) if r is None else read_slice(r, start, stop) for r in readers]
-
-    def _reader(self, path: str) -> ArrayReader:
-        if path not in self.readers:
-            raise CorruptError(f"The group has no array {path!r}, only {sorted(self.readers)}; run validate().")
-        return self.readers[path]
+def _column_bounds(indices: ArrayReader, n_columns: int) -> NDArray[np.int64]:
+    """Count the entries of every column: where each begins and the last ends, (n_columns + 1,) int64."""
+    bounds = np.zeros(n_columns + 1, np.int64)
+    n = indices.spec.n_rows
+    for start in range(0, n, STEP_ENTRIES):
+        bounds[1:] += count_columns(read_slice(indices, start, min(n, start + STEP_ENTRIES)), n_columns)
+    np.cumsum(bounds, out=bounds)
+    # `count_columns` ignores columns beyond the last, so the sum falls short if there are any.
+    if bounds[-1] != n:
+        raise CorruptError(
+            f"{indices.name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
+        )
+    return bounds
 
 
-def _rows(indptr: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint32]:
-    # The row that has entry `start`: `side="right"` passes over empty rows that begin there.
-    first = int(np.searchsorted(indptr, start, side="right")) - 1
-    last = int(np.searchsorted(indptr, stop, side="left"))
-    # The first and the last row may extend beyond the step.
-    bounds = np.clip(indptr[first : last + 1], start, stop)
-    return np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
+def _entries(readers: Mapping[str, ArrayReader], sources: Sequence[str | None]) -> Iterator[Entries]:
+    """Yield all entries in the order of the rows, at most `STEP_ENTRIES` at a time; the source None means the row numbers."""
+    indices, pointers = readers["csr/indices"], readers["csr/indptr"]
+    n = indices.spec.n_rows
+    indptr = read_bounds(pointers, pointers.spec.n_rows - 1, n)
+    for start in range(0, n, STEP_ENTRIES):
+        stop = min(n, start + STEP_ENTRIES)
+        # The row that has entry `start`: `side="right"` passes over empty rows that begin there.
+        first = int(np.searchsorted(indptr, start, side="right")) - 1
+        last = int(np.searchsorted(indptr, stop, side="left"))
+        # The first and the last row may extend beyond the step.
+        bounds = np.clip(indptr[first : last + 1], start, stop)
+        rows = np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
+        yield (
+            read_slice(indices, start, stop),
+            [rows if source is None else read_slice(readers[source], start, stop) for source in sources],
+        )
 
 
 def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
@@ -289,12 +258,14 @@ def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
     return bands
 
 
-def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Iterator[Entries]]]:
+def _by_band(
+    entries: Callable[[], Iterator[Entries]], bands: Sequence[Band]
+) -> Iterator[tuple[Band, Iterator[Entries]]]:
     """Return each band its entries, in the order of the rows; those of several bands wait in temporary files."""
     if len(bands) < 2:
         for band in bands:
-            with contextlib.closing(prefetch(matrix.entries())) as entries:
-                yield band, entries
+            with contextlib.closing(prefetch(entries())) as ahead:
+                yield band, ahead
         return
     band_of = np.repeat(np.arange(len(bands), dtype=np.uint32), [band.last - band.first for band in bands])
     with contextlib.ExitStack() as stack:
@@ -302,7 +273,7 @@ def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Ite
         files = [Path(folder) / str(i) for i in range(len(bands))]
         lengths: list[list[int]] = [[] for _ in bands]
         kinds: list[np.dtype[Any]] = []
-        ahead = stack.enter_context(contextlib.closing(prefetch(matrix.entries())))
+        ahead = stack.enter_context(contextlib.closing(prefetch(entries())))
         for columns, arrays in ahead:
             kinds = [columns.dtype, *(a.dtype for a in arrays)]
             # This sort is stable, so rows still ascend within each column of a band.

@@ -1,7 +1,6 @@
 """Write the matrices of one group, block by block, in bounded memory; and what is kept with the dataset as it is."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
@@ -80,11 +79,6 @@ class WrittenGroup:
     present: NDArray[np.int64] | None = None
     n_new_features: int = 0
     listed: bool = True
-
-
-def specs_json(specs: Mapping[str, ArraySpec]) -> str:
-    """Return array descriptions as the JSON text of a record."""
-    return json.dumps({path: json.loads(spec.to_json()) for path, spec in specs.items()}, sort_keys=True)
 
 
 class PendingWrite:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, read_records
+from raggedatlas.catalog.assets import RESULT_ASSETS, array_columns, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
@@ -28,7 +28,6 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest.columns import FILLED
 from raggedatlas.ingest.commit import Attachment, attach
-from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions, read_options
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
@@ -423,8 +422,8 @@ def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> Resu
             largest = max(largest, -int(block.min()), int(block.max()))
         progress("block", done, len(plan.rows))
     own = f"layers/{VALUES}"
-    spec, checksums = replace(writer.close(), largest=largest if wide else None), json.dumps(writer.checksums(own))
-    return record.model_copy(update={"arrays": specs_json({own: spec}), "checksums": checksums})
+    spec = replace(writer.close(), largest=largest if wide else None)
+    return record.model_copy(update=array_columns({own: spec}, writer.checksums(own)))
 
 
 def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:

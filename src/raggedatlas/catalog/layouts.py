@@ -315,14 +315,12 @@ def feature_set(feature_uids: Iterable[str]) -> str:
 
 
 def records_with_features(
-    catalog: Catalog, records: Iterable[DatasetRecord], space: str, n_features: int, wanted: str
+    records: Iterable[DatasetRecord], space: str, n_features: int, wanted: str
 ) -> list[DatasetRecord]:
     """Return the records of a space that have exactly some features, in any order.
 
     Parameters
     ----------
-    catalog : Catalog
-        Provides the layouts of records without a feature hash.
     records : iterable of DatasetRecord
         Those of all datasets.
     space : str
@@ -331,16 +329,9 @@ def records_with_features(
         Number of columns.
     wanted : str
         Their `feature_set`; empty for a space without features.
-
-    Returns
-    -------
-    list of DatasetRecord
-        In the given order.
     """
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
-    if not wanted:
-        return [r for r in alike if not r.layout_uid]
-    return [r for r in alike if r.feature_set == wanted]
+    return [r for r in alike if (r.feature_set == wanted if wanted else not r.layout_uid)]
 
 
 def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:

@@ -38,9 +38,10 @@ from raggedatlas.ingest.staging import (
     Opener,
     PlannedSource,
     StagedDataset,
-    check_staged_duplicates,
+    find_replaced,
     plan_source,
     recheck_duplicates,
+    skip,
     stage,
 )
 from raggedatlas.model.arguments import Progress, no_progress
@@ -420,10 +421,13 @@ def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
 
 def _judge(catalog: Catalog, one: StagedDataset, others: Sequence[StagedDataset], options: IngestOptions) -> Outcome:
     """Plan the cells of a staged source again and look for its duplicates, now that all sources before it are known."""
+    space = one.plan.groups[0].space.name
+    same = [s.plan.name for s in others if s.content_hash == one.content_hash and s.plan.groups[0].space.name == space]
+    if same and options.on_duplicate != "error":
+        return skip(one.plan, one.content_hash, same[0])
     try:
-        duplicate = check_staged_duplicates(one, others, options)
-        if duplicate is not None:
-            return duplicate
+        if same:
+            find_replaced({}, one.plan, (same[0],), options)
         plan = plan_cells(catalog, one.plan, options, [other.plan for other in others])
     except AtlasError as error:
         return error

@@ -1,7 +1,7 @@
 """What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
-from raggedatlas.catalog.cells import CellColumn, takes_over
+from raggedatlas.catalog.cells import takes_over
 from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
@@ -23,7 +23,6 @@ from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX, facts_of
 from raggedatlas.model.ids import check_given_name, column_name, fit_name, free_name, is_unicode, layout_uid, new_uid
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
-from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace, PointerKind, pointer_columns
@@ -55,10 +54,6 @@ class OtherElements:
         """Keys of all that is kept."""
         return (*(info.key for info in self.arrays), *self.elements)
 
-    def reports(self) -> list[ColumnReport]:
-        """Return a line for each."""
-        return [ColumnReport(key, "kept", "the dataset") for key in self.keys]
-
 
 def plan_other_elements(
     source: Source, taken: Collection[str], tables: Collection[str], wanted: Literal["all"] | Sequence[str]
@@ -85,7 +80,12 @@ def plan_other_elements(
     sides = [info for info in (*schema.matrices, *schema.others) if info.key not in taken]
     sides = [info for info in sides if _side(info.key) or info in schema.others]
     offered = [*(info.key for info in sides), *schema.elements]
-    chosen = set(offered) if wanted == "all" else _chosen(offered, wanted)
+    chosen = set(offered)
+    if wanted != "all":
+        named = {name: [key for key in offered if key == name or key.startswith(f"{name}/")] for name in wanted}
+        for name in (name for name, found in named.items() if not found):
+            raise NotFoundError(f"extras={list(wanted)!r}: the source has no {name!r}; it has {list(offered)}.")
+        chosen = {key for key in offered if not _side(key)}.union(*named.values())
     # Empty matrices go into the zip: `ArrayWriter` refuses rows without elements.
     streamed = [
         info for info in sides if info.key in chosen and info.key not in schema.elements and 0 not in info.shape
@@ -96,9 +96,15 @@ def plan_other_elements(
         dict.fromkeys(key.split("/")[1] for key in (*taken, *offered, *tables) if key.startswith("mod/"))
     )
     prefixes = ["", *(f"mod/{name}/" for name in modalities)]
-    named = dict.fromkeys([*(f"{prefix}var" for prefix in prefixes), *(i.features for i in sides if not _side(i.key))])
     # Tables of features that no group keeps, such as that of a modality whose matrices were left out.
-    lacking = [key for key in named if key and key not in tables and key not in keys and _has_table(source, key)]
+    lacking = []
+    for key in dict.fromkeys(
+        [*(f"{prefix}var" for prefix in prefixes), *(i.features for i in sides if not _side(i.key))]
+    ):
+        if key and key not in tables and key not in keys:
+            with suppress(NotFoundError):
+                source.element(key)
+                lacking.append(key)
     return OtherElements(tuple(streamed), (*whole, *lacking), modalities)
 
 
@@ -106,23 +112,6 @@ def _side(key: str) -> bool:
     parts = key.split("/")
     parts = parts[2:] if parts[0] == "mod" else parts
     return parts[0] in SIDES or "/".join(parts[:2]) in SIDES
-
-
-def _chosen(offered: Sequence[str], wanted: Sequence[str]) -> set[str]:
-    for name in wanted:
-        if not any(key == name or key.startswith(f"{name}/") for key in offered):
-            raise NotFoundError(f"extras={list(wanted)!r}: the source has no {name!r}; it has {list(offered)}.")
-    return {
-        key for key in offered if not _side(key) or any(key == name or key.startswith(f"{name}/") for name in wanted)
-    }
-
-
-def _has_table(source: Source, key: str) -> bool:
-    try:
-        source.element(key)
-    except NotFoundError:
-        return False
-    return True
 
 
 COUNTS = "counts"
@@ -328,11 +317,16 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
     """
     catalog.require_writable("add()")
     schema = source.describe()
-    options, spaces = plan_embeddings(schema, options, catalog.spaces())
+    options, spaces = _plan_embeddings(schema, options, catalog.spaces())
     chosen, element_reports = _choose_matrices(schema, options)
-    groups: list[NewGroup] = []
-    for space_name, infos in _by_space(chosen, options, spaces).items():
-        groups += _plan_groups(catalog, source, spaces[space_name], infos, options)
+    by_space: dict[str, list[LayerPlan]] = {}
+    for layer in chosen:
+        by_space.setdefault(_space_of(layer.info, options, spaces), []).append(layer)
+    groups = [
+        group
+        for space, layers in by_space.items()
+        for group in _plan_groups(catalog, source, spaces[space], layers, options)
+    ]
     cells = source.cells()
     if cells.num_rows != schema.n_cells:
         raise SourceError(
@@ -341,8 +335,16 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
     _refuse_known_uids(catalog, schema, cells)
     tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
     extras = plan_other_elements(source, {plan.info.key for plan in chosen}, tables, options.extras)
-    element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
-    notes = [*_lacking(schema), *(note for g in groups if g.features is not None for note in g.features.notes)]
+    element_reports = [report for report in element_reports if report.name not in extras.keys]
+    element_reports += [ColumnReport(key, "kept", "the dataset") for key in extras.keys]
+    notes = []
+    if schema.n_cells == 0:
+        notes.append("there are no cells; the dataset is kept with its features, tables and elements")
+    if any(info.key == NO_MATRIX for info in schema.matrices):
+        notes.append(
+            "no matrix is added; the cells are kept with their tables and elements, and are in what a query gives as a table"
+        )
+    notes += [note for group in groups if group.features is not None for note in group.features.notes]
     plan = IngestPlan(
         new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras,
         hash_texts(cells.column(INDEX).cast(pa.string()).combine_chunks()),
@@ -372,27 +374,37 @@ def plan_cells(
     SchemaError, NotFoundError
         If a choice names what is not there, or types clash.
     """
-    options, spaces = plan_embeddings(plan.schema, options, catalog.spaces())
-    table = _with_coming(catalog.tables.schema(CELLS), [c.column for other in coming for c in other.columns])
-    pointers = [*spaces, *(group.pointer for group in plan.groups)]
-    columns, reports = plan_columns(plan.cells, table, options, pointers)
-    _check_values(columns, plan.cells, table)
-    name, name_notes = _dataset_name(catalog, plan.schema, options, {other.name for other in coming})
-    # A plan that is made again still has the note about its earlier name.
-    before = rename_notes(plan.schema, plan.name) if plan.name else []
-    notes = (*name_notes, *(note for note in plan.notes if note not in before))
-    return replace(plan, name=name, columns=columns, column_reports=reports, notes=notes)
-
-
-def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:
-    """Return the schema of the cell table as it will be when the sources before this one are committed."""
-    fields: dict[str, pa.Field] = {field.name: field for field in table}
-    for column in columns:
+    options, spaces = _plan_embeddings(plan.schema, options, catalog.spaces())
+    # The schema of the cell table as it will be when the sources before this one are committed.
+    fields: dict[str, pa.Field] = {field.name: field for field in catalog.tables.schema(CELLS)}
+    for column in (planned.column for other in coming for planned in other.columns):
         there = fields.get(column.stored)
         # As in `add_cell_columns`.
         if there is None or takes_over(there.type, facts_of(there), column):
             fields[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
-    return pa.schema([*fields.values()])
+    pointers = [*spaces, *(group.pointer for group in plan.groups)]
+    columns, reports = plan_columns(plan.cells, pa.schema([*fields.values()]), options, pointers)
+    for planned in columns:
+        values, stored = column_values(planned, plan.cells, planned.column.type), planned.column.stored
+        if values.null_count and stored in fields and not fields[stored].nullable:
+            raise SchemaError(
+                f"The column {planned.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "
+                "fill it in, or name another column with obs={...}."
+            )
+    if options.name is not None:
+        name = check_given_name(options.name, "name of a dataset")
+    else:
+        taken = {other.name for other in coming}
+        # With "replace", the dataset that has the name goes, so the name is free.
+        if options.on_duplicate != "replace":
+            taken |= {*catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()}
+        name = free_name(dataset_name(plan.schema), taken, "-")
+    # A plan that is made again still has the note about its earlier name.
+    before = rename_notes(plan.schema, plan.name) if plan.name else []
+    notes = [note for note in plan.notes if note not in before]
+    if options.name is None:
+        notes = [*rename_notes(plan.schema, name), *notes]
+    return replace(plan, name=name, columns=columns, column_reports=reports, notes=tuple(notes))
 
 
 def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) -> None:
@@ -413,30 +425,8 @@ def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) 
         )
 
 
-def _check_values(columns: Sequence[ColumnPlan], cells: pa.Table, table: pa.Schema) -> None:
-    for plan in columns:
-        values, stored = column_values(plan, cells, plan.column.type), plan.column.stored
-        if values.null_count and stored in table.names and not table.field(stored).nullable:
-            raise SchemaError(
-                f"The column {plan.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "
-                "fill it in, or name another column with obs={...}."
-            )
-
-
 def _where(schema: SourceSchema) -> str:
     return schema.uri or schema.name or "The source"
-
-
-def _lacking(schema: SourceSchema) -> list[str]:
-    """Return notes about what the source does not have."""
-    notes = []
-    if schema.n_cells == 0:
-        notes.append("there are no cells; the dataset is kept with its features, tables and elements")
-    if any(info.key == NO_MATRIX for info in schema.matrices):
-        notes.append(
-            "no matrix is added; the cells are kept with their tables and elements, and are in what a query gives as a table"
-        )
-    return notes
 
 
 def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list[LayerPlan], list[ColumnReport]]:
@@ -464,7 +454,13 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         else:
             hint = "not among extras=..." if _side(info.key) else "not among layers=..."
             reports.append(ColumnReport(info.key, "left out", "", hint))
-    _check_names([p for p in plans if p.name])
+    seen: dict[tuple[str, str], str] = {}
+    for plan in (plan for plan in plans if plan.name):
+        other = seen.setdefault((plan.info.key.rpartition("/layers/")[0], plan.name), plan.info.key)
+        if other != plan.info.key:
+            raise SchemaError(
+                f"{other} and {plan.info.key} would both become the layer {plan.name!r}; name one with layers={{...}}."
+            )
     for info in (plan.info for plan in plans if plan.info.dtype.kind == "c"):
         raise SchemaError(
             f"{_where(schema)}: {info.key} holds complex numbers ({info.dtype}), which no layer of an atlas holds; add its real and "
@@ -495,50 +491,30 @@ def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
     return LayerPlan(info, column_name(parts[-1]), column_name(parts[-1]))
 
 
-def _check_names(plans: Sequence[LayerPlan]) -> None:
-    seen: dict[tuple[str, str], str] = {}
-    for plan in plans:
-        parent = plan.info.key.rpartition("/layers/")[0]
-        other = seen.setdefault((parent, plan.name), plan.info.key)
-        if other != plan.info.key:
-            raise SchemaError(
-                f"{other} and {plan.info.key} would both become the layer {plan.name!r}; name one with layers={{...}}."
-            )
-
-
-def _by_space(
-    chosen: Sequence[LayerPlan], options: IngestOptions, spaces: Mapping[str, FeatureSpace]
-) -> dict[str, list[LayerPlan]]:
-    found: dict[str, list[LayerPlan]] = {}
-    for plan in chosen:
-        info = plan.info
-        modality = info.key.split("/")[1] if info.key.startswith("mod/") else info.key
-        name = (
-            options.spaces.get(info.key)
-            or options.spaces.get(modality)
-            or options.spaces.get(info.features)
-            or info.space
+def _space_of(info: MatrixInfo, options: IngestOptions, spaces: Mapping[str, FeatureSpace]) -> str:
+    """Return the feature space of a matrix, chosen or as the source has it."""
+    modality = info.key.split("/")[1] if info.key.startswith("mod/") else info.key
+    chosen = (options.spaces.get(key) for key in (info.key, modality, info.features))
+    name = next(filter(None, chosen), info.space)
+    if not name:
+        raise SourceError(
+            f"The feature space of {info.key} is not known; say it with spaces={{{modality!r}: ...}}, one of {sorted(spaces)}, or "
+            f"leave the matrix out with layers=[...]."
         )
-        if not name:
-            raise SourceError(
-                f"The feature space of {info.key} is not known; say it with spaces={{{modality!r}: ...}}, one of {sorted(spaces)}, or "
-                f"leave the matrix out with layers=[...]."
-            )
-        if name not in spaces:
-            raise NotFoundError(
-                f"spaces={{{modality!r}: {name!r}}}: the atlas knows no feature space {name!r}, only {sorted(spaces)}; define it with "
-                "atlas.register_space(FeatureSpace(...))."
-            )
-        if spaces[name].kind is PointerKind.GEOMETRY:
-            raise SchemaError(
-                f"The feature space {name!r} holds shapes, {info.key} is a matrix; name another with spaces={{{modality!r}: ...}}."
-            )
-        if len(info.shape) != spaces[name].rank + 1:
-            raise SourceError(
-                f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first."
-            )
-        found.setdefault(name, []).append(plan)
-    return found
+    if name not in spaces:
+        raise NotFoundError(
+            f"spaces={{{modality!r}: {name!r}}}: the atlas knows no feature space {name!r}, only {sorted(spaces)}; define it with "
+            "atlas.register_space(FeatureSpace(...))."
+        )
+    if spaces[name].kind is PointerKind.GEOMETRY:
+        raise SchemaError(
+            f"The feature space {name!r} holds shapes, {info.key} is a matrix; name another with spaces={{{modality!r}: ...}}."
+        )
+    if len(info.shape) != spaces[name].rank + 1:
+        raise SourceError(
+            f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first."
+        )
+    return name
 
 
 def _plan_groups(
@@ -555,10 +531,13 @@ def _plan_groups(
     for key, members in by_features.items():
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE
-        # Layers of a sparse group share `csr/indices`, so their entries must be the same.
-        for together in _grouped(
-            members, (lambda info: entry_hash(source, info)) if sparse else (lambda info: info.shape)
-        ):
+        alike: dict[Hashable, list[LayerPlan]] = {}
+        for layer in members:
+            # Layers of a sparse group share `csr/indices`, so their entries must be the same. A single layer needs no hash, for which all
+            # values are read.
+            entries = entry_hash(source, layer.info) if sparse and len(members) > 1 else layer.info.shape
+            alike.setdefault(entries, []).append(layer)
+        for together in alike.values():
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = free_name(space.name if not groups else f"{space.name}__{slug}", used)
             used.add(pointer)
@@ -594,28 +573,6 @@ def _identify(
     return identify(var, space.name, options.feature_id_of(space.name), options.organism, [f.name for f in extra])
 
 
-def _grouped(layers: Sequence[LayerPlan], key: Callable[[MatrixInfo], Hashable]) -> list[list[LayerPlan]]:
-    """Put layers of one key together, in the order of the first of each."""
-    # A single layer needs no key: that of sparse layers is a hash for which all values are read.
-    if len(layers) == 1:
-        return [list(layers)]
-    groups: dict[Hashable, list[LayerPlan]] = {}
-    for layer in layers:
-        groups.setdefault(key(layer.info), []).append(layer)
-    return list(groups.values())
-
-
-def _dataset_name(
-    catalog: Catalog, schema: SourceSchema, options: IngestOptions, coming: AbstractSet[str]
-) -> tuple[str, list[str]]:
-    if options.name is not None:
-        return check_given_name(options.name, "name of a dataset"), []
-    there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
-    # With "replace", the dataset that has the name goes, so the name is free.
-    name = free_name(dataset_name(schema), coming if options.on_duplicate == "replace" else coming | set(there), "-")
-    return name, rename_notes(schema, name)
-
-
 def rename_notes(schema: SourceSchema, name: str) -> list[str]:
     """Return a note if the name of the source was taken."""
     base = dataset_name(schema)
@@ -627,32 +584,10 @@ def dataset_name(schema: SourceSchema) -> str:
     return fit_name(schema.name)
 
 
-def plan_embeddings(
+def _plan_embeddings(
     schema: SourceSchema, options: IngestOptions, spaces: Mapping[str, FeatureSpace]
 ) -> tuple[IngestOptions, dict[str, FeatureSpace]]:
-    """Turn `embeddings=` into spaces.
-
-    Parameters
-    ----------
-    schema : SourceSchema
-        What the source holds.
-    options : IngestOptions
-        The caller's choices.
-    spaces : mapping of str to FeatureSpace
-        Those that the atlas knows.
-
-    Returns
-    -------
-    tuple
-        The choices with their `spaces`, and the spaces with those that are new.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such member of `obsm`, or several modalities have one.
-    SchemaError
-        If a space of that name holds something else.
-    """
+    """Return the choices with `embeddings` among their `spaces`, and the feature spaces of the atlas with those that are new."""
     asked = options.embeddings
     if not isinstance(asked, Mapping):
         asked = {key: column_name(key.rpartition("/")[2].removeprefix("X_")) for key in asked}
@@ -669,17 +604,13 @@ def plan_embeddings(
             raise SchemaError(
                 f"embeddings={{{key!r}: {name!r}}}: the feature space {name!r} is no embedding but {space}; choose another name."
             )
-        chosen[_find(schema, key)] = name
+        offered = [info.key for info in schema.matrices if "obsm" in info.key.split("/")[:-1]]
+        found = [name for name in offered if name == key or name.rpartition("obsm/")[2] == key.removeprefix("obsm/")]
+        if len(found) != 1:
+            several = f"; it is one of {found}, name it in full" if found else ""
+            raise NotFoundError(f"embeddings: the source has no matrix obsm/{key}{several}; it has {offered}.")
+        chosen[found[0]] = name
     return replace(options, spaces=chosen), known
-
-
-def _find(schema: SourceSchema, key: str) -> str:
-    offered = [info.key for info in schema.matrices if "obsm" in info.key.split("/")[:-1]]
-    found = [name for name in offered if name == key or name.rpartition("obsm/")[2] == key.removeprefix("obsm/")]
-    if len(found) != 1:
-        several = f"; it is one of {found}, name it in full" if found else ""
-        raise NotFoundError(f"embeddings: the source has no matrix obsm/{key}{several}; it has {offered}.")
-    return found[0]
 
 
 ColumnOrders = Mapping[str, Sequence[str]]
@@ -722,26 +653,17 @@ def order_columns(
             groups.append(group)
             continue
         # The order of a committed dataset comes first: its layout cannot change any more.
-        there = _stored_order(catalog, group, records) or known.get(group.feature_set, ())
-        if there:
-            groups.append(_in_order(group, there))
+        same = records_with_features(records, group.space.name, group.width, group.feature_set)
+        layouts = read_layouts(catalog, [r.layout_uid for r in same[:1]])
+        order = layouts[same[0].layout_uid].features.tolist() if layouts else known.get(group.feature_set, ())
+        if order:
+            place = {uid: i for i, uid in enumerate(order)}
+            groups.append(group.reordered(np.array([place[uid] for uid in group.features.uids], np.int64), "shared"))
         else:
             groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
         # Further groups of this source with the same features follow this one.
         known[group.feature_set] = groups[-1].stored_uids
     return replace(plan, groups=tuple(groups))
-
-
-def _in_order(group: NewGroup, there: Sequence[str]) -> NewGroup:
-    place = {uid: i for i, uid in enumerate(there)}
-    uids = () if group.features is None else group.features.uids
-    return group.reordered(np.array([place[uid] for uid in uids], np.int64), "shared")
-
-
-def _stored_order(catalog: Catalog, group: NewGroup, records: Sequence[DatasetRecord]) -> Sequence[str]:
-    same = records_with_features(catalog, records, group.space.name, group.width, group.feature_set)
-    layouts = read_layouts(catalog, [r.layout_uid for r in same[:1]])
-    return tuple(layouts[same[0].layout_uid].features.tolist()) if layouts else ()
 
 
 def _counts(source: Source, group: NewGroup, groups: Sequence[NewGroup]) -> NDArray[np.int64]:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -290,29 +289,47 @@ def stage(
         If the source is refused; everything written is removed.
     """
     source, plan = planned.source, planned.plan
+    bundle, pending, frames = Bundle(plan.uid), list[PendingWrite](), dict[str, str]()
+
+    def write_frames() -> None:
+        features = {f"var.{group.pointer}": group.features.frame for group in plan.groups if group.features is not None}
+        for name, table in {"obs": plan.cells, **features}.items():
+            frames[name] = write_frame(catalog, plan.uid, name, table, bundle)
+
     try:
-        same, content = _same_content(catalog, source, plan)
+        same, text = _same_content(catalog, source, plan)
         if same and options.on_duplicate == "skip":
-            return _skipped(plan, content, same[0])
-        replaces = _check_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
+            return skip(plan, text, same[0])
+        replaces = find_replaced(group_by_dataset(read_records(catalog)), plan, same, options)
         # Before the lease: an element that cannot be stored is refused with nothing written.
         packed = serialize_other_elements(source, plan.extras)
         colors = merge_colors(source, plan.cells, plan.extras.elements)
-        if options.dry_run:
-            tried: list[PendingWrite] = []
-            content_hash = _write_groups(catalog, source, plan, options, progress, tried, Bundle(plan.uid))
-            tried[-1].finish()
-            return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
-        bundle = Bundle(plan.uid)
-        pending: list[PendingWrite] = []
-        frames: dict[str, str] = {}
         try:
-            progress("lease", 0, 1)
-            # Inside `try`: during a purge it raises after it has created the group.
-            take_lease(catalog, plan.uid, owner)
+            if not options.dry_run:
+                progress("lease", 0, 1)
+                # Inside `try`: during a purge it raises after it has created the group.
+                take_lease(catalog, plan.uid, owner)
+            content = _content_hash(plan)
+            taken: dict[str, set[str]] = {}
+            for group in plan.groups:
+                taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
             with BackgroundWriter() as aside:
-                aside(partial(_write_frames, catalog, plan, frames, bundle))
-                content_hash = _write_groups(catalog, source, plan, options, progress, pending, bundle)
+                if not options.dry_run:
+                    aside(write_frames)
+                for i, group in enumerate(plan.groups):
+                    if i:
+                        # Only the end of the last group overlaps with the next source.
+                        pending[-1].finish()
+                    part = write_group(
+                        catalog, source, plan.group_path(group), group, options, progress,
+                        taken=taken[group.space.name], content=None if i else content, bundle=bundle,
+                    )  # fmt: skip
+                    pending.append(part)
+                    part.written.n_new_features = _count_new(catalog, group)
+            text, groups = content.hexdigest(), [part.written for part in pending]
+            if options.dry_run:
+                pending[-1].finish()
+                return _report(plan, groups, text, "dry run")
             progress("arrays", 1, 1)
             extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed, bundle)
             progress("frames", 1, 1)
@@ -320,15 +337,14 @@ def stage(
             # Threads first: they would write files again after the prefix is deleted.
             for part in pending:
                 part.abandon()
-            catalog.arrays.child(plan.uid).delete_prefix()
+            if not options.dry_run:
+                catalog.arrays.child(plan.uid).delete_prefix()
             raise
-        report = _report(
-            plan, [part.written for part in pending], content_hash, "replaced" if replaces else "added", []
-        )
+        report = _report(plan, groups, text, "replaced" if replaces else "added")
         # By stored column name.
         colored = {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
         return StagedDataset(
-            plan, bundle, tuple(pending), catalog.arrays, content_hash, report, replaces, extras, colored, frames
+            plan, bundle, tuple(pending), catalog.arrays, text, report, replaces, extras, colored, frames
         )
     finally:
         source.close()
@@ -338,7 +354,7 @@ def _same_content(catalog: Catalog, source: Source, plan: IngestPlan) -> tuple[t
     """Return the datasets with the content of a source, and its hash, which is computed only where one may have it."""
     main = plan.groups[0]
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
-    alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
+    alike = records_with_features(records, main.space.name, main.width, main.feature_set)
     # Values are read once more only where features and cells may be those of another dataset.
     alike = [record for record in alike if record.cell_names == plan.cell_names]
     if not alike:
@@ -396,47 +412,45 @@ def recheck_duplicates(
     hashed.update(staged.replaces)
     same = tuple(uid for uid in records if uid in hashed)
     if same and options.on_duplicate == "skip":
-        return _skipped(plan, staged.content_hash, same[0])
+        return skip(plan, staged.content_hash, same[0])
     # Only a name that nobody chose gets a number; a chosen one is refused below.
     if not same and options.name is None and options.on_duplicate != "replace" and plan.name in taken:
         staged = staged.renamed(free_name(dataset_name(plan.schema), taken, "-"))
     try:
-        replaces = _check_duplicates(records, staged.plan, same, options)
+        replaces = find_replaced(records, staged.plan, same, options)
     except DuplicateError as error:
         return error
     report = replace(staged.report, status="replaced" if replaces else "added")
     return replace(staged, replaces=replaces, report=report)
 
 
-def check_staged_duplicates(
-    done: StagedDataset, staged: Sequence[StagedDataset], options: IngestOptions
-) -> IngestReport | None:
-    """Check a source for duplicates among those of the same commit.
+def skip(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
+    """Return the report of a source with the content of a dataset, named by its uid or name."""
+    report = _report(plan, (), content_hash, "skipped")
+    return replace(report, notes=(*report.notes, f"the same content is in the atlas as {duplicate}"))
 
-    Returns
-    -------
-    IngestReport or None
-        The report if it is skipped, because one of them has the same content.
+
+def find_replaced(
+    records: Mapping[str, Sequence[DatasetRecord]], plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
+) -> tuple[str, ...]:
+    """Return the datasets in whose place a source comes.
+
+    Parameters
+    ----------
+    records : mapping of str to sequence of DatasetRecord
+        Uid -> records of every dataset.
+    plan : IngestPlan
+        The source.
+    same : tuple of str
+        Datasets with its content, by uid or name.
+    options : IngestOptions
+        The caller's choices.
 
     Raises
     ------
     DuplicateError
-        If one has, and duplicates are refused.
+        If there is one with its content or its chosen name, and it may not be replaced.
     """
-    space = done.plan.groups[0].space.name
-    same = [s for s in staged if s.content_hash == done.content_hash and s.plan.groups[0].space.name == space]
-    if same and options.on_duplicate == "error":
-        _check_duplicates({}, done.plan, (same[0].plan.name,), options)
-    return _skipped(done.plan, done.content_hash, same[0].plan.name) if same else None
-
-
-def _skipped(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
-    return _report(plan, (), content_hash, "skipped", [f"the same content is in the atlas as {duplicate}"])
-
-
-def _check_duplicates(
-    records: Mapping[str, Sequence[DatasetRecord]], plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
-) -> tuple[str, ...]:
     named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
     if options.on_duplicate == "replace":
         return tuple(dict.fromkeys(uid for uid in (*same, *named) if uid in records))
@@ -454,28 +468,6 @@ def _check_duplicates(
     return ()
 
 
-def _write_groups(
-    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress, begun: list[PendingWrite],
-    bundle: Bundle,
-) -> str:  # fmt: skip
-    """Write the groups in order, the last of which is not finished on return; return the content hash."""
-    content = _content_hash(plan)
-    taken: dict[str, set[str]] = {}
-    for group in plan.groups:
-        taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
-    for i, group in enumerate(plan.groups):
-        if begun:
-            # Only the end of the last group overlaps with the next source.
-            begun[-1].finish()
-        part = write_group(
-            catalog, source, plan.group_path(group), group, options, progress,
-            taken=taken[group.space.name], content=content if i == 0 else None, bundle=bundle,
-        )  # fmt: skip
-        part.written.n_new_features = _count_new(catalog, group)
-        begun.append(part)
-    return content.hexdigest()
-
-
 def _count_new(catalog: Catalog, group: NewGroup) -> int:
     if group.features is None:
         return 0
@@ -487,26 +479,22 @@ def _count_new(catalog: Catalog, group: NewGroup) -> int:
     return len(group.features.uids) - int(there or 0)
 
 
-def _write_frames(catalog: Catalog, plan: IngestPlan, written: dict[str, str], bundle: Bundle) -> None:
-    """Write the frames, and record the hash of each file."""
-    frames = {f"var.{group.pointer}": group.features.frame for group in plan.groups if group.features is not None}
-    for name, table in {"obs": plan.cells, **frames}.items():
-        written[name] = write_frame(catalog, plan.uid, name, table, bundle)
-
-
 def _report(
-    plan: IngestPlan, groups: Sequence[WrittenGroup], content_hash: str,
-    status: Literal["added", "skipped", "replaced", "dry run"], notes: Sequence[str],
-) -> IngestReport:  # fmt: skip
-    elements = list(plan.element_reports)
-    summed = []
+    plan: IngestPlan,
+    groups: Sequence[WrittenGroup],
+    content_hash: str,
+    status: Literal["added", "skipped", "replaced", "dry run"],
+) -> IngestReport:
+    elements, notes = [*plan.element_reports], [*plan.notes]
     for written in groups:
         for name, layer in written.layers.items():
-            if layer.info.key == NO_MATRIX:
-                continue
-            elements.append(_layer_report(written, name, layer.info.key, str(layer.info.dtype)))
+            key, dtype, stored = layer.info.key, str(layer.info.dtype), f"{written.group.space.name}/{name}"
+            if key != NO_MATRIX and str(written.stored[name]) == dtype:
+                elements.append(ColumnReport(key, "kept", stored))
+            elif key != NO_MATRIX:
+                elements.append(ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}"))
         if written.n_summed:
-            summed.append(f"{written.group.layers[0].info.key}: {written.n_summed:,} repeated entries summed")
+            notes.append(f"{written.group.layers[0].info.key}: {written.n_summed:,} repeated entries summed")
     return IngestReport(
         dataset_uid=plan.uid if status in ("added", "replaced") else "",
         name=plan.name,
@@ -523,12 +511,5 @@ def _report(
         ),
         columns=plan.column_reports,
         elements=tuple(elements),
-        notes=(*plan.notes, *summed, *notes),
+        notes=tuple(notes),
     )  # fmt: skip
-
-
-def _layer_report(written: WrittenGroup, name: str, key: str, dtype: str) -> ColumnReport:
-    stored = f"{written.group.space.name}/{name}"
-    if str(written.stored[name]) != dtype:
-        return ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}")
-    return ColumnReport(key, "kept", stored)

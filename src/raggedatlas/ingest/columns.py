@@ -102,11 +102,19 @@ def plan_columns(
                 ColumnReport(field.name, "left out", "", "not among obs=...; it stays in the dataset's own frame")
             )
             continue
-        stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
+        stored = column_name(chosen[field.name])
+        if stored in taken and chosen[field.name] != field.name:
+            raise SchemaError(
+                f"The cell column {stored!r} is taken by the atlas or by another column of the file; choose another name."
+            )
+        stored = free_name(f"obs_{stored}" if stored in taken else stored, taken)
         taken.add(stored)
         values, there = cells.column(field.name), table.field(stored) if stored in table.names else None
         column, note = cell_column(field, stored, chosen[field.name], options.cast.get(field.name))
-        column = _without_type(column, values, there)
+        # Without a value, a column takes the type of the cell column.
+        if nan_to_null(values).null_count == len(values):
+            facts = replace(column.facts, empty=True)
+            column = replace(column, type=column.type if there is None else there.type, facts=facts)
         reason = None if there is None else column_conflict(there, column)
         if reason is not None and options.on_clash != "error":
             column, note, reason = _settled(column, table, taken, reason, options.on_clash)
@@ -114,10 +122,12 @@ def plan_columns(
             taken.add(stored)
             there = table.field(stored) if stored in table.names else None
         if reason is not None and there is not None:
+            declared = facts_of(there) is None and not pa.types.is_string(there.type)
+            text = "'text' or " if _becomes_text(column.type) and _becomes_text(there.type) and not declared else ""
             problems.append(
                 f"{field.name!r} cannot go into the cell column {stored!r}: {reason}. Rename it with obs={{{field.name!r}: "
                 f"{free_name(stored, {*taken, *table.names})!r}}}, {cast_advice(field.name, values, there.type)}or choose for all "
-                f"such columns with {_policies(column.type, there)}"
+                f"such columns with on_clash={text}'rename'"
             )
             continue
         # Here the types differ and fit, such as integers into a double column; `column_values` refuses a value that
@@ -128,7 +138,12 @@ def plan_columns(
         plans.append(ColumnPlan(field.name, column))
         fate = "cast" if note else ("renamed" if stored != field.name else "kept")
         reports.append(ColumnReport(field.name, "cast" if note else fate, stored, note))  # type: ignore[arg-type]
-    problems += _missing_required(table, {p.column.stored for p in plans})
+    given = {"uid", "dataset_uid", *(plan.column.stored for plan in plans)}
+    problems += [
+        f"the schema needs {name!r}, which the source lacks; name the column that holds it with obs={{'its_name': {name!r}}}"
+        for name in (field.name for field in table if not field.nullable)
+        if name not in given
+    ]
     if problems:
         raise SchemaError(f"{len(problems)} column(s) cannot be added: {'; '.join(problems)}.")
     fresh = [pa.field(p.column.stored, p.column.type) for p in plans if p.column.stored not in table.names]
@@ -137,21 +152,16 @@ def plan_columns(
     return tuple(plans), tuple(reports)
 
 
-def _without_type(column: CellColumn, values: pa.ChunkedArray, there: pa.Field | None) -> CellColumn:
-    """Return a column that takes the type of the cell column, if it has no value."""
-    if nan_to_null(values).null_count < len(values):
-        return column
-    facts = replace(column.facts, empty=True)
-    return replace(column, type=column.type if there is None else there.type, facts=facts)
-
-
 def _settled(
     column: CellColumn, table: pa.Schema, taken: set[str], reason: str, policy: OnClash
 ) -> tuple[CellColumn, str, str | None]:
     """Return a clashing column as the policy has it, a note for the report, and why it is refused all the same."""
     there = table.field(column.stored)
     if policy == "rename":
-        base = stored = f"{column.stored}_{_family(column.type)}"
+        families = {"text": pa.types.is_string, "int": pa.types.is_integer, "float": pa.types.is_floating}
+        families |= {"bool": pa.types.is_boolean, "time": pa.types.is_temporal}
+        family = next((word for word, fits in families.items() if fits(column.type)), "other")
+        base = stored = f"{column.stored}_{family}"
         n = 2
         # A column made for an earlier clash is used again if this one fits it.
         while stored in taken or (
@@ -174,13 +184,6 @@ def _settled(
 def _becomes_text(arrow: pa.DataType) -> bool:
     is_text_or_number = pa.types.is_string(arrow) or pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
     return bool(is_text_or_number or pa.types.is_boolean(arrow) or pa.types.is_temporal(arrow))
-
-
-def _family(arrow: pa.DataType) -> str:
-    """Return a word for a type, by which a column that is kept apart is called."""
-    families = {"text": pa.types.is_string, "int": pa.types.is_integer, "float": pa.types.is_floating}
-    families |= {"bool": pa.types.is_boolean, "time": pa.types.is_temporal}
-    return next((word for word, fits in families.items() if fits(arrow)), "other")
 
 
 def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
@@ -210,15 +213,6 @@ def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str,
     if isinstance(options.obs, Mapping):
         return {name: wanted.get(name, name) for name in names}
     return wanted
-
-
-def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
-    stored = column_name(name)
-    if stored in taken and explicit:
-        raise SchemaError(
-            f"The cell column {stored!r} is taken by the atlas or by another column of the file; choose another name."
-        )
-    return free_name(f"obs_{stored}" if stored in taken else stored, taken)
 
 
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
@@ -259,21 +253,6 @@ def cast_advice(name: str, values: pa.ChunkedArray, stored: pa.DataType) -> str:
     return f"cast it with cast={{{name!r}: {word!r}}}, " if word is not None else ""
 
 
-def _policies(arrow: pa.DataType, there: pa.Field) -> str:
-    declared = facts_of(there) is None and not pa.types.is_string(there.type)
-    text = _becomes_text(arrow) and _becomes_text(there.type) and not declared
-    return "on_clash='text' or 'rename'" if text else "on_clash='rename'"
-
-
-def _missing_required(table: pa.Schema, given: set[str]) -> list[str]:
-    needed: list[Any] = [f.name for f in table if not f.nullable and f.name not in ("uid", "dataset_uid")]
-    return [
-        f"the schema needs {name!r}, which the source lacks; name the column that holds it with obs={{'its_name': {name!r}}}"
-        for name in needed
-        if name not in given
-    ]
-
-
 def merge_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read the colours of categories: column -> category -> colour.
 
@@ -295,16 +274,12 @@ def merge_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> di
             continue
         own = name.removesuffix("_colors")
         column = f"{head.split('/')[1]}:{own}" if head else own
-        categories = _categories(cells, column)
+        facts = facts_of(cells.schema.field(column)) if column in cells.column_names else None
+        categories = [] if facts is None else [str(name) for name in facts.categories or ()]
         colors = np.atleast_1d(np.asarray(source.element(key), dtype=object)).tolist()
         if len(categories) == len(colors) and all(isinstance(color, str) for color in colors) and categories:
             found[column] = dict(zip(categories, map(str, colors), strict=True))
     return found
-
-
-def _categories(cells: pa.Table, column: str) -> list[str]:
-    facts = facts_of(cells.schema.field(column)) if column in cells.column_names else None
-    return [str(name) for name in (facts.categories or ())] if facts is not None else []
 
 
 ID_COLUMNS = (
@@ -397,14 +372,22 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         )
     ids = [one.name for one in parsed]
     organisms = _organisms(var, parsed, UNKNOWN if organism == "auto" else organism_name(organism))
-    symbol_source = _symbol_column(var, source)
+    listed = {field.name for field in var.schema if pa.types.is_string(field.type)} - {source}
+    symbol_source = next((name for name in SYMBOL_COLUMNS if name in listed), None if source == INDEX else INDEX)
     spellings = _texts(var, symbol_source) if symbol_source else [""] * len(ids)
     # None where the file only repeats an accession.
     symbols = [
         name or (identifier if one.namespace == "symbol" else None)
         for name, one, identifier in zip(parse_symbols(spellings), parsed, ids, strict=True)
     ]
-    kinds = _kinds(var, parsed, space)
+    # What a feature is that is listed with the genes but is no gene; empty for all others.
+    kinds = [""] * len(ids)
+    typed = next((name for name in ("feature_types", "feature_type") if name in var.column_names), None)
+    if typed is not None and space == "gene_expression":
+        kinds = [
+            text if text in NO_GENES and one.namespace == "symbol" else ""
+            for text, one in zip(_texts(var, typed), parsed, strict=True)
+        ]
     # An accession identifies one species by itself, so only names need their organism here.
     accessions = [
         replace(one, namespace=kind.lower() if kind else one.namespace, organism=organism)
@@ -437,11 +420,17 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     others_of = Counter(kind for kind in kinds if kind)
     n_ensembl = namespaces["ensembl"]
     part = f" of {n_ensembl:,} Ensembl ids" if versions < n_ensembl else ""
+    named_organisms = sorted(Counter(organisms).items(), key=lambda count: (-count[1], count[0]))
+    said = "organisms " + ", ".join(f"{name} ({n:,})" for name, n in named_organisms)
+    if len(named_organisms) == 1:
+        said = f"organism {organisms[0]}"
+    unknown = [one.name for one in parsed if one.namespace == "ensembl" and one.organism == UNKNOWN]
+    shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
     notes = [
-        f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {_counted(organisms)}",
+        f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {said}",
         *([f"identifiers of several kinds: {_listed(namespaces)}"] if len(namespaces) > 1 else []),
         *([f"features that are not genes: {_listed(others_of)}; their names join no gene"] if others_of else []),
-        *_unknown_species(parsed),
+        *([f"{len(unknown):,} Ensembl ids of species that are not known: {shown}"] if unknown else []),
         *([f"{versions:,} version suffixes{part} split off and kept as aliases"] if versions else []),
         *_repeated(named, ids, given, _said(source)),
     ]
@@ -512,44 +501,8 @@ def _organisms(var: pa.Table, parsed: Sequence[Accession], otherwise: str) -> li
     ]
 
 
-def _symbol_column(var: pa.Table, source: str) -> str | None:
-    texts = [f.name for f in var.schema if pa.types.is_string(f.type)]
-    named = next((name for name in SYMBOL_COLUMNS if name in texts and name != source), None)
-    if named is not None:
-        return named
-    return INDEX if source != INDEX else None
-
-
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
-
-
-def _counted(organisms: Sequence[str]) -> str:
-    """Format how many features each organism has, the most first."""
-    counts = Counter(organisms)
-    if len(counts) == 1:
-        return f"organism {organisms[0]}"
-    return "organisms " + ", ".join(
-        f"{name} ({n:,})" for name, n in sorted(counts.items(), key=lambda c: (-c[1], c[0]))
-    )
-
-
-def _kinds(var: pa.Table, parsed: Sequence[Accession], space: str) -> list[str]:
-    """Return what each feature is that is listed with the genes but is not a gene; empty for all others."""
-    name = next((name for name in ("feature_types", "feature_type") if name in var.column_names), None)
-    if name is None or space != "gene_expression":
-        return [""] * len(parsed)
-    return [
-        text if text in NO_GENES and one.namespace == "symbol" else ""
-        for text, one in zip(_texts(var, name), parsed, strict=True)
-    ]
-
-
-def _unknown_species(parsed: Sequence[Accession]) -> list[str]:
-    """Format the Ensembl ids whose species is in no table."""
-    unknown = [one.name for one in parsed if one.namespace == "ensembl" and one.organism == UNKNOWN]
-    shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-    return [f"{len(unknown):,} Ensembl ids of species that are not known: {shown}"] if unknown else []
 
 
 def _said(column: str) -> str:
@@ -601,7 +554,20 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
     """
     catalog.require_tip("register_features()")
     catalog.add_space(catalog.space(space))
-    rows = _rows(features)
+    if isinstance(features, pa.Table):
+        rows = features
+    elif isinstance(features, list | tuple) and all(isinstance(f, FeatureBaseSchema) for f in features):
+        if not features:
+            raise SchemaError("register_features() got no features; pass at least one.")
+        schema = pa.schema([f for f in type(features[0]).arrow_schema() if f.name != "global_index"])
+        rows = pa.Table.from_pylist([f.model_dump(exclude={"global_index"}) for f in features], schema=schema)
+    elif hasattr(features, "columns") and hasattr(features, "index"):
+        frame = features if "uid" in features.columns else features.rename_axis("uid").reset_index()
+        rows = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    else:
+        raise SchemaError(
+            f"register_features() takes a pandas frame, an Arrow table, or a list of FeatureBaseSchema objects; got {type(features).__name__}."
+        )
     if "symbol" in rows.column_names:
         # `register_features` ranks a symbol by this source: no symbol of a file replaces one given by hand.
         by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
@@ -611,23 +577,6 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
     n_new = register_features(catalog, space, rows)
     update_identity(catalog, registry_tables(catalog))
     return n_new
-
-
-def _rows(features: Any) -> pa.Table:  # noqa: ANN401  (several forms)
-    if isinstance(features, pa.Table):
-        return features
-    if isinstance(features, list | tuple) and all(isinstance(f, FeatureBaseSchema) for f in features):
-        if not features:
-            raise SchemaError("register_features() got no features; pass at least one.")
-        rows = [f.model_dump(exclude={"global_index"}) for f in features]
-        return pa.Table.from_pylist(rows, schema=_without(type(features[0]).arrow_schema()))
-    if hasattr(features, "columns") and hasattr(features, "index"):
-        frame = features if "uid" in features.columns else features.rename_axis("uid").reset_index()
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        return table.replace_schema_metadata(None)
-    raise SchemaError(
-        f"register_features() takes a pandas frame, an Arrow table, or a list of FeatureBaseSchema objects; got {type(features).__name__}."
-    )
 
 
 def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
@@ -650,7 +599,3 @@ def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
             f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
             f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
         )
-
-
-def _without(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([f for f in schema if f.name != "global_index"])

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,6 @@ from raggedatlas.model.assets import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
 from raggedatlas.model.ids import UidIndex, check_given_name, check_length, column_name, free_name, integer_ids, new_uid
-from raggedatlas.model.protocols import Source, SourceSchema
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.model.wings import answer
@@ -106,13 +106,30 @@ def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Seq
     """
     kind = type(source).__name__
     table = source if isinstance(source, AnnotationSource) else _read_table_source(source, kind, text_columns)
-    if table is None:
-        return _read_cells(source, kind, obsm)
-    if obsm:
-        raise SourceError(
-            f"obsm={list(obsm)} names members of an AnnData, and a {kind} has none; pass an AnnData, or a file of one."
-        )
-    return table
+    if table is not None:
+        if obsm:
+            raise SourceError(
+                f"obsm={list(obsm)} names members of an AnnData, and a {kind} has none; pass an AnnData, or a file of one."
+            )
+        return table
+    with closing(open_source(source)) as opened:
+        schema, cells = opened.describe(), opened.cells()
+        colors = merge_colors(opened, cells, [key for key in schema.elements if key.endswith("_colors")])
+        origin = opened.element("uns/atlas") if "uns/atlas" in schema.elements else {}
+        dense = {info.key.removeprefix("obsm/"): info for info in schema.matrices if info.form == "dense"}
+        dense = {key: info for key, info in dense.items() if info.key.startswith("obsm/")}
+        members: dict[str, NDArray[Any]] = {}
+        for key in obsm:
+            if key not in dense:
+                raise NotFoundError(f"The annotation has no array {key!r} in obsm; it has {[*dense]}.")
+            info = dense[key]
+            blocks = [np.asarray(block.layers["values"]) for (block,) in opened.blocks((info.key,), block_rows(info))]
+            members[key] = np.concatenate(blocks) if blocks else np.empty(info.shape, info.dtype)
+    is_path = isinstance(source, str | os.PathLike)
+    return AnnotationSource(
+        cells, schema.name if is_path else "", schema.uri if is_path else kind, colors,
+        origin if isinstance(origin, Mapping) else {}, members,
+    )  # fmt: skip
 
 
 def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
@@ -192,32 +209,6 @@ def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) ->
     return None
 
 
-def _read_cells(source: Any, kind: str, obsm: Sequence[str]) -> AnnotationSource:  # noqa: ANN401
-    opened = open_source(source)
-    try:
-        schema, cells = opened.describe(), opened.cells()
-        colors = merge_colors(opened, cells, [key for key in schema.elements if key.endswith("_colors")])
-        origin = opened.element("uns/atlas") if "uns/atlas" in schema.elements else {}
-        is_path = isinstance(source, str | os.PathLike)
-        return AnnotationSource(
-            cells, schema.name if is_path else "", schema.uri if is_path else kind, colors,
-            origin if isinstance(origin, Mapping) else {}, {key: _member(opened, schema, key) for key in obsm},
-        )  # fmt: skip
-    finally:
-        opened.close()
-
-
-def _member(opened: Source, schema: SourceSchema, key: str) -> NDArray[Any]:
-    info = schema.matrix(f"obsm/{key}")
-    if info is None or info.form != "dense":
-        there = [
-            m.key.removeprefix("obsm/") for m in schema.matrices if m.key.startswith("obsm/") and m.form == "dense"
-        ]
-        raise NotFoundError(f"The annotation has no array {key!r} in obsm; it has {there}.")
-    blocks = [np.asarray(block.layers["values"]) for (block,) in opened.blocks((info.key,), block_rows(info))]
-    return np.concatenate(blocks) if blocks else np.empty(info.shape, info.dtype)
-
-
 def _read_table(path: AnyPath, ending: str, text_columns: tuple[str, ...]) -> pa.Table:
     import pyarrow.csv
     import pyarrow.parquet
@@ -276,24 +267,21 @@ def with_facts(table: pa.Table) -> pa.Table:
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if repeated:
         raise SchemaError(f"The columns {repeated} appear twice; rename them.")
-    fields = [
-        f if facts_of(f) else f.with_metadata(_facts(table.column(f.name), f).to_metadata()) for f in table.schema
-    ]
+    fields = []
+    for named in table.schema:
+        column, kind = table.column(named.name), named.type
+        facts = facts_of(named) or ColumnFacts(named.name, _kind(kind))
+        if facts_of(named) is None and pa.types.is_dictionary(kind) and column.num_chunks:
+            values = column.unify_dictionaries().chunk(0).dictionary
+            facts = ColumnFacts(named.name, "categorical", tuple(values.to_pylist()), kind.ordered, _kind(values.type))
+        elif facts_of(named) is None and column.null_count and pa.types.is_integer(kind):
+            # `int8` becomes `Int8` and `uint8` becomes `UInt8`, the nullable types of pandas.
+            facts = replace(facts, kind=str(kind).replace("int", "Int").replace("uI", "UI"))
+        elif facts_of(named) is None and column.null_count and pa.types.is_boolean(kind):
+            facts = replace(facts, kind="boolean")
+        fields.append(named if facts_of(named) else named.with_metadata(facts.to_metadata()))
     # This cast changes the metadata of fields only, no type.
     return table.replace_schema_metadata(None).cast(pa.schema(fields))
-
-
-def _facts(column: pa.ChunkedArray, named: pa.Field) -> ColumnFacts:
-    kind = named.type
-    if pa.types.is_dictionary(kind) and column.num_chunks:
-        unified = column.unify_dictionaries()
-        values = unified.chunk(0).dictionary
-        return ColumnFacts(named.name, "categorical", tuple(values.to_pylist()), kind.ordered, _kind(values.type))
-    facts = ColumnFacts(named.name, _kind(kind))
-    if column.null_count and pa.types.is_integer(kind):
-        # `int8` becomes `Int8` and `uint8` becomes `UInt8`, the nullable types of pandas.
-        return replace(facts, kind=str(kind).replace("int", "Int").replace("uI", "UI"))
-    return replace(facts, kind="boolean") if column.null_count and pa.types.is_boolean(kind) else facts
 
 
 def _kind(arrow: pa.DataType) -> str:
@@ -337,13 +325,12 @@ class _NewColumn:
 
 
 @dataclass(frozen=True, eq=False)
-class _AnnotationPlan:
-    """What is known before the cells are read: the cells by uid, and their new values."""
+class _Cells:
+    """The rows of the source that name cells of the atlas, the uids of these, and how many other rows there are."""
 
-    record: AnnotationRecord
+    rows: NDArray[np.int64]
+    uids: pa.Array
     index: UidIndex
-    columns: tuple[_NewColumn, ...]
-    options: AnnotateOptions
     n_unknown: int
 
 
@@ -355,13 +342,6 @@ class _Merge:
     under: str | None
     field: pa.Field
     report: AnnotationColumnReport
-
-    def values(self, places: pa.Array, old: pa.Array | None, *, replaces: bool) -> pa.Array:
-        """Join new and old values of some cells; `places` says where the new ones are, null for none."""
-        new = self.new.values.take(places)
-        if old is None:
-            return new
-        return pc.coalesce(new, old) if replaces else pc.coalesce(old, new)
 
 
 def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> AnnotationReport:  # noqa: ANN401
@@ -389,7 +369,8 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
         check_given_name(options.name, "name of an annotation")
     # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.
     source = with_options(source, catalog.location.storage_options)
-    given = read_annotation_source(source, ("uid", "cell_name", "dataset", *_text_casts(options)), options.obsm)
+    texts = [name for name, kind in options.cast.items() if kind == "str"]
+    given = read_annotation_source(source, ("uid", "cell_name", "dataset", *texts), options.obsm)
     if not given.table.num_rows:
         raise SourceError("The annotation has no rows; there is nothing to write.")
     cells = _find_cells(catalog, given.table, options)
@@ -399,14 +380,24 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     # columns are written.
     results = tuple(add_vectors(catalog, *one, options, dry_run=True) for one in vectors)
     columns = _chosen(given.table, options)
-    plan = _plan(given, cells, _column_plans(catalog, given.table, columns, options), options) if columns else None
-    if plan is None:
-        snapshot = given.origin.get("snapshot")
-        report = AnnotationReport("", "unchanged", len(cells.rows), cells.n_unknown, (), given.uri, snapshot)
-    else:
-        report = _write(catalog, plan)
-        if not options.dry_run:
-            _settle_types(catalog, plan)
+    snapshot = given.origin.get("snapshot")
+    report = AnnotationReport("", "unchanged", len(cells.rows), cells.n_unknown, (), given.uri, snapshot)
+    if columns:
+        new = _new_columns(catalog, given, cells, columns, options)
+        record = AnnotationRecord(
+            uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=snapshot,
+            query=str(given.origin.get("summary", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
+        )  # fmt: skip
+        report = _write(catalog, record, cells, new, options)
+    if columns and not options.dry_run:
+        # Covered columns without values get the type of the annotation, so that values added later are of one type with it.
+        schema = catalog.tables.schema(CELLS)
+        stacks = column_stacks(schema)
+        for column in new:
+            for stored in stacks.get(column.name, ())[1:]:
+                facts = facts_of(schema.field(stored))
+                if facts is not None and facts.empty:
+                    add_cell_columns(catalog, [replace(column.column, stored=stored)], [])
     if not options.dry_run:
         results = tuple(add_vectors(catalog, *one, options, dry_run=False) for one in vectors)
         if any(result.status != "skipped" for result in results):
@@ -414,72 +405,76 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     return replace(report, results=results, status="dry run" if options.dry_run else report.status)
 
 
-def _write(catalog: Catalog, plan: _AnnotationPlan) -> AnnotationReport:
+def _write(
+    catalog: Catalog,
+    planned: AnnotationRecord,
+    cells: _Cells,
+    columns: Sequence[_NewColumn],
+    options: AnnotateOptions,
+) -> AnnotationReport:
     """Commit the columns, compared with the cells at the version that the commit is based on."""
     reports: list[AnnotationReport] = []
+    replaces = options.on_conflict == "replace"
+
+    def batches(at: Tables, merges: Sequence[_Merge], places: pa.Array, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the new columns for all rows of the cell table, a bounded number of rows at a time."""
+        start = 0
+        for batch in at.batches(CELLS, ["uid", *(merge.under for merge in merges if merge.under is not None)]):
+            arrays = []
+            for merge in merges:
+                new = merge.new.values.take(places.slice(start, batch.num_rows))
+                if merge.under is not None:
+                    old = batch.column(merge.under)
+                    new = pc.coalesce(new, old) if replaces else pc.coalesce(old, new)
+                arrays.append(new)
+            start += batch.num_rows
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def make(at: Tables) -> pa.RecordBatchReader | None:
-        places = _places(catalog, plan, at)
-        merges, record, report = _merge(catalog, plan, at, places)
-        # `fill_columns` calls `make` again after a lost race; the last report is that of the commit.
-        reports[:] = [report]
-        if plan.options.dry_run or not record.columns:
-            return None
-        written = [merge for merge in merges if merge.new.name in record.columns]
-        schema = pa.schema([record.mark(merge.field) for merge in written])
-        return pa.RecordBatchReader.from_batches(
-            schema, _batches(at, written, places, schema, replaces=plan.options.on_conflict == "replace")
+        # Where the new values of each row of the cell table are, null for none, in the order of `batches`.
+        blocks = [cells.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
+        # Without cells there are no blocks, and `concatenate` refuses an empty list.
+        found = np.concatenate([np.zeros(0, np.int32), *blocks])
+        places = pa.array(found, mask=found < 0)
+        schema = at.schema(CELLS)
+        merges = [_merge_column(planned.uid, options, at, column, places) for column in columns]
+        written = {m.new.name: m for m in merges if m.report.status in ("new", "merged")}
+        taken = [record.name for record in annotation_columns(schema).values()]
+        # The same call again is no second annotation; it may still have members of obsm to write.
+        if options.name is not None and options.name in taken and written:
+            raise DuplicateError(
+                f"{catalog.location.uri} has an annotation {options.name!r} already; choose another name, or drop it with "
+                f"drop_annotation({options.name!r})."
+            )
+        name = options.name
+        if name is None or written:
+            name = free_name(planned.name or (next(iter(written)) if len(written) == 1 else "annotation"), taken, "-")
+        record = planned.model_copy(
+            update={
+                "name": name,
+                "columns": {
+                    shown: AnnotatedColumn(
+                        n_values=m.report.n_values, n_replaced=m.report.n_replaced, colors=dict(m.new.colors)
+                    )
+                    for shown, m in written.items()
+                },
+            }
         )
+        status: Any = "dry run" if options.dry_run else ("added" if written else "unchanged")
+        # `fill_columns` calls `make` again after a lost race; the last report is that of the commit.
+        reports[:] = [
+            AnnotationReport(
+                name=name, status=status, n_cells=len(places) - places.null_count, n_unknown=cells.n_unknown,
+                columns=tuple(merge.report for merge in merges), source=record.source, snapshot=record.snapshot,
+            )
+        ]  # fmt: skip
+        if options.dry_run or not written:
+            return None
+        fields = pa.schema([record.mark(merge.field) for merge in written.values()])
+        return pa.RecordBatchReader.from_batches(fields, batches(at, [*written.values()], places, fields))
 
     catalog.tables.fill_columns(CELLS, make)
     return reports[0]
-
-
-def _settle_types(catalog: Catalog, plan: _AnnotationPlan) -> None:
-    """Give covered columns without values the type of the annotation, so that values added later are of one type with it."""
-    schema = catalog.tables.schema(CELLS)
-    stacks = column_stacks(schema)
-    for new in plan.columns:
-        for stored in stacks.get(new.name, ())[1:]:
-            facts = facts_of(schema.field(stored))
-            if facts is not None and facts.empty:
-                add_cell_columns(catalog, [replace(new.column, stored=stored)], [])
-
-
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """The rows of the source that name cells of the atlas, the uids of these, and how many other rows there are."""
-
-    rows: NDArray[np.int64]
-    uids: pa.Array
-    index: UidIndex
-    n_unknown: int
-
-
-def _plan(
-    given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions
-) -> _AnnotationPlan:
-    table = given.table.take(cells.rows) if cells.n_unknown else given.table
-    made = [
-        _NewColumn(
-            one.column, column_values(one, table, one.column.type).combine_chunks(), given.colors.get(one.source, {})
-        )
-        for one in plans
-    ]
-    made = [column for column in made if column.values.null_count < len(column.values)]
-    if not made:
-        raise SourceError(
-            f"The columns {[plan.source for plan in plans]} have no values for cells of this atlas; there is nothing to write."
-        )
-    record = AnnotationRecord(
-        uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=given.origin.get("snapshot"),
-        query=str(given.origin.get("summary", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
-    )  # fmt: skip
-    return _AnnotationPlan(record, cells.index, tuple(made), options, cells.n_unknown)
-
-
-def _text_casts(options: AnnotateOptions) -> list[str]:
-    return [name for name, kind in options.cast.items() if kind == "str"]
 
 
 def _chosen(table: pa.Table, options: AnnotateOptions) -> dict[str, str]:
@@ -501,30 +496,45 @@ def _chosen(table: pa.Table, options: AnnotateOptions) -> dict[str, str]:
     return chosen
 
 
-def _column_plans(
-    catalog: Catalog, table: pa.Table, columns: Mapping[str, str], options: AnnotateOptions
-) -> list[ColumnPlan]:
+def _new_columns(
+    catalog: Catalog,
+    given: AnnotationSource,
+    cells: _Cells,
+    columns: Mapping[str, str],
+    options: AnnotateOptions,
+) -> list[_NewColumn]:
+    """Return the columns that have a value for a cell, each with its values for the cells that are named."""
     schema = catalog.tables.schema(CELLS)
     results = result_columns(schema)
     taken = {*FILLED, *catalog.spaces(), *pointer_columns(schema), *results, *(name for _, name in results.values())}
-    return [_column_plan(table, source, shown, taken, options) for source, shown in columns.items()]
-
-
-def _column_plan(table: pa.Table, source: str, shown: str, taken: set[str], options: AnnotateOptions) -> ColumnPlan:
-    check_length(shown, "name of a column")
-    if shown in taken:
-        raise NameRefusedError(
-            f"The name {shown!r} is taken by a feature space, a result or the atlas itself; write the column under another with "
-            f"columns={{{source!r}: {shown + '_2'!r}}}."
+    table = given.table.take(cells.rows) if cells.n_unknown else given.table
+    plans = []
+    for source, shown in columns.items():
+        check_length(shown, "name of a column")
+        if shown in taken:
+            raise NameRefusedError(
+                f"The name {shown!r} is taken by a feature space, a result or the atlas itself; write the column under another with "
+                f"columns={{{source!r}: {shown + '_2'!r}}}."
+            )
+        field = table.schema.field(source)
+        if pa.types.is_nested(field.type):
+            raise SchemaError(
+                f"The column {source!r} holds {field.type}, and a cell column holds one value for each cell; write vectors with "
+                "atlas.add(ResultDataset) or annotate(adata, obsm=['X_umap'])."
+            )
+        plans.append(ColumnPlan(source, cell_column(field, column_name(shown), shown, options.cast.get(source))[0]))
+    made = [
+        _NewColumn(
+            one.column, column_values(one, table, one.column.type).combine_chunks(), given.colors.get(one.source, {})
         )
-    field = table.schema.field(source)
-    if pa.types.is_nested(field.type):
-        raise SchemaError(
-            f"The column {source!r} holds {field.type}, and a cell column holds one value for each cell; write vectors with "
-            "atlas.add(ResultDataset) or annotate(adata, obsm=['X_umap'])."
+        for one in plans
+    ]
+    made = [column for column in made if column.values.null_count < len(column.values)]
+    if not made:
+        raise SourceError(
+            f"The columns {[*columns]} have no values for cells of this atlas; there is nothing to write."
         )
-    plan, _ = cell_column(field, column_name(shown), shown, options.cast.get(source))
-    return ColumnPlan(source, plan)
+    return made
 
 
 def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Array:
@@ -609,52 +619,12 @@ def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
         yield pc.if_else(in_datasets(batch, visible), batch.column("uid"), None)
 
 
-def _places(catalog: Catalog, plan: _AnnotationPlan, at: Tables) -> pa.Array:
-    """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
-    blocks = [plan.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
-    # Without cells there are no blocks, and `concatenate` refuses an empty list.
-    places = np.concatenate([np.zeros(0, np.int32), *blocks])
-    return pa.array(places, mask=places < 0)
-
-
-def _merge(
-    catalog: Catalog, plan: _AnnotationPlan, at: Tables, places: pa.Array
-) -> tuple[list[_Merge], AnnotationRecord, AnnotationReport]:
-    """Compare new and old values at one version of the cells, and refuse what the caller did not allow."""
+def _merge_column(uid: str, options: AnnotateOptions, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
+    """Compare new and old values of a column at one version of the cells, and refuse what the caller did not allow."""
     schema = at.schema(CELLS)
-    merges = [_merge_column(plan, at, column, places) for column in plan.columns]
-    written = {m.new.name: m for m in merges if m.report.status in ("new", "merged")}
-    columns = {
-        shown: AnnotatedColumn(n_values=m.report.n_values, n_replaced=m.report.n_replaced, colors=dict(m.new.colors))
-        for shown, m in written.items()
-    }
-    name = _free_name(plan, list(written), [record.name for record in annotation_columns(schema).values()], catalog)
-    record = plan.record.model_copy(update={"name": name, "columns": columns})
-    n_named = len(places) - places.null_count
-    status: Any = "dry run" if plan.options.dry_run else ("added" if columns else "unchanged")
-    report = AnnotationReport(
-        name=name, status=status, n_cells=n_named, n_unknown=plan.n_unknown,
-        columns=tuple(merge.report for merge in merges), source=record.source, snapshot=record.snapshot,
-    )  # fmt: skip
-    return merges, record, report
-
-
-def _free_name(plan: _AnnotationPlan, written: Sequence[str], taken: Sequence[str], catalog: Catalog) -> str:
-    if not written and plan.options.name is not None:
-        return plan.options.name  # the same call again, which may still have members of obsm to write
-    if plan.options.name is not None and plan.options.name in taken:
-        raise DuplicateError(
-            f"{catalog.location.uri} has an annotation {plan.options.name!r} already; choose another name, or drop it with "
-            f"drop_annotation({plan.options.name!r})."
-        )
-    return free_name(plan.record.name or (written[0] if len(written) == 1 else "annotation"), taken, "-")
-
-
-def _merge_column(plan: _AnnotationPlan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
-    schema, options = at.schema(CELLS), plan.options
     under = column_stacks(schema).get(new.name, (None,))[0]
     # A name of its own, so that the covered column stays and is shown again by `drop_annotation`.
-    stored = f"{new.column.stored}__{plan.record.uid[:8]}"
+    stored = f"{new.column.stored}__{uid[:8]}"
     was = ColumnFacts(new.name, "") if under is None else facts_of(schema.field(under)) or ColumnFacts(new.name, "")
     if under is None or was.empty:
         n_values = len(places) - new.values.take(places).null_count
@@ -677,9 +647,21 @@ def _merge_column(plan: _AnnotationPlan, at: Tables, new: _NewColumn, places: pa
             f"columns={{{new.name!r}: {new.name + '_2'!r}}}."
         )
     replaces = options.on_conflict == "replace"
-    facts = _joined_facts(was, new) if counts.kept or not replaces else new.column.facts
+    facts = new.column.facts
+    if counts.kept or not replaces:
+        if was.kind == "categorical" and is_text(was.category_kind) and is_text(facts.kind):
+            # Text that joins categories becomes some of them.
+            known = was.categories or ()
+            fresh = sorted({*pc.unique(new.values).drop_null().to_pylist()} - {*known})
+            facts = replace(was, categories=(*known, *fresh))
+        else:
+            facts = join_facts(was, facts)
     n_values = counts.fresh + (counts.different if replaces else 0)
-    is_restyled = options.columns is not None and replaces and _is_restyled(there, replace(facts, name=was.name), new)
+    record = annotation_of(there)
+    colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
+    # Categories, their order or their colors may change although no value does.
+    restyled = replace(facts, name=was.name) != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)
+    is_restyled = options.columns is not None and replaces and restyled
     report = AnnotationColumnReport(
         new.name, "merged" if n_values or is_restyled else "unchanged", n_values=n_values, n_same=counts.same,
         n_replaced=counts.different if replaces else 0, n_kept=0 if replaces else counts.different,
@@ -709,7 +691,7 @@ def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Coun
         both = pc.and_(old.is_valid(), given.is_valid())
         # `not_equal` is null where either value is missing; those rows count as fresh or kept below.
         differs = pc.fill_null(pc.not_equal(old, given), False)  # noqa: FBT003
-        n_both, n_different = _true(both), _true(differs)
+        n_both, n_different = (int(pc.sum(mask).as_py() or 0) for mask in (both, differs))
         if n_different and not counts.different:
             row = int(np.argmax(differs.to_numpy(zero_copy_only=False)))
             counts.first = tuple(column[row].as_py() for column in (batch.column("uid"), old, given))
@@ -718,39 +700,3 @@ def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Coun
         counts.different += n_different
         counts.kept += len(old) - old.null_count - n_both
     return counts
-
-
-def _true(mask: pa.Array) -> int:
-    return int(pc.sum(mask).as_py() or 0)
-
-
-def _joined_facts(was: ColumnFacts, new: _NewColumn) -> ColumnFacts:
-    """Join the facts of a column with those of values written into it; text that joins categories becomes some of them."""
-    facts = new.column.facts
-    if was.kind == "categorical" and is_text(was.category_kind) and is_text(facts.kind):
-        known = was.categories or ()
-        fresh = sorted({*pc.unique(new.values).drop_null().to_pylist()} - {*known})
-        return replace(was, categories=(*known, *fresh))
-    return join_facts(was, facts)
-
-
-def _is_restyled(there: pa.Field, facts: ColumnFacts, new: _NewColumn) -> bool:
-    """Return whether categories, their order or their colors change although no value does."""
-    record = annotation_of(there)
-    colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
-    return facts != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)
-
-
-def _batches(
-    at: Tables, merges: Sequence[_Merge], places: pa.Array, schema: pa.Schema, *, replaces: bool
-) -> Iterator[pa.RecordBatch]:
-    """Yield the new columns for all rows of the cell table, a bounded number of rows at a time."""
-    start = 0
-    for batch in at.batches(CELLS, ["uid", *(merge.under for merge in merges if merge.under is not None)]):
-        block = places.slice(start, batch.num_rows)
-        start += batch.num_rows
-        arrays = [
-            merge.values(block, None if merge.under is None else batch.column(merge.under), replaces=replaces)
-            for merge in merges
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)

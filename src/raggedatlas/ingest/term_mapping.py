@@ -1,6 +1,7 @@
 """Terms for free-text labels: proposed by name, synonym and similarity, confirmed by a file, and written back as ids."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
@@ -166,14 +167,21 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
             f"map_terms() takes a column of labels, and {column!r} has ids; name the column of their labels."
         )
     terms = known.term_source().find(columns, options.ontology)
-    sizes = _count_labels(catalog, columns.labels)
+    sizes: Counter[str] = Counter()
+    for batch in visible_cells(catalog, [columns.labels]):
+        for entry in pc.value_counts(batch.column(columns.labels).drop_null()).to_pylist():
+            sizes[str(entry["values"])] += entry["counts"]
     # Every row of the file is looked up before the first write.
     confirm = with_options(options.confirm, catalog.location.storage_options)
     said = {} if confirm is None else _read_confirmed(confirm, terms)
-    found = [
-        _propose(label, n, terms) if label not in said else _said(label, n, said[label], terms)
-        for label, n in sizes.items()
-    ]
+    found = []
+    for label, n in sizes.items():
+        if label not in said:
+            found.append(_propose(label, n, terms))
+        elif said[label]:
+            found.append(_decided(label, n, said[label], terms, "confirmed"))
+        else:
+            found.append(LabelTerm(label, n, "left out"))
     found.sort(key=lambda one: (-one.n_cells, one.label))
     unknown = tuple(label for label in said if label not in sizes)
     report = TermMapping(columns.name, terms.version, tuple(found), unknown)
@@ -186,16 +194,6 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
     )
     written = annotate(catalog, source, AnnotateOptions(on_conflict=options.on_conflict, dry_run=options.dry_run))
     return TermMapping(columns.name, terms.version, tuple(found), unknown, written)
-
-
-def _count_labels(catalog: Catalog, stored: str) -> dict[str, int]:
-    """Count the cells of each label."""
-    sizes: dict[str, int] = {}
-    for batch in visible_cells(catalog, [stored]):
-        for entry in pc.value_counts(batch.column(stored).drop_null()).to_pylist():
-            label = str(entry["values"])
-            sizes[label] = sizes.get(label, 0) + entry["counts"]
-    return sizes
 
 
 def _propose(label: str, n_cells: int, terms: Terms) -> LabelTerm:
@@ -211,11 +209,6 @@ def _propose(label: str, n_cells: int, terms: Terms) -> LabelTerm:
     if any(match.kind == "deprecated" for match in matches):
         return LabelTerm(label, n_cells, "deprecated", candidates=near, note=notes)
     return LabelTerm(label, n_cells, "near" if near else "none", candidates=near)
-
-
-def _said(label: str, n_cells: int, matches: list[Match], terms: Terms) -> LabelTerm:
-    """Give a label what a file says."""
-    return _decided(label, n_cells, matches, terms, "confirmed") if matches else LabelTerm(label, n_cells, "left out")
 
 
 def _decided(label: str, n_cells: int, matches: list[Match], terms: Terms, kind: str | None = None) -> LabelTerm:
@@ -236,7 +229,16 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
         pairs = [*confirm.items()]
         shown = "confirm"
     else:
-        table, shown = _confirm_table(confirm)
+        if isinstance(confirm, str | os.PathLike):
+            table, shown = read_text_table(as_path(confirm)), as_path(confirm).name
+        else:
+            shown = type(confirm).__name__
+            try:
+                table = pa.table(confirm)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise SourceError(
+                    f"map_terms() takes confirm as a CSV or TSV file, a mapping of label to term or a table, not a {shown}."
+                ) from error
         lacking = [name for name in ("label", "term") if name not in table.column_names]
         if lacking:
             raise SourceError(
@@ -255,18 +257,6 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
             )
         found[str(label)] = [_confirmed(part.strip(), str(label), shown, terms) for part in text.split(" || ") if part]
     return found
-
-
-def _confirm_table(confirm: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
-    if isinstance(confirm, str | os.PathLike):
-        path = as_path(confirm)
-        return read_text_table(path), path.name
-    try:
-        return pa.table(confirm), type(confirm).__name__
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SourceError(
-            f"map_terms() takes confirm as a CSV or TSV file, a mapping of label to term or a table, not a {type(confirm).__name__}."
-        ) from error
 
 
 def _confirmed(term: str, label: str, shown: str, terms: Terms) -> Match:

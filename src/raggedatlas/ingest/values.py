@@ -29,10 +29,6 @@ SIGNED = (np.int8, np.int16, np.int32, np.int64)
 _TWO_64 = 2.0**64
 
 
-def _by_number(row: int, column: int) -> str:
-    return f"cell {row}, feature {column} (both counted from 0)"
-
-
 @dataclass
 class LayerFit:
     """What the values of one layer have turned out to be so far.
@@ -63,7 +59,7 @@ class LayerFit:
     must_count: bool = False
     may_be_signed: bool = False
     keep_nonfinite: bool = False
-    place: Callable[[int, int], str] = _by_number
+    place: Callable[[int, int], str] = "cell {}, feature {} (both counted from 0)".format
     low: float = 0
     high: float = 0
     whole: bool = True

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import commit, group_writer, staging
-from raggedatlas.ingest.group_writer import WrittenGroup
+from raggedatlas.ingest import commit, staging
+from raggedatlas.ingest.group_writer import PendingWrite
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.protocols import Source
 from support.hypothesis_profile import examples
@@ -100,14 +100,14 @@ def state(atlas: RaggedAtlas) -> list[tuple[Any, ...]]:
 
 def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     """Let the disk be full when the arrays of some sources are ended, while the source after them is read."""
-    close = group_writer._close
+    finish = PendingWrite.finish
 
-    def full(written: WrittenGroup, *args: Any) -> None:
-        if written.n_rows == UNWRITABLE:
+    def full(self: PendingWrite) -> None:
+        if self.written.n_rows == UNWRITABLE:
             raise StoreError("No space left on device.")
-        close(written, *args)
+        finish(self)
 
-    patch.setattr(group_writer, "_close", full)
+    patch.setattr(PendingWrite, "finish", full)
 
 
 @pytest.mark.nightly

@@ -1,7 +1,8 @@
 """Write the matrices of one group, block by block, in bounded memory; and what is kept with the dataset as it is."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from ctypes import byref, c_int64
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -100,7 +101,7 @@ class PendingWrite:
     def __reduce__(self) -> tuple[Callable[[WrittenGroup], "PendingWrite"], tuple[WrittenGroup]]:
         """Pickle a finished group."""
         # Threads and closures do not pickle; workers call `finish` before they return a group.
-        return _finished, (self.written,)
+        return partial(PendingWrite, steps=contextlib.ExitStack(), close=_nothing_left), (self.written,)
 
     def finish(self) -> None:
         """Wait for the last rows and close the arrays, unless that was done already; callable from any thread.
@@ -119,10 +120,6 @@ class PendingWrite:
         """Wait for the current write, and discard the rest."""
         # With an error, the writers cancel queued blocks; without one they would write them all.
         self._steps.__exit__(StoreError, StoreError("abandoned"), None)
-
-
-def _finished(written: WrittenGroup) -> PendingWrite:
-    return PendingWrite(written, contextlib.ExitStack(), _nothing_left)
 
 
 def _nothing_left() -> None:
@@ -153,6 +150,7 @@ class _LayerWriter:
         self.known: np.dtype[Any] | None = None
         self.sent: np.dtype[Any] | None = None
         self.needs_rewrite = False
+        self._folder = "csr/layers" if group.space.kind is PointerKind.SPARSE else "layers"
         counted = group.space.is_counts
         self.compact = counted
         self.fit = LayerFit(
@@ -167,12 +165,17 @@ class _LayerWriter:
         )
         self.writer: ArrayWriter | None = None
 
-    def decide(self, group: NewGroup, taken: set[str]) -> str:
+    def decide(self, group: NewGroup, taken: AbstractSet[str]) -> str:
         """Return the layer's name, chosen from the values so far."""
         if self.plan.name:
             return self.plan.name
         wanted = COUNTS if group.space.is_counts and self.fit.counts else self.plan.otherwise
         return free_name(wanted if wanted not in taken else self.plan.otherwise, taken)
+
+    @property
+    def path(self) -> str:
+        """Path of its array below the group."""
+        return f"{self._folder}/{self.name}"
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -195,11 +198,13 @@ class _LayerWriter:
             self.needs_rewrite = True
         return self.dtype
 
-    def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
+    def append(
+        self, create: Callable[..., ArrayWriter], values: NDArray[Any], breaks: NDArray[np.int64] | None
+    ) -> None:
         """Append values in the dtype chosen for them; values that need a rewrite are skipped."""
         dtype = values.dtype
         if self.writer is None:
-            self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
+            self.writer = create(self.path, dtype, values.shape[1:])
         elif not is_exact(self.writer.dtype, dtype):
             # `choose` has set `needs_rewrite`, so `finish` discards this array.
             return
@@ -241,32 +246,97 @@ def write_group(
     ValuesError
         If the value policy refuses a value; the caller removes the group.
     """
-    reading = _Reading(source, WrittenGroup(group, path), options, taken, content)
+    write = partial(_write, catalog, source, path, group, options, progress, taken, bundle)
     try:
-        return _write(catalog, reading, bundle, progress)
+        return write(content, {})
     except _DtypeChangedError as error:
         # The threads of the first pass have ended, so nothing appears below the path after this.
         if not options.dry_run:
             catalog.arrays.child(*path.split("/")).delete_prefix()
         # No hash: the first pass has read all blocks, so `content` is complete.
-        again = replace(reading, written=WrittenGroup(group, path), content=None, formats=error.right)
-        return _write(catalog, again, bundle, progress)
+        return write(None, error.right)
 
 
-def _write(catalog: Catalog, reading: "_Reading", bundle: Bundle, progress: Progress) -> PendingWrite:
-    written, layers = reading.written, reading.layers
+def _write(
+    catalog: Catalog, source: Source, path: str, group: NewGroup, options: IngestOptions, progress: Progress, taken: set[str],
+    bundle: Bundle, content: ContentHash | None, formats: Mapping[str, _LayerFormat],
+) -> PendingWrite:  # fmt: skip
+    """Make one pass over the matrices of a group; `formats` has name and dtype of the layers, where an earlier pass has found them.
+
+    Raises
+    ------
+    _DtypeChangedError
+        If the matrices have to be read again, to write them under other names or in other dtypes.
+    """
+    written = WrittenGroup(group, path, listed=catalog.codec() != STANDARD)
+    layers = [_LayerWriter(source, plan, group, options) for plan in group.layers]
+    infos = [plan.info for plan in group.layers]
+    used = {*taken, *(plan.name for plan in group.layers if plan.name)}
+    sparse = group.space.kind is PointerKind.SPARSE
+    bounds, pool = [np.zeros(1, np.int64)], shared_pool()
     with contextlib.ExitStack() as steps:
         # Contexts end in reverse order: `later` feeds `append`, which feeds `send`.
         send, append, later = (steps.enter_context(BackgroundWriter(DEPTH)) for _ in range(3))
-        arrays = None if reading.options.dry_run else _Arrays(catalog, written.path, written.group, send)
-        blocks = prefetch(reading.blocks(), DEPTH)
-        with contextlib.closing(blocks):
-            for rows in map(reading.check, blocks):
-                if arrays is not None:
+
+        def create(own: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
+            """Return a writer of an array of the group, whose files are written while the next chunks are encoded."""
+            return ArrayWriter(catalog.arrays, f"{path}/{own}", dtype, row_shape, profile=catalog.codec()).behind(send)
+
+        indices = create("csr/indices", np.uint32) if sparse and not options.dry_run else None
+
+        def place(rows: Sequence[Block], dtypes: Sequence[np.dtype[Any]]) -> None:
+            """Reorder the columns of the next rows, and append them; runs on the thread of `later`."""
+            fitted = [(block.layers["values"], dtype) for block, dtype in zip(rows, dtypes, strict=True)]
+            columns = begins = None
+            if isinstance(rows[0], CsrBlock):
+                columns, values = reorder_columns(rows[0], fitted, group.columns, pool)
+                ends = rows[0].indptr
+                # Where rows with entries begin: hints by which the packed codec cuts its blocks.
+                begins = ends[:-1][ends[1:] > ends[:-1]]
+            else:
+                values = [np.ascontiguousarray(part, dtype=dtype) for part, dtype in fitted]
+            append(partial(store, columns, values, begins))
+
+        def store(
+            columns: NDArray[np.uint32] | None, values: Sequence[NDArray[Any]], begins: NDArray[np.int64] | None
+        ) -> None:
+            if indices is not None and columns is not None:
+                indices.append(columns, begins)
+            for layer, part in zip(layers, values, strict=True):
+                layer.append(create, part, begins)
+
+        n_rows = max(1, min(block_rows(info) for info in infos) // len(infos))
+        with contextlib.closing(prefetch(source.blocks(tuple(info.key for info in infos), n_rows), DEPTH)) as ahead:
+            for blocks in ahead:
+                rows: Sequence[Block]
+                rows = _canonical(blocks, written, options) if sparse else [to_dense(block) for block in blocks]
+                first = rows[0]
+                for layer, block in zip(layers, rows, strict=True):
+                    layer.fit.observe(block, written.n_rows)
+                if content is not None:
+                    content.update(first)
+                for layer in (layer for layer in layers if not layer.name):
+                    form = formats.get(layer.plan.info.key)
+                    layer.name, layer.known = (layer.decide(group, used), None) if form is None else form
+                    used.add(layer.name)
+                if isinstance(first, CsrBlock):
+                    bounds.append(first.indptr[1:] + bounds[-1][-1])
+                written.n_rows += first.n_rows
+                written.n_entries += first.layers["values"].size
+                if not options.dry_run:
                     # `choose` runs now: when the job runs, `fit` may have seen later blocks.
-                    later(partial(arrays.place, rows, [(layer, layer.choose()) for layer in layers], append))
-                progress("block", written.n_rows, written.group.layers[0].info.shape[0])
-        reading.finish()
+                    later(partial(place, rows, [layer.choose() for layer in layers]))
+                progress("block", written.n_rows, infos[0].shape[0])
+        final = _final_formats(layers, group, taken)
+        for layer in layers:
+            layer.name = final[layer.plan.info.key].name
+            info = replace(layer.plan.info, dtype=layer.fit.returned)
+            written.layers[layer.name] = replace(layer.plan, info=info)
+            written.stored[layer.name] = layer.dtype
+        taken.update(written.layers)
+        written.present = source.present(infos[0].key)
+        if sparse:
+            written.indptr = np.concatenate(bounds)
         # The last blocks are still queued: from here on `PendingWrite` waits for the threads.
         left = steps.pop_all()
 
@@ -274,175 +344,71 @@ def _write(catalog: Catalog, reading: "_Reading", bundle: Bundle, progress: Prog
         # In this order: `append` gets its last job from `later`.
         later.join()
         append.join()
-        _close(written, layers, arrays, bundle)
+        if not options.dry_run:
+            _close(written, layers, indices, create, bundle)
 
     return PendingWrite(written, left, close)
 
 
-@dataclass
-class _Reading:
-    """One pass over the matrices of a group.
+def _close(
+    written: WrittenGroup,
+    layers: Sequence[_LayerWriter],
+    indices: ArrayWriter | None,
+    create: Callable[..., ArrayWriter],
+    bundle: Bundle,
+) -> None:
+    """Close the arrays after the last rows, and record their descriptions."""
+    writers = {}
+    if indices is not None and written.indptr is not None:
+        writers["csr/indices"] = indices
+        kept = {"csr/indptr": create("csr/indptr", np.int64)}
+        kept["csr/indptr"].append(written.indptr)
+        if written.group.columns is not None:
+            kept[COLUMNS] = create(COLUMNS, np.uint32)
+            kept[COLUMNS].append(written.group.columns.astype(np.uint32))
+        _close_arrays(written, kept, bundle if written.listed else None)
+    for layer in layers:
+        if layer.writer is None:
+            # A layer without rows still has an array.
+            row_shape = () if indices is not None else layer.plan.info.shape[1:]
+            layer.writer = create(layer.path, layer.dtype, row_shape)
+        writers[layer.path] = layer.writer
+    # Never into the bundle: other Zarr readers find the matrices in the group.
+    _close_arrays(written, writers, None)
+    for layer in layers:
+        # Narrower integers fit a float64 whatever their values are; for these the values decide what a query may make of them.
+        if layer.writer is not None and layer.writer.dtype in (np.int64, np.uint64):
+            written.specs[layer.path] = replace(written.specs[layer.path], largest=layer.fit.largest)
 
-    Parameters
-    ----------
-    source, options, taken, content
-        See `write_group`.
-    written : WrittenGroup
-        Filled with what is found.
-    formats : dict
-        Matrix -> name and dtype of its layer, where an earlier pass has found them.
-    """
 
-    source: Source
-    written: WrittenGroup
-    options: IngestOptions
-    taken: set[str]
-    content: ContentHash | None
-    formats: Mapping[str, _LayerFormat] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Prepare the layers."""
-        group = self.written.group
-        self.layers = [_LayerWriter(self.source, plan, group, self.options) for plan in group.layers]
-        self._bounds = [np.zeros(1, np.int64)]
-
-    def blocks(self) -> Iterator[tuple[Block, ...]]:
-        """Yield the next rows of all matrices."""
-        infos = [plan.info for plan in self.written.group.layers]
-        n_rows = min(block_rows(info) for info in infos)
-        return self.source.blocks(tuple(info.key for info in infos), max(1, n_rows // len(infos)))
-
-    def check(self, blocks: tuple[Block, ...]) -> Sequence[Block]:
-        """Return rows in their canonical form, after the values are checked and hashed and the layers have names."""
-        written = self.written
-        sparse = written.group.space.kind is PointerKind.SPARSE
-        ready: Sequence[Block] = self._align(blocks) if sparse else [to_dense(block) for block in blocks]
-        for layer, block in zip(self.layers, ready, strict=True):
-            layer.fit.observe(block, written.n_rows)
-        if self.content is not None:
-            self.content.update(ready[0])
-        self._name_layers()
-        if isinstance(ready[0], CsrBlock):
-            self._bounds.append(ready[0].indptr[1:] + self._bounds[-1][-1])
-        written.n_rows += ready[0].n_rows
-        written.n_entries += ready[0].layers["values"].size
-        return ready
-
-    def _align(self, blocks: tuple[Block, ...]) -> list[CsrBlock]:
-        ready = []
-        for block, layer in zip(blocks, self.layers, strict=True):
-            key = layer.plan.info.key
-            clean, n = canonicalize(
-                to_csr(block), key, self.written.n_rows, sum_duplicates=self.options.duplicate_entries == "sum"
+def _canonical(blocks: Sequence[Block], written: WrittenGroup, options: IngestOptions) -> list[CsrBlock]:
+    """Return the next rows of the matrices of a sparse group in canonical form; all have the same entries."""
+    infos, rows = [plan.info for plan in written.group.layers], []
+    for block, info in zip(blocks, infos, strict=True):
+        sums = options.duplicate_entries == "sum"
+        clean, n_summed = canonicalize(to_csr(block), info.key, written.n_rows, sum_duplicates=sums)
+        written.n_summed += n_summed
+        rows.append(clean)
+    for other in rows[1:]:
+        if not (np.array_equal(other.indptr, rows[0].indptr) and np.array_equal(other.indices, rows[0].indices)):
+            raise SourceError(
+                f"{infos[0].key} and its layers changed while they were read; let nothing write the source and add it again."
             )
-            ready.append(clean)
-            self.written.n_summed += n
-        for other in ready[1:]:
-            if not (np.array_equal(other.indptr, ready[0].indptr) and np.array_equal(other.indices, ready[0].indices)):
-                raise SourceError(
-                    f"{self.layers[0].plan.info.key} and its layers changed while they were read; let nothing write the source and add it again."
-                )
-        return ready
-
-    def _used(self) -> set[str]:
-        """Return the names that layers cannot have."""
-        return self.taken | {layer.plan.name for layer in self.layers if layer.plan.name}
-
-    def _name_layers(self) -> None:
-        used = self._used()
-        for layer in self.layers:
-            if not layer.name:
-                form = self.formats.get(layer.plan.info.key)
-                layer.name, layer.known = (layer.decide(self.written.group, used), None) if form is None else form
-                used.add(layer.name)
-
-    def finish(self) -> None:
-        """Judge the layers by all their values, and record them.
-
-        Raises
-        ------
-        _DtypeChangedError
-            If the matrices have to be read again, to write them under other names or in other dtypes.
-        """
-        final: dict[str, _LayerFormat] = {}
-        used, written = self._used(), self.written
-        for layer in self.layers:
-            layer.fit.judge()
-            form = final[layer.plan.info.key] = _LayerFormat(layer.decide(written.group, used), layer.dtype)
-            used.add(form.name)
-        # Names were chosen from the first block, and now all values are known.
-        if any(
-            layer.needs_rewrite or layer.name != final[layer.plan.info.key].name for layer in self.layers if layer.name
-        ):
-            raise _DtypeChangedError(final)
-        for layer in self.layers:
-            plan = layer.plan
-            layer.name = final[plan.info.key].name
-            written.layers[layer.name] = replace(plan, info=replace(plan.info, dtype=layer.fit.returned))
-            written.stored[layer.name] = layer.dtype
-        self.taken.update(written.layers)
-        written.present = self.source.present(written.group.layers[0].info.key)
-        if written.group.space.kind is PointerKind.SPARSE:
-            written.indptr = np.concatenate(self._bounds)
+    return rows
 
 
-class _Arrays:
-    """The arrays of a group that is being written."""
-
-    def __init__(self, catalog: Catalog, path: str, group: NewGroup, send: BackgroundWriter) -> None:
-        self.catalog, self.group, self.send = catalog, group, send
-        sparse = group.space.kind is PointerKind.SPARSE
-        self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"
-        self.pool = shared_pool()
-        self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
-
-    def writer(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
-        """Return a writer whose files are written while the next chunks are encoded."""
-        made = ArrayWriter(self.catalog.arrays, path, dtype, row_shape, profile=self.catalog.codec())
-        return made.behind(self.send)
-
-    def place(
-        self,
-        blocks: Sequence[Block],
-        layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]],
-        then: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """Reorder the columns of the next rows, and append the rows with `then`.
-
-        Parameters
-        ----------
-        blocks : sequence of Block
-            One of each layer.
-        layers : sequence of (_LayerWriter, dtype)
-            Each with the dtype chosen for its values.
-        then : callable
-            Runs a task in the background, in the order of the calls.
-        """
-        fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
-        columns = rows = None
-        if self.indices is not None and isinstance(blocks[0], CsrBlock):
-            columns, values = reorder_columns(blocks[0], fitted, self.group.columns, self.pool)
-            bounds = blocks[0].indptr
-            # Where rows with entries begin: hints by which the packed codec cuts its blocks.
-            rows = bounds[:-1][bounds[1:] > bounds[:-1]]
-        else:
-            values = [np.ascontiguousarray(part, dtype=dtype) for part, dtype in fitted]
-        then(
-            partial(
-                self._append, columns, [(layer, part) for (layer, _), part in zip(layers, values, strict=True)], rows
-            )
-        )
-
-    def _append(
-        self,
-        columns: NDArray[np.uint32] | None,
-        values: Sequence[tuple[_LayerWriter, NDArray[Any]]],
-        rows: NDArray[np.int64] | None,
-    ) -> None:
-        if self.indices is not None and columns is not None:
-            self.indices.append(columns, rows)
-        for layer, part in values:
-            layer.append(self, part, rows)
+def _final_formats(layers: Sequence[_LayerWriter], group: NewGroup, taken: AbstractSet[str]) -> dict[str, _LayerFormat]:
+    """Return names and dtypes of the layers by all their values; refuse values that only the whole matrix shows."""
+    used = {*taken, *(plan.name for plan in group.layers if plan.name)}
+    final: dict[str, _LayerFormat] = {}
+    for layer in layers:
+        layer.fit.judge()
+        form = final[layer.plan.info.key] = _LayerFormat(layer.decide(group, used), layer.dtype)
+        used.add(form.name)
+    # They were chosen from the first blocks.
+    if any(layer.name and (layer.needs_rewrite or layer.name != final[layer.plan.info.key].name) for layer in layers):
+        raise _DtypeChangedError(final)
+    return final
 
 
 def reorder_columns(
@@ -542,34 +508,6 @@ def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
     cell = source.cells().column(INDEX)[row if present is None else int(present[row])].as_py()
     feature = f"{source.features(info.features).column(INDEX)[column].as_py()!r} " if info.features else ""
     return f"cell {cell!r} (row {row}), feature {feature}(column {column}, both counted from 0)"
-
-
-def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None, bundle: Bundle) -> None:
-    writers = {}
-    if arrays is not None:
-        written.listed = arrays.catalog.codec() != STANDARD
-    if arrays is not None and arrays.indices is not None and written.indptr is not None:
-        writers["csr/indices"] = arrays.indices
-        kept = {"csr/indptr": arrays.writer(f"{written.path}/csr/indptr", np.int64)}
-        kept["csr/indptr"].append(written.indptr)
-        if written.group.columns is not None:
-            kept[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
-            kept[COLUMNS].append(written.group.columns.astype(np.uint32))
-        _close_arrays(written, kept, bundle if written.listed else None)
-    for layer in layers:
-        if layer.writer is None and arrays is not None:
-            # A layer without rows still has an array.
-            row = () if arrays.indices is not None else layer.plan.info.shape[1:]
-            layer.writer = arrays.writer(f"{arrays.layers_path}/{layer.name}", layer.dtype, row)
-        if layer.writer is not None:
-            writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
-    # Never into the bundle: other Zarr readers find the matrices in the group.
-    _close_arrays(written, writers, None)
-    for layer in layers:
-        # Narrower integers fit a float64 whatever their values are; for these the values decide what a query may make of them.
-        if layer.writer is not None and layer.writer.dtype in (np.int64, np.uint64):
-            own = layer.writer.path.removeprefix(f"{written.path}/")
-            written.specs[own] = replace(written.specs[own], largest=layer.fit.largest)
 
 
 PRESENT = "present/"

@@ -25,7 +25,7 @@ from raggedatlas.catalog.assets import (
     read_records,
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_held
-from raggedatlas.catalog.cells import complete_annotations, incomplete_columns, read_annotations
+from raggedatlas.catalog.cells import complete_annotations, in_datasets, incomplete_columns, read_annotations
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
@@ -56,6 +56,7 @@ from raggedatlas.errors import (
     SchemaError,
     StoreError,
 )
+from raggedatlas.model.assets import AnnotationRecord, GeometryRecord, ResultRecord
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
 from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
@@ -67,7 +68,6 @@ from raggedatlas.store.upkeep import count_old_versions
 
 if TYPE_CHECKING:
     from raggedatlas.catalog.validation import ContentCheck
-    from raggedatlas.model.validation import Problem
 
 
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
@@ -94,9 +94,14 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     records = find_version(catalog, old), find_version(catalog, new)
     before, after = (catalog.at(record) for record in records)
     was, now = (group_by_dataset(read_records(view)) for view in (before, after))
-    columns = [_columns(view) for view in (before, after)]
+    # Name as results show it -> stored name.
+    stacks = [column_stacks(view.tables.schema(CELLS)) for view in (before, after)]
+    columns = [{shown: stack[0] for shown, stack in found.items()} for found in stacks]
     shared = [(columns[0][name], columns[1][name]) for name in columns[0] if name in columns[1]]
     cells = _compare_cells(before, after, shared)
+    results, shapes, annotations = (
+        [read(view) for view in (before, after)] for read in (RESULT_ASSETS.read, read_geometries, read_annotations)
+    )
     registries = [{space: read_registry(view, space) for space in registry_tables(view)} for view in (before, after)]
     features = {
         space: _compare_features(registries[0].get(space), registries[1].get(space))
@@ -117,12 +122,12 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         identity_removed=_identity_beyond(registries[0], registries[1]),
         columns_added=tuple(name for name in columns[1] if name not in columns[0]),
         columns_removed=tuple(name for name in columns[0] if name not in columns[1]),
-        results_added=_results_beyond(after, before),
-        results_removed=_results_beyond(before, after),
-        geometry_added=_geometry_beyond(after, before),
-        geometry_removed=_geometry_beyond(before, after),
-        annotations_added=_annotations_beyond(after, before),
-        annotations_removed=_annotations_beyond(before, after),
+        results_added=_beyond(results[1], results[0]),
+        results_removed=_beyond(results[0], results[1]),
+        geometry_added=_beyond(shapes[1], shapes[0]),
+        geometry_removed=_beyond(shapes[0], shapes[1]),
+        annotations_added=_beyond(annotations[1], annotations[0]),
+        annotations_removed=_beyond(annotations[0], annotations[1]),
     )
 
 
@@ -161,15 +166,13 @@ def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog 
     )
 
 
-def _columns(view: Catalog) -> dict[str, str]:
-    """Return the metadata columns of a snapshot: name as results show it -> stored name."""
-    return {shown: stack[0] for shown, stack in column_stacks(view.tables.schema(CELLS)).items()}
-
-
-def _annotations_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Return the annotations that only one of two snapshots has."""
-    known = {record.uid for record in read_annotations(other)}
-    return tuple(f"{record.name} ({record.uid})" for record in read_annotations(view) if record.uid not in known)
+def _beyond(
+    records: Sequence[ResultRecord | GeometryRecord | AnnotationRecord],
+    others: Sequence[ResultRecord | GeometryRecord | AnnotationRecord],
+) -> tuple[str, ...]:
+    """Return what only one of two snapshots has; a replaced result or store counts as a new one."""
+    known = {record.uid for record in others}
+    return tuple(f"{record.name} ({record.uid})" for record in records if record.uid not in known)
 
 
 def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) -> dict[str, tuple[str, ...]]:
@@ -184,46 +187,26 @@ def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) 
     return found
 
 
-def _results_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Return the results that only one of two snapshots has; a replaced result counts as a new one."""
-    known = {record.uid for record in RESULT_ASSETS.read(other)}
-    return tuple(f"{record.name} ({record.uid})" for record in RESULT_ASSETS.read(view) if record.uid not in known)
-
-
-def _geometry_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Return the geometry stores that only one of two snapshots has; a replaced store counts as a new one."""
-    known = {record.uid for record in read_geometries(other)}
-    return tuple(f"{record.name} ({record.uid})" for record in read_geometries(view) if record.uid not in known)
-
-
 def _compare_cells(before: Catalog, after: Catalog, columns: list[tuple[str, str]]) -> tuple[int, int, int]:
     """Count the cells added, removed and changed, with one column at a time in memory."""
-    uids = [_cell_uids(view) for view in (before, after)]
-    at = pc.index_in(uids[1][0], value_set=uids[0][0])
+    uids: list[pa.Array] = []
+    rows: list[NDArray[np.int64]] = []
+    for view in (before, after):
+        cells = view.tables.read(CELLS, ["uid", "dataset_uid"])
+        visible = in_datasets(cells, {record.uid for record in read_records(view)})
+        uids.append(cells.column("uid").filter(visible).combine_chunks())
+        rows.append(np.flatnonzero(visible.to_numpy(zero_copy_only=False)))
+    at = pc.index_in(uids[1], value_set=uids[0])
     shared = at.is_valid().to_numpy(zero_copy_only=False)
-    rows_before = uids[0][1][at.drop_null().to_numpy()]
-    rows_after = uids[1][1][shared]
+    rows_before, rows_after = rows[0][at.drop_null().to_numpy()], rows[1][shared]
     changed = np.zeros(len(rows_before), bool)
     # Two snapshots of one version can differ in which datasets are visible, but not in values.
-    if _same_table(before, after):
+    if before.tables.version(CELLS) == after.tables.version(CELLS):
         columns = []
     for old, new in (("cell_name", "cell_name"), *columns):
         changed |= _differs(_column(before, old, rows_before), _column(after, new, rows_after))
     n_shared = int(shared.sum())
-    return len(uids[1][0]) - n_shared, len(uids[0][0]) - n_shared, int(changed.sum())
-
-
-def _same_table(before: Catalog, after: Catalog) -> bool:
-    return before.tables.version(CELLS) == after.tables.version(CELLS)
-
-
-def _cell_uids(view: Catalog) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return the uids of all visible cells, and their rows in the table."""
-    rows = view.tables.read(CELLS, ["uid", "dataset_uid"])
-    datasets = pa.array(sorted({record.uid for record in read_records(view)}), pa.string())
-    seen = pc.is_in(rows.column("dataset_uid"), value_set=datasets)
-    uids = rows.column("uid").filter(seen).combine_chunks()
-    return uids, np.flatnonzero(seen.to_numpy(zero_copy_only=False))
+    return len(uids[1]) - n_shared, len(uids[0]) - n_shared, int(changed.sum())
 
 
 def _column(view: Catalog, name: str, rows: NDArray[np.int64]) -> pa.Array:
@@ -233,19 +216,15 @@ def _column(view: Catalog, name: str, rows: NDArray[np.int64]) -> pa.Array:
 def _differs(old: pa.Array, new: pa.Array) -> NDArray[np.bool_]:
     """Compare two columns by value; missing values are equal, and so are NaNs."""
     if old.type != new.type or pa.types.is_nested(old.type):
-        return np.array([not _equal(a, b) for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)], dtype=bool)
+        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
+        return np.array([not (a == b or (a != a and b != b)) for a, b in pairs], dtype=bool)  # noqa: PLR0124  (NaN)
     same = pc.equal(old, new).fill_null(fill_value=False).to_numpy(zero_copy_only=False)
-    both_null = old.is_null(nan_is_null=True).to_numpy(zero_copy_only=False) & new.is_null(nan_is_null=True).to_numpy(
-        zero_copy_only=False
-    )
+    missing = [one.is_null(nan_is_null=True).to_numpy(zero_copy_only=False) for one in (old, new)]
+    both_null = missing[0] & missing[1]
     # Null and NaN are different, although `both_null` counts either as missing.
     mixed = old.is_null().to_numpy(zero_copy_only=False) != new.is_null().to_numpy(zero_copy_only=False)
     differs: NDArray[np.bool_] = ~(same | (both_null & ~mixed))
     return differs
-
-
-def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401  (values of any column)
-    return bool(a == b or (a != a and b != b))  # noqa: PLR0124  (NaN)
 
 
 def _compare_features(
@@ -256,9 +235,11 @@ def _compare_features(
     added = [uid for uid in now if uid not in was]
     removed = [uid for uid in was if uid not in now]
     changed = [uid for uid in now if uid in was and was[uid] != now[uid]]
-    name_new = [] if new is None else [new.names_of(added), new.names_of(changed)]
-    name_old = [] if old is None else old.names_of(removed)
-    return tuple(name_new[0] if name_new else ()), tuple(name_old), tuple(name_new[1] if name_new else ())
+    return (
+        () if new is None else tuple(new.names_of(added)),
+        () if old is None else tuple(old.names_of(removed)),
+        () if new is None else tuple(new.names_of(changed)),
+    )
 
 
 def _rows(registry: Registry) -> dict[str, dict[str, Any]]:
@@ -322,18 +303,15 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
     _refuse_taken(records, label, held)
     last = records[-1] if records else None
-    if last is not None and _same(held_versions(held), last):
+    now = held_versions(held)
+    # The tables are as a snapshot names them, so that nothing need be optimized, checked or hashed.
+    if last is not None and now.table_versions == last.table_versions and now.spaces == last.spaces:
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
         # Another process may have dropped that snapshot, whose tags keep the versions.
         with contextlib.suppress(NotFoundError):
             record, records = _record(held, draft, beside=last)
             _seal(held, record, records, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
             return record
-    return _snapshot_changes(held, records, label)
-
-
-def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], label: str | None) -> AtlasVersionRecord:
-    """Take a snapshot of an atlas that has changed since the last one."""
     _, changed = update_tables(held, WORTH_INDEXING)
     pinned, draft, tag, tags = _hold(held)
     names = [*draft.table_versions]
@@ -350,16 +328,9 @@ def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], labe
     except AtlasError:
         untag_everywhere(held, tag, names)
         raise
-    draft = draft.model_copy(
-        update={
-            "label": label,
-            "created_at": utc_now(),
-            "n_cells": found[0].n_cells,
-            "n_datasets": found[0].n_datasets,
-            "ignored": found[0].ignored,
-            "manifest": manifests[0],
-        }
-    )
+    checked = found[0]
+    counts = {"n_cells": checked.n_cells, "n_datasets": checked.n_datasets, "ignored": checked.ignored}
+    draft = draft.model_copy(update={"label": label, "created_at": utc_now(), "manifest": manifests[0], **counts})
     try:
         record, records = _record(held, draft)
     # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
@@ -368,30 +339,32 @@ def _snapshot_changes(held: Catalog, records: Sequence[AtlasVersionRecord], labe
         raise
 
     # The final tags before the provisional ones are removed: the versions are never without a tag.
-    def move_tags() -> None:
+    def move_tags(_: None) -> None:
         for_tables(held, lambda name: _tag(held, record, name, tags[name]), names)
         untag_everywhere(held, tag, names)
 
-    watched = [*changed, VERSIONS]
-    old = submit(
-        lambda names: for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), names), watched
-    )
-    moved = submit(lambda move: move(), move_tags)
+    def count_old(watched: Sequence[str]) -> dict[str, int]:
+        return for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), watched)
+
+    counting, moved = submit(count_old, [*changed, VERSIONS]), submit(move_tags, None)
     try:
         _seal(held, record, records, tags, moved.result)
     finally:
         moved.result()
-    _remove_old_versions(held, records, old.result())
+    # Remove the table versions that are older than those of readers of the tip, if there are any.
+    n_old = counting.result()
+    kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
+    old = [name for name in n_old if n_old[name] > kept[name]]
+    if old:
+        Sweep(held, "optimize", tables=old).run()
+        seal_versions(held)
     return record
 
 
-def _same(now: AtlasVersionRecord, last: AtlasVersionRecord) -> bool:
-    """Return whether the tables are as a snapshot names them, so that nothing need be optimized, checked or hashed."""
-    return now.table_versions == last.table_versions and now.spaces == last.spaces
-
-
-def _tag(catalog: Catalog, record: AtlasVersionRecord, name: str, like: bytes | None = None) -> bytes:
-    return catalog.tables.tag(name, record.tag, record.table_versions[name], like)
+def _tag(
+    catalog: Catalog, record: AtlasVersionRecord, name: str, like: bytes | None = None, tag: str | None = None
+) -> bytes:
+    return catalog.tables.tag(name, tag or record.tag, record.table_versions[name], like)
 
 
 def _seal(
@@ -426,17 +399,14 @@ def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "ContentCh
     found = check_content(pinned, "rows", before)
     if any(problem.level == "must" for problem in found.problems):
         # Again and everything: bytes may have been changed on their way, and what is reported is complete.
-        _refuse_problems(pinned, validate(pinned, "rows"))
+        problems = [problem for problem in validate(pinned, "rows") if problem.level == "must"]
+        if problems:
+            shown = "; ".join(str(problem) for problem in problems[:3])
+            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise CorruptError(
+                f"No snapshot was taken, because {pinned.location.uri} is not sound: {shown}{more}. Run validate() and repair()."
+            )
     return found
-
-
-def _remove_old_versions(catalog: Catalog, records: Sequence[AtlasVersionRecord], n_old: Mapping[str, int]) -> None:
-    """Remove the table versions that are older than those of readers of the tip, if there are any; `n_old` has how many are."""
-    kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
-    old = [name for name in n_old if n_old[name] > kept[name]]
-    if old:
-        Sweep(catalog, "optimize", tables=old).run()
-        seal_versions(catalog)
 
 
 def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
@@ -741,7 +711,7 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         names = [*draft.table_versions]
         try:
-            tags = for_tables(held, partial(_hold_table, held, tag, draft), names)
+            tags = for_tables(held, partial(_tag, held, draft, tag=tag), names)
             pinned = held.at(draft)
             # An `add` may have committed values below an annotation.
             if incomplete_columns(pinned):
@@ -757,20 +727,6 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
     raise ConflictError(
         f"Datasets of {held.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
     )
-
-
-def _hold_table(catalog: Catalog, tag: str, draft: AtlasVersionRecord, name: str) -> bytes:
-    return catalog.tables.tag(name, tag, draft.table_versions[name])
-
-
-def _refuse_problems(pinned: Catalog, found: "Sequence[Problem]") -> None:
-    problems = [problem for problem in found if problem.level == "must"]
-    if problems:
-        shown = "; ".join(str(problem) for problem in problems[:3])
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CorruptError(
-            f"No snapshot was taken, because {pinned.location.uri} is not sound: {shown}{more}. Run validate() and repair()."
-        )
 
 
 def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog: Catalog) -> None:

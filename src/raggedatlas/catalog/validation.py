@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -46,7 +46,6 @@ from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SC
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.row_checks import (
-    CellCheck,
     Changed,
     check_pointers,
     check_rows,
@@ -119,14 +118,8 @@ def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
     return [] if fits else wrong(f"the column {record.column!r} holds {kind}, not {record.width} x {record.dtype}")
 
 
-def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-    """Check that store names are unique per dataset, and that every store has its column and feature space, without reading pointers.
-
-    Returns
-    -------
-    list of Problem
-        Rules ``duplicate-geometry``, ``geometry-column``, ``unknown-space``, ``group-name``.
-    """
+def _check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
+    """Check that store names are unique per dataset, and that every store has its column and feature space, without reading pointers."""
     schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
     pointers, columns = pointer_columns(schema), set(geometry_columns(schema))
     problems = []
@@ -213,8 +206,18 @@ def validate(
             at = at.current() if at.read_only else Catalog(at.location, at.tables.hold(), at.arrays).current()
             if level in _READING:
                 check_files(at, found, before, incremental=incremental, executor=executor)
-            if level != "files":
-                _check_state(at, level, found, before, executor)
+            readable = level != "files"
+            if readable and not at.read_only:
+                found += _check_tables(at, _schemas(at))
+                readable = not any(problem.rule in {"missing-table", "table-columns"} for problem in found)
+                if readable:
+                    found += _check_versions(at) + check_unfinished(at)
+                    # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
+                    at = at.at(tip_versions(at))
+            if readable:
+                # One damage gives one problem: of arrays that `check_files` found damaged, nothing else is asked.
+                damaged = {problem.path for problem in found}
+                found += check_content(at, level, before, damaged=damaged, executor=executor).problems
         # Workers that fail say nothing about the atlas, so this is not a problem `unreadable`.
         except WorkersError:
             raise
@@ -242,33 +245,13 @@ def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Vali
         with contextlib.suppress(AtlasError):
             current = catalog.current()
             named = inventory(current).uids | inventory(current).folders
-            once = [problem for problem in once if _groups_in(problem) <= named]
+            group = re.compile(r"((?:shared-)?[0-9a-f]{16})/")
+            once = [problem for problem in once if {*group.findall(f"{problem.path} {problem.message}")} <= named]
     if once:
         text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].path}: {once[0].message}"
         found.append(Problem("seen-once", "practice", catalog.location.uri, text, _IN_FLIGHT))
     again[:] = found
     return again
-
-
-def _groups_in(problem: Problem) -> set[str]:
-    """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
-    return set(re.findall(r"((?:shared-)?[0-9a-f]{16})/", f"{problem.path} {problem.message}"))
-
-
-def _check_state(
-    catalog: Catalog, level: Level, problems: list[Problem], before: Catalog | None, executor: Executor | Workers | None
-) -> None:
-    """Check everything except the files, and append the problems; stop at the first part that cannot be read."""
-    if not catalog.read_only:
-        problems += _check_tables(catalog, _schemas(catalog))
-        if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
-            return
-        problems += _check_versions(catalog) + check_unfinished(catalog)
-        # Fixed versions from here on, so that an `add` or a drop in the meantime cannot look like damage.
-        catalog = catalog.at(tip_versions(catalog))
-    # One damage gives one problem: of arrays that `check_files` found damaged, nothing else is asked.
-    damaged = {problem.path for problem in problems}
-    problems += check_content(catalog, level, before, damaged=damaged, executor=executor).problems
 
 
 @dataclass(frozen=True)
@@ -323,7 +306,7 @@ def check_content(
     changed = [record for record in records if there.get(record.zarr_group) != record]
     results, shapes = RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog)
     problems += _check_records(catalog, records, changed)
-    problems += check_results(catalog, results) + check_geometries(catalog, shapes)
+    problems += check_results(catalog, results) + _check_geometries(catalog, shapes)
     check_features = partial(_check_features, catalog, before, records, changed, hashed=level == "deep")
     uids = {record.uid for record in records}
     if level == "quick":
@@ -357,18 +340,13 @@ def check_content(
         bad = damaged | {problem.path for problem in problems}
         sound = [record for record in changed if record.zarr_group not in bad]
         problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
-    return ContentCheck(problems, *_count(rows, uids, before))
-
-
-def _count(rows: CellCheck, datasets: AbstractSet[str], before: Catalog | None) -> tuple[int, int, list[str]]:
-    """Return how many cells and datasets a state has, and the datasets that have cells and no record."""
-    n_cells = sum(n for uid, n in rows.counts.items() if uid in datasets)
-    ignored = set(rows.counts) - datasets
+    n_cells = sum(n for uid, n in rows.counts.items() if uid in uids)
+    ignored = set(rows.counts) - uids
     if before is not None and before.snapshot is not None and rows.touched is not None:
-        were = {record.uid for record in read_records(before)}
+        were = {record.uid for record in old}
         n_cells += before.snapshot.n_cells - sum(n for uid, n in rows.before.items() if uid in were)
         ignored |= set(before.snapshot.ignored) - rows.touched
-    return n_cells, len(datasets), sorted(ignored)
+    return ContentCheck(problems, n_cells, len(uids), sorted(ignored))
 
 
 def _check_features(
@@ -405,7 +383,9 @@ def _check_features(
             registries[space] = read_registry(catalog, space)
         problems += _check_layout(record, found.get(record.layout_uid), registries.get(space))
     if hashed:
-        problems += [_hash_problem(layout) for layout in found.values() if layout_uid(layout.features) != layout.uid]
+        text = "its feature list is not the one that was written"
+        wrong = [layout.uid for layout in found.values() if layout_uid(layout.features) != layout.uid]
+        problems += [Problem("layout-hash", "must", f"layout {uid}", text, RESTORE) for uid in wrong]
     return problems
 
 
@@ -437,50 +417,42 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
             problems.append(Problem("missing-table", "must", name, str(error), RESTORE))
             continue
         if wrong := wrong_columns(there, schema):
-            problems.append(
-                Problem("table-columns", "must", name, f"the columns {wrong} are missing or have another type", RESTORE)
-            )
+            text = f"the columns {wrong} are missing or have another type"
+            problems.append(Problem("table-columns", "must", name, text, RESTORE))
     return problems
 
 
 def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
-    """Return the columns that every table must have; the tables of results and geometry are optional."""
-    results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
-    results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
-    results |= {IDENTITY: IDENTITY_SCHEMA} if catalog.tables.has(IDENTITY) else {}
-    results |= {LINKS: LINKS_SCHEMA} if catalog.tables.has(LINKS) else {}
-    results |= {FACTS: FACTS_SCHEMA} if catalog.tables.has(FACTS) else {}
-    results |= {GENE_TABLE: GENES_SCHEMA} if catalog.tables.has(GENE_TABLE) else {}
-    results |= {ORTHOLOG_TABLE: ORTHOLOGS_SCHEMA} if catalog.tables.has(ORTHOLOG_TABLE) else {}
-    results |= {TERM_TABLE: TERMS_SCHEMA} if catalog.tables.has(TERM_TABLE) else {}
-    return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
-
-
-def _check_first_rows(catalog: Catalog, names: Iterable[str], before: Catalog | None) -> list[Problem]:
-    """Read one row of each table; versions that an earlier snapshot has, too, were read for it."""
-    known = (before and before.tables.pinned) or {}
-
-    def read(name: str) -> list[Problem]:
-        table = catalog.tables.open(name)
-        try:
-            with lance_errors(table.uri):
-                table.to_table(limit=1, with_row_id=True)
-        except AtlasError as error:
-            return [
-                Problem(
-                    "unreadable", "must", name, str(error), f"{RESTORE} repair() drops columns that Lance cannot have."
-                )
-            ]
-        return []
-
-    changed = [name for name in names if known.get(name) != catalog.tables.version(name)]
-    return [problem for found in map_requests(read, changed) for problem in found]
+    """Return the columns that every table must have, of optional ones those that are there."""
+    optional = {
+        RESULTS: RESULTS_SCHEMA, GEOMETRY: GEOMETRY_SCHEMA, IDENTITY: IDENTITY_SCHEMA, LINKS: LINKS_SCHEMA, FACTS: FACTS_SCHEMA,
+        GENE_TABLE: GENES_SCHEMA, ORTHOLOG_TABLE: ORTHOLOGS_SCHEMA, TERM_TABLE: TERMS_SCHEMA,
+    }  # fmt: skip
+    there = {name: schema for name, schema in optional.items() if catalog.tables.has(name)}
+    return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **there}
 
 
 def _check_pinned(catalog: Catalog, before: Catalog | None = None) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     wanted = _schemas(catalog) | dict.fromkeys(registry_tables(catalog).values(), REGISTRY_COLUMNS)
-    problems = _check_tables(catalog, wanted) or _check_first_rows(catalog, wanted, before)
+    problems = _check_tables(catalog, wanted)
+    if problems:
+        return problems
+
+    def read_one_row(name: str) -> list[Problem]:
+        table = catalog.tables.open(name)
+        try:
+            with lance_errors(table.uri):
+                table.to_table(limit=1, with_row_id=True)
+        except AtlasError as error:
+            fix = f"{RESTORE} repair() drops columns that Lance cannot have."
+            return [Problem("unreadable", "must", name, str(error), fix)]
+        return []
+
+    # Versions that an earlier snapshot has, too, were read for it.
+    known = (before and before.tables.pinned) or {}
+    changed = [name for name in wanted if known.get(name) != catalog.tables.version(name)]
+    problems = [problem for found in map_requests(read_one_row, changed) for problem in found]
     if problems:
         return problems
     spaces = catalog.spaces()
@@ -529,33 +501,18 @@ def _check_records(
     problems = []
     for group, n in Counter(record.zarr_group for record in records).items():
         if n > 1:
-            problems.append(
-                Problem(
-                    "duplicate-record",
-                    "must",
-                    DATASETS,
-                    f"{n} records name the group {group!r}",
-                    "Run restore() of a snapshot.",
-                )
-            )
+            text = f"{n} records name the group {group!r}"
+            problems.append(Problem("duplicate-record", "must", DATASETS, text, "Run restore() of a snapshot."))
     problems += _check_duplicates(records)
     for record in changed:
         space = spaces.get(record.feature_space)
         if space is None:
             text = f"its feature space {record.feature_space!r} is unknown"
-            problems.append(
-                Problem("unknown-space", "must", record.zarr_group, text, "Define it with register_space().")
-            )
+            fix = "Define it with register_space()."
+            problems.append(Problem("unknown-space", "must", record.zarr_group, text, fix))
         elif space.has_features and space.name not in registries:
-            problems.append(
-                Problem(
-                    "missing-registry",
-                    "must",
-                    space.registry,
-                    f"the features of {record.zarr_group} are not there",
-                    RESTORE,
-                )
-            )
+            text = f"the features of {record.zarr_group} are not there"
+            problems.append(Problem("missing-registry", "must", space.registry, text, RESTORE))
         # The group becomes a path: exactly two plain names, the first of them the dataset's own.
         parts = record.zarr_group.split("/")
         if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
@@ -576,7 +533,8 @@ def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
     problems = []
     for same in content.values():
         if len(same) > 1:
-            text = f"{len(same)} datasets hold the same cells, features and values: {_named(same)}"
+            named = ", ".join(f"{name!r} ({uid})" for uid, name in same.items())
+            text = f"{len(same)} datasets hold the same cells, features and values: {named}"
             way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
             problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
     for name, uids in names.items():
@@ -584,10 +542,6 @@ def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
             text = f"{len(uids)} datasets are called {name!r}: {uids}"
             problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     return problems
-
-
-def _named(datasets: Mapping[str, str]) -> str:
-    return ", ".join(f"{name!r} ({uid})" for uid, name in datasets.items())
 
 
 def _check_registry(registry: Registry) -> list[Problem]:
@@ -628,19 +582,6 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
         text = "its feature indices are not those of the registry"
         problems.append(Problem("layout-index", "must", place, text, "Restore the atlas from a copy."))
     if (has < 0).any():
-        problems.append(
-            Problem(
-                "unassigned-index",
-                "practice",
-                place,
-                f"{int((has < 0).sum()):,} of its features have no index yet",
-                "Run optimize().",
-            )
-        )
+        text = f"{int((has < 0).sum()):,} of its features have no index yet"
+        problems.append(Problem("unassigned-index", "practice", place, text, "Run optimize()."))
     return problems
-
-
-def _hash_problem(layout: Layout) -> Problem:
-    return Problem(
-        "layout-hash", "must", f"layout {layout.uid}", "its feature list is not the one that was written", RESTORE
-    )

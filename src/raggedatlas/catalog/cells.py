@@ -156,7 +156,16 @@ def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: 
         Pointer columns, as `pointer_field` makes them.
     """
     schema = catalog.tables.schema(CELLS)
-    columns = _once(columns)
+    # Each once: files of one commit may have a column of one name.
+    once: dict[str, CellColumn] = {}
+    for column in columns:
+        known = once.get(column.stored)
+        if known is None:
+            once[column.stored] = column
+        else:
+            kind = column.type if takes_over(known.type, known.facts, column) else known.type
+            once[column.stored] = CellColumn(known.stored, kind, join_facts(known.facts, column.facts))
+    columns = [*once.values()]
     fresh = [
         pa.field(c.stored, c.type, metadata=c.facts.to_metadata()) for c in columns if c.stored not in schema.names
     ]
@@ -220,17 +229,6 @@ def _convert(catalog: Catalog, name: str, target: pa.DataType) -> None:
 
 def _free(name: str, taken: Sequence[str]) -> str:
     return name if name not in taken else _free(f"{name}_", taken)
-
-
-def _once(columns: Sequence[CellColumn]) -> list[CellColumn]:
-    found: dict[str, CellColumn] = {}
-    for column in columns:
-        known = found.get(column.stored)
-        if known is not None:
-            kind = column.type if takes_over(known.type, known.facts, column) else known.type
-            column = CellColumn(known.stored, kind, join_facts(known.facts, column.facts))  # noqa: PLW2901
-        found[column.stored] = column
-    return list(found.values())
 
 
 def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
@@ -572,7 +570,8 @@ def complete_annotations(catalog: Catalog) -> int:
     n_filled = 0
     for upper, lower in incomplete_columns(catalog):
         field = catalog.tables.schema(CELLS).field(lower)
-        facts = replace(facts_of(field) or ColumnFacts(lower, ""), name=_shown_name(catalog, upper))
+        shown = facts_of(catalog.tables.schema(CELLS).field(upper))
+        facts = replace(facts_of(field) or ColumnFacts(lower, ""), name=upper if shown is None else shown.name)
         # First the facts and type: the upper column may lack categories, or be numeric where the lower one is text.
         add_cell_columns(catalog, [CellColumn(upper, field.type, facts)], [])
         n_filled += catalog.tables.retry(CELLS, partial(_fill, catalog, upper, lower))
@@ -591,11 +590,6 @@ def incomplete_columns(catalog: Catalog) -> list[tuple[str, str]]:
         ):
             found.append((upper, lower))
     return found
-
-
-def _shown_name(catalog: Catalog, column: str) -> str:
-    facts = facts_of(catalog.tables.schema(CELLS).field(column))
-    return column if facts is None else facts.name
 
 
 def _fill(catalog: Catalog, upper: str, lower: str) -> int:

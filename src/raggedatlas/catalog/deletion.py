@@ -26,8 +26,6 @@ from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import ROW_ID, Tables, walk
 
-_ARRAYS_STAY = "their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run"
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -37,30 +35,12 @@ class _Plan:
     ----------
     rows : dict of str to pyarrow.Table
         Dataset uid -> ``row`` and ``uid`` of its cells to delete.
-    sizes : dict of str to int
-        Dataset uid -> cells that it has now.
-    names : dict of str to str
-        Dataset uid -> name.
-    n_before : int
-        Given cells that were deleted earlier.
+    notes : list of str
+        How many these are of how many, by dataset.
     """
 
     rows: dict[str, pa.Table]
-    sizes: dict[str, int]
-    names: dict[str, str]
-    n_before: int
-
-    def report(self, catalog: Catalog, *, dry_run: bool) -> MaintenanceReport:
-        """Return what is or would be deleted, by dataset."""
-        counts = {uid: rows.num_rows for uid, rows in self.rows.items()}
-        notes = [f"{self.names[uid]}: {n:,} of {self.sizes[uid]:,} cells" for uid, n in counts.items()]
-        if self.n_before:
-            notes.append(f"{self.n_before:,} of the cells were deleted before")
-        if not counts:
-            notes.append("no cell matches; nothing was written")
-        else:
-            notes += [_way_back(catalog, counts), _ARRAYS_STAY]
-        return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
+    notes: list[str]
 
 
 def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool = False) -> MaintenanceReport:
@@ -94,7 +74,7 @@ def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool 
     """
     catalog.require_tip("delete_cells()")
     if dry_run:
-        return _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids).report(catalog, dry_run=True)
+        return _report(catalog, _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids), dry_run=True)
     deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
     plans: list[_Plan] = []
     try:
@@ -107,7 +87,7 @@ def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool 
         with suppress(AtlasError):
             remove_dead_deletions(catalog)
         raise
-    return plans[-1].report(catalog, dry_run=False)
+    return _report(catalog, plans[-1], dry_run=False)
 
 
 def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: list[_Plan]) -> None:
@@ -169,7 +149,15 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
         touched |= dict.fromkeys(owners.filter(pa.array(places >= 0)).unique().to_pylist())
     missing = uids.filter(pa.array(~found))
     if len(missing):
-        _refuse_foreign(catalog, at, known, missing)
+        # Uids of cells that were deleted before are no error.
+        before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(catalog, at, record)]
+        deleted = pa.chunked_array([chunk for column in before for chunk in column.chunks], pa.string())
+        foreign = missing.filter(pc.invert(pc.is_in(missing, value_set=deleted.combine_chunks())))
+        if len(foreign):
+            raise NotFoundError(
+                f"{len(foreign):,} of the uids are of no cell of {catalog.location.uri}, e.g. {foreign.to_pylist()[:3]}; nothing was deleted. "
+                "Cells are named by the column uid, which is the index of every query's result."
+            )
     rows, sizes = {}, {}
     for uid, own in _cells_of(at, [uid for uid in known if uid in touched]):
         chosen = pa.array(index.find(own) >= 0)
@@ -183,11 +171,32 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
         sizes[uid] = len(own)
     emptied = [uid for uid in rows if rows[uid].num_rows == sizes[uid]]
     if emptied:
+        more = f", and all of {len(emptied) - 1:,} more" if len(emptied) > 1 else ""
         raise QueryError(
-            f"All {sizes[emptied[0]]:,} cells of the dataset {known[emptied[0]].name!r} would be deleted{_and_more(emptied)}; nothing was. Take "
+            f"All {sizes[emptied[0]]:,} cells of the dataset {known[emptied[0]].name!r} would be deleted{more}; nothing was. Take "
             f"it out with drop_dataset({emptied[0]!r}), and delete the cells of the others then."
         )
-    return _Plan(rows, sizes, {uid: known[uid].name for uid in rows}, len(missing))
+    notes = [f"{known[uid].name}: {own.num_rows:,} of {sizes[uid]:,} cells" for uid, own in rows.items()]
+    return _Plan(rows, [*notes, *([f"{len(missing):,} of the cells were deleted before"] if len(missing) else [])])
+
+
+def _report(catalog: Catalog, plan: _Plan, *, dry_run: bool) -> MaintenanceReport:
+    """Return what is or would be deleted, and whether a snapshot has the datasets, so that the cells can come back."""
+    counts, notes = {uid: rows.num_rows for uid, rows in plan.rows.items()}, [*plan.notes]
+    snapshots = list_versions(catalog) if counts else []
+    there = {record.uid for record in read_records(catalog.at(snapshots[-1]))} if snapshots else set()
+    if not counts:
+        notes.append("no cell matches; nothing was written")
+    elif there.issuperset(counts):
+        notes.append(f"snapshots keep them; restore({snapshots[-1].version}) brings the newest one back")
+    else:
+        notes.append(
+            "no snapshot has all of them, so restore() cannot bring them all back; take one first if you may need them"
+        )
+    notes += (
+        ["their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run"] if counts else []
+    )
+    return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
 
 
 def _cells_of(at: Catalog, datasets: Sequence[str]) -> Iterator[tuple[str, pa.Array]]:
@@ -201,22 +210,6 @@ def _cells_of(at: Catalog, datasets: Sequence[str]) -> Iterator[tuple[str, pa.Ar
     uids, ends = cells.column("uid").combine_chunks().take(pa.array(order)), np.cumsum(np.bincount(code))
     for uid, start, end in zip(datasets, [0, *ends[:-1]], ends, strict=True):
         yield uid, uids.slice(start, end - start)
-
-
-def _and_more(emptied: Sequence[str]) -> str:
-    return f", and all of {len(emptied) - 1:,} more" if len(emptied) > 1 else ""
-
-
-def _refuse_foreign(catalog: Catalog, at: Catalog, known: Mapping[str, DatasetRecord], missing: pa.Array) -> None:
-    """Raise for uids that are neither of cells nor of cells deleted before."""
-    before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(catalog, at, record)]
-    deleted = pa.chunked_array([chunk for column in before for chunk in column.chunks], pa.string())
-    foreign = missing.filter(pc.invert(pc.is_in(missing, value_set=deleted.combine_chunks())))
-    if len(foreign):
-        raise NotFoundError(
-            f"{len(foreign):,} of the uids are of no cell of {catalog.location.uri}, e.g. {foreign.to_pylist()[:3]}; nothing was deleted. "
-            "Cells are named by the column uid, which is the index of every query's result."
-        )
 
 
 def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict[str, tuple[int, int]]]:
@@ -252,15 +245,6 @@ def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict
 def _parts(name: str, kind: PointerKind) -> list[str]:
     """Return the parts of a pointer that are counted: the group, and of sparse ones where the entries begin and end."""
     return [f"{name}.{part}" for part in (("zarr_group", "start", "end")[: 3 if kind is PointerKind.SPARSE else 1])]
-
-
-def _way_back(catalog: Catalog, datasets: Iterable[str]) -> str:
-    """Return whether a snapshot has the datasets, so that the cells can come back."""
-    snapshots = list_versions(catalog)
-    there = {record.uid for record in read_records(catalog.at(snapshots[-1]))} if snapshots else set()
-    if there.issuperset(datasets):
-        return f"snapshots keep them; restore({snapshots[-1].version}) brings the newest one back"
-    return "no snapshot has all of them, so restore() cannot bring them all back; take one first if you may need them"
 
 
 def remove_dead_deletions(catalog: Catalog) -> list[str]:

@@ -44,7 +44,14 @@ def write_manifest(
     """
     tables = catalog.newest_tables()
     hashed = {} if hashed is None else hashed
-    last, known = _newest(catalog, list_versions(catalog) if records is None else records)
+    # The newest snapshot with a readable manifest, and its entries.
+    last: AtlasVersionRecord | None = None
+    known: Files = {}
+    for record in reversed(list_versions(catalog) if records is None else records):
+        # `check_files` reports a damaged one; here it only means that files are hashed again.
+        with contextlib.suppress(CorruptError, NotFoundError):
+            last, known = record, read_manifest(catalog, record.manifest)
+            break
     same = {name for name, version in versions.items() if last is not None and last.table_versions.get(name) == version}
     listed = _list_files(tables, {name: version for name, version in versions.items() if name not in same})
     paths = {path for path in known if path.partition(".lance/")[0] in same} | listed
@@ -134,15 +141,6 @@ def seal_versions(
         tables.forget(VERSIONS)
         if tables.version(VERSIONS) == version:
             return
-
-
-def _newest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tuple[AtlasVersionRecord | None, Files]:
-    """Return the newest snapshot with a readable manifest, and its entries."""
-    for record in reversed(records):
-        # `check_files` reports a damaged one; here it only means that files are hashed again.
-        with contextlib.suppress(CorruptError, NotFoundError):
-            return record, read_manifest(catalog, record.manifest)
-    return None, {}
 
 
 def read_head(catalog: Catalog) -> Manifest:

@@ -72,7 +72,16 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
             _refuse_assigned(space, some, known, at)
-            fresh = _fit(some.filter(at.is_null()), schema)
+            rows = some.filter(at.is_null())
+            columns = []
+            for field in schema:
+                if field.name == "aliases" and field.name not in rows.column_names:
+                    columns.append(pa.array([[]] * rows.num_rows, field.type))
+                elif field.name in rows.column_names and field.name not in _PROTECTED[1:]:
+                    columns.append(rows.column(field.name).cast(field.type))
+                else:
+                    columns.append(pa.nulls(rows.num_rows, field.type))
+            fresh = pa.Table.from_arrays(columns, schema=schema)
             # Both arguments are in the order of `some`: row i of one is corrected by row i of the other.
             updated = _corrected(known.take(at.drop_null()), some.filter(at.is_valid()))
             changed = pa.concat_tables([fresh, updated])
@@ -131,7 +140,20 @@ def sync_layouts(catalog: Catalog) -> int:
     def read(name: str) -> pa.Table:
         if name == LAYOUTS:
             return tables.read(LAYOUTS, where=is_null("global_index"))
-        return tables.read(name, ["uid", "global_index"]) if name else _find_repeated(catalog)
+        if name:
+            return tables.read(name, ["uid", "global_index"])
+        # The row ids of rows that another one repeats.
+        rows = tables.read(LAYOUTS, ["layout_uid", "local_index"], row_ids=True)
+        sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
+        # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
+        more = pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1))
+        uids = sizes.filter(more).column("layout_uid").combine_chunks()
+        rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=uids))
+        codes = rows.column("layout_uid").combine_chunks().dictionary_encode().indices.to_numpy()
+        keys = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
+        _, first = np.unique(keys, axis=1, return_index=True)
+        extra = np.delete(np.arange(rows.num_rows), first)
+        return rows.select([ROW_ID]).take(pa.array(extra, pa.int64()))
 
     repeated, stale, *known = for_tables(catalog, read, ["", LAYOUTS, *registries]).values()
     if repeated.num_rows:
@@ -147,20 +169,6 @@ def sync_layouts(catalog: Catalog) -> int:
     rows = stale.set_column(at, stale.schema.field(at), index).filter(pc.is_valid(index))
     catalog.tables.merge(LAYOUTS, ["layout_uid", "local_index"], rows, update=True)
     return int(rows.num_rows)
-
-
-def _find_repeated(catalog: Catalog) -> pa.Table:
-    """Return the row ids of rows that another one repeats."""
-    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "local_index"], row_ids=True)
-    sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
-    # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
-    repeated = sizes.filter(pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1)))
-    rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=repeated.column("layout_uid").combine_chunks()))
-    codes = rows.column("layout_uid").combine_chunks().dictionary_encode().indices.to_numpy()
-    keys = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
-    _, first = np.unique(keys, axis=1, return_index=True)
-    extra = np.delete(np.arange(rows.num_rows), first)
-    return rows.select([ROW_ID]).take(pa.array(extra, pa.int64()))
 
 
 def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)
@@ -187,18 +195,6 @@ def _refuse_assigned(space: str, given: pa.Table, known: pa.Table, at: pa.Chunke
                 )
 
 
-def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = []
-    for field in schema:
-        if field.name == "aliases" and field.name not in rows.column_names:
-            columns.append(pa.array([[]] * rows.num_rows, field.type))
-        elif field.name in rows.column_names and field.name not in _PROTECTED[1:]:
-            columns.append(rows.column(field.name).cast(field.type))
-        else:
-            columns.append(pa.nulls(rows.num_rows, field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {name: old.column(name) for name in old.column_names}
     changed = np.zeros(old.num_rows, bool)
@@ -206,7 +202,9 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
         was = old.column(name)
         offered = given.column(name).cast(was.type)
         if name == "organism":
-            now = _known_organism(was, offered)
+            # A known organism stays; an unknown one takes what is offered.
+            unknown = pc.or_(was.is_null(), pc.fill_null(pc.equal(was, UNKNOWN), fill_value=True))
+            now = pc.if_else(unknown, pc.coalesce(offered, was), was)
         else:
             now = pc.coalesce(was, offered) if name == "feature_id" else pc.coalesce(offered, was)
         differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
@@ -225,12 +223,6 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
         changed |= gained
     kept = pa.array(changed, pa.bool_())
     return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(kept)
-
-
-def _known_organism(was: pa.ChunkedArray, offered: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Keep a known organism; an unknown one takes what is offered."""
-    unknown = pc.or_(was.is_null(), pc.fill_null(pc.equal(was, UNKNOWN), fill_value=True))
-    return pc.if_else(unknown, pc.coalesce(offered, was), was)
 
 
 def _better_symbols(old: pa.Table, given: pa.Table) -> NDArray[np.bool_]:
@@ -356,23 +348,22 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
         where = all_of(in_list("layout_uid", lists), equals("local_index", 0))
         first = catalog.tables.read(LAYOUTS, ["layout_uid"], where)
         there = set(first.column("layout_uid").to_pylist())
-        fresh = [_layout_rows(uid, *found) for uid, found in lists.items() if uid not in there]
+        fresh = [
+            pa.table(
+                {
+                    "layout_uid": pa.array([uid] * len(uids), pa.string()),
+                    "feature_uid": pa.array(uids, pa.string()),
+                    "local_index": pa.array(np.arange(len(uids), dtype=np.int32)),
+                    "global_index": pa.array(index, mask=index < 0),
+                },
+                schema=LAYOUTS_SCHEMA,
+            )
+            for uid, (uids, index) in lists.items()
+            if uid not in there
+        ]
         if fresh:
             catalog.tables.append(LAYOUTS, pa.concat_tables(fresh))
     return [uid for uid, _, _ in wanted]
-
-
-def _layout_rows(uid: str, feature_uids: Sequence[str], global_index: NDArray[np.int64]) -> pa.Table:
-    n = len(feature_uids)
-    return pa.table(
-        {
-            "layout_uid": pa.array([uid] * n, pa.string()),
-            "feature_uid": pa.array(feature_uids, pa.string()),
-            "local_index": pa.array(np.arange(n, dtype=np.int32)),
-            "global_index": pa.array(global_index, mask=global_index < 0),
-        },
-        schema=LAYOUTS_SCHEMA,
-    )
 
 
 def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:

@@ -93,7 +93,11 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     records = list_versions(catalog)
     if not records:
         raise NotFoundError(f"{catalog.location.uri} has no snapshot to copy; take one with snapshot().")
-    _refuse_overlap(catalog, target)
+    one, other = (f"{place.uri.rstrip('/')}/" for place in (catalog.location, target))
+    if one.startswith(other) or other.startswith(one):
+        raise StoreError(
+            f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
+        )
     mirror = catalog_at(target)
     held = list_versions(mirror) if is_atlas(target) else []
     _refuse_foreign(catalog, mirror, records, held)
@@ -103,7 +107,12 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
     uids = sorted({uid for record in records for uid in inventory(catalog.at(record)).folders})
-    hashes = _hashes_of(catalog, records, held)
+    # What snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash.
+    there, hashes = {record.root_hash for record in held}, dict[str, dict[str, str]]()
+    for record in (record for record in records if record.root_hash not in there):
+        for path, sha256 in inventory(catalog.at(record)).contents.items():
+            uid, _, key = path.partition("/")
+            hashes.setdefault(uid, {})[key] = sha256
     for done, uid in enumerate(uids):
         progress("arrays", done, len(uids))
         own = hashes.get(uid, {})
@@ -126,20 +135,17 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         progress("tables", 0, 1)
     if not dry_run:
-        _remove_tags(mirror, records)
+        # Remove tags of snapshots that the source has dropped, so that `gc` frees what only they reached.
+        kept, tables = {record.tag for record in records}, Tables(mirror.tables.location)
+        for name in tables.names():
+            for tag in tables.tags(name):
+                if NUMBERED.fullmatch(tag) and tag not in kept:
+                    tables.untag(name, tag)
         seal_versions(mirror)
         _remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
     notes = (f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}",)
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=notes)
-
-
-def _refuse_overlap(catalog: Catalog, target: Location) -> None:
-    one, other = (f"{place.uri.rstrip('/')}/" for place in (catalog.location, target))
-    if one.startswith(other) or other.startswith(one):
-        raise StoreError(
-            f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
-        )
 
 
 def _refuse_foreign(
@@ -201,19 +207,6 @@ def _table_steps(
     return steps
 
 
-def _hashes_of(
-    catalog: Catalog, records: Sequence[AtlasVersionRecord], held: Sequence[AtlasVersionRecord]
-) -> dict[str, dict[str, str]]:
-    """Return what snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash."""
-    there, hashes = {record.root_hash for record in held}, dict[str, dict[str, str]]()
-    for record in records:
-        if record.root_hash not in there:
-            for path, sha256 in inventory(catalog.at(record)).contents.items():
-                uid, _, key = path.partition("/")
-                hashes.setdefault(uid, {})[key] = sha256
-    return hashes
-
-
 def _check_shards(
     target: Location, keys: Sequence[str], copied: Mapping[str, FileEntry], hashes: Mapping[str, str]
 ) -> None:
@@ -268,16 +261,6 @@ def _same_file(source: Location, target: Location, key: str) -> bool:
         return digest_file(source, key) == digest_file(target, key)
     except NotFoundError:
         return False
-
-
-def _remove_tags(mirror: Catalog, records: Iterable[AtlasVersionRecord]) -> None:
-    """Remove tags of snapshots that the source has dropped, so that `gc` frees what only they reached."""
-    kept = {record.tag for record in records}
-    tables = Tables(mirror.tables.location)
-    for name in tables.names():
-        for tag in tables.tags(name):
-            if NUMBERED.fullmatch(tag) and tag not in kept:
-                tables.untag(name, tag)
 
 
 def _remove_partial(partial: Location, grace: timedelta) -> None:

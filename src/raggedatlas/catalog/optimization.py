@@ -36,27 +36,6 @@ WORTH_INDEXING = 1 << 14
 """Rows without an index from which a snapshot updates it: fewer are scanned in less time than an index is opened."""
 
 
-def optimize_table(catalog: Catalog, name: str, *, least: int = 1) -> bool:
-    """Index and compact one table; indexes first, because Lance does not merge indexed with unindexed fragments.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    name : str
-        Table.
-    least : int
-        Rows without an index from which it is updated.
-
-    Returns
-    -------
-    bool
-        Whether anything was written.
-    """
-    indexed = index_table(catalog, name, least=least)
-    return compact(catalog.tables, name) or indexed
-
-
 def index_table(catalog: Catalog, name: str, *, results: Sequence[ResultRecord] = (), least: int = 1) -> bool:
     """Build or update the indexes of one table; return whether anything was written.
 
@@ -74,18 +53,13 @@ def index_table(catalog: Catalog, name: str, *, results: Sequence[ResultRecord] 
     columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
     indexed = [index(catalog.tables, name, column, kind, least=least) for column, kind in columns]
     if name == CELLS:
-        indexed.append(_optimize_vector_indexes(catalog, results))
+        there = catalog.tables.schema(CELLS).names
+        for record in results:
+            facts = record.index_facts
+            if facts is not None and record.column in there:
+                index_vectors(catalog.tables, CELLS, record.column, record.metric, facts.n_partitions)
+        indexed += [refresh_vectors(catalog.tables, CELLS), bool(results)]
     return any(indexed)
-
-
-def _optimize_vector_indexes(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:
-    """Rebuild some vector indexes, and update the others."""
-    there = catalog.tables.schema(CELLS).names
-    for record in rebuilt:
-        facts = record.index_facts
-        if facts is not None and record.column in there:
-            index_vectors(catalog.tables, CELLS, record.column, record.metric, facts.n_partitions)
-    return refresh_vectors(catalog.tables, CELLS) or bool(rebuilt)
 
 
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
@@ -140,14 +114,20 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
 
     def one(name: str) -> None:
         try:
-            if optimize_table(catalog, name, least=least):
+            # Indexes first, because Lance does not merge indexed with unindexed fragments.
+            indexed = index_table(catalog, name, least=least)
+            if compact(catalog.tables, name) or indexed:
                 changed.append(name)
                 notes.append(f"{name}: compacted or indexed")
         except ConflictError:
             notes.append(f"{name}: others were writing; skipped until the next call")
 
     def features() -> None:
-        fresh = sum(_assign(catalog, space, table) for space, table in registries.items()) > 0
+        fresh = False
+        for space, table in registries.items():
+            # A small table is read at once: one request instead of two.
+            if catalog.tables.count(table) <= WORTH_INDEXING or catalog.tables.count(table, is_null("global_index")):
+                fresh = reindex_registry(catalog, space) > 0 or fresh
         for name in registries.values():
             one(name)
 
@@ -160,7 +140,9 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
         side_by_side(catalog, [lambda: layouts(fresh=fresh), identity])
 
     def layouts(*, fresh: bool) -> None:
-        if _sync_layouts(catalog, fresh=fresh):
+        # If indices were assigned or are missing. Repeated rows come from two appends, and thus at least two fragments.
+        due = fresh or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index"))
+        if due and (sync_layouts(catalog) or fresh):
             notes.append("dense feature indices assigned")
         one(LAYOUTS)
 
@@ -176,23 +158,6 @@ def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
     threads = 0 if catalog.location.is_local else len(steps)
     for _ in prefetch_map(lambda step: step(), steps, threads=threads, depth=len(steps)):
         pass
-
-
-def _sync_layouts(catalog: Catalog, *, fresh: bool) -> bool:
-    """Copy indices into the layouts, if any were assigned or are missing; return whether that is so."""
-    # Repeated rows come from two appends, and thus at least two fragments.
-    if fresh or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index")):
-        return bool(sync_layouts(catalog)) or fresh
-    return False
-
-
-def _assign(catalog: Catalog, space: str, table: str) -> int:
-    """Assign indices to the features of one space that have none."""
-    tables = catalog.tables
-    # A small table is read at once: one request instead of two.
-    if tables.count(table) > WORTH_INDEXING and not tables.count(table, is_null("global_index")):
-        return 0
-    return reindex_registry(catalog, space)
 
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:

@@ -270,16 +270,19 @@ def with_facts(table: pa.Table) -> pa.Table:
     fields = []
     for named in table.schema:
         column, kind = table.column(named.name), named.type
-        facts = facts_of(named) or ColumnFacts(named.name, _kind(kind))
-        if facts_of(named) is None and pa.types.is_dictionary(kind) and column.num_chunks:
+        if facts_of(named):
+            fields.append(named)
+            continue
+        if pa.types.is_dictionary(kind) and column.num_chunks:
             values = column.unify_dictionaries().chunk(0).dictionary
             facts = ColumnFacts(named.name, "categorical", tuple(values.to_pylist()), kind.ordered, _kind(values.type))
-        elif facts_of(named) is None and column.null_count and pa.types.is_integer(kind):
+        elif column.null_count and pa.types.is_integer(kind):
             # `int8` becomes `Int8` and `uint8` becomes `UInt8`, the nullable types of pandas.
-            facts = replace(facts, kind=str(kind).replace("int", "Int").replace("uI", "UI"))
-        elif facts_of(named) is None and column.null_count and pa.types.is_boolean(kind):
-            facts = replace(facts, kind="boolean")
-        fields.append(named if facts_of(named) else named.with_metadata(facts.to_metadata()))
+            facts = ColumnFacts(named.name, str(kind).replace("int", "Int").replace("uI", "UI"))
+        else:
+            is_nullable = column.null_count and pa.types.is_boolean(kind)
+            facts = ColumnFacts(named.name, "boolean" if is_nullable else _kind(kind))
+        fields.append(named.with_metadata(facts.to_metadata()))
     # This cast changes the metadata of fields only, no type.
     return table.replace_schema_metadata(None).cast(pa.schema(fields))
 

@@ -245,7 +245,9 @@ class Registry:
             if not ends and ":" in name:
                 how, ends = self._lookup_within(name, known, follow=follow)
             if not ends:
-                how, ends = IN_ANOTHER_CASE, self._in_another_case(name, follow=follow)
+                uids = self.uids[self._rows_by_folded_symbol.get(name.casefold(), [])].tolist()
+                ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids})
+                how, ends = IN_ANOTHER_CASE, [uid for uid in ends if uid not in self._types] or ends
             if len(ends) == 1:
                 found.append((ends[0], how))
             elif ends:
@@ -276,12 +278,6 @@ class Registry:
             if ends:
                 return how, [uid for uid in ends if uid not in self._types] or ends
         return "", []
-
-    def _in_another_case(self, name: str, *, follow: bool) -> list[str]:
-        """Return the features whose symbol is a name but for its case."""
-        uids = self.uids[self._rows_by_folded_symbol.get(name.casefold(), [])].tolist()
-        ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids})
-        return [uid for uid in ends if uid not in self._types] or ends
 
     @cached_property
     def _rows_by_folded_symbol(self) -> dict[str, list[int]]:
@@ -316,7 +312,15 @@ class Registry:
         if resolved.unknown or resolved.ambiguous:
             parts = []
             if resolved.unknown:
-                near = {name: self._near(name) for name in resolved.unknown[:3]}
+                import difflib
+
+                lists = [self.table.column("aliases"), *([] if self.facts is None else [self.facts.column("previous")])]
+                texts = [*map(pc.list_flatten, lists), self.table.column("symbol"), self.table.column("feature_id")]
+                folded = {key.casefold(): key for column in texts for key in column.to_pylist() if key}
+                near = {
+                    name: [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
+                    for name in resolved.unknown[:3]
+                }
                 hints = [f"near {name!r}: {names}" for name, names in near.items() if names]
                 parts.append(f"unknown: {list(resolved.unknown)}" + (f" ({'; '.join(hints)})" if hints else ""))
             for name, uids in (resolved.ambiguous or {}).items():
@@ -340,14 +344,6 @@ class Registry:
             )
         return resolved.uids
 
-    def _near(self, name: str) -> list[str]:
-        import difflib
-
-        lists = [self.table.column("aliases"), *([] if self.facts is None else [self.facts.column("previous")])]
-        texts = [*map(pc.list_flatten, lists), self.table.column("symbol"), self.table.column("feature_id")]
-        folded = {key.casefold(): key for column in texts for key in column.to_pylist() if key}
-        return [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
-
 
 def read_registry(catalog: Catalog, space: str) -> Registry:
     """Read all features of one space."""
@@ -365,7 +361,7 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
         with_facts(rows, facts),
         read_identity(catalog, space),
         facts,
-        partial(measuring_datasets, catalog),
+        partial(_measuring_datasets, catalog),
     )
     if catalog.read_only:
         catalog._memo[key] = registry
@@ -391,7 +387,7 @@ def with_facts(table: pa.Table, facts: pa.Table | None) -> pa.Table:
     return table
 
 
-def measuring_datasets(catalog: Catalog, uids: Sequence[str]) -> dict[str, list[str]]:
+def _measuring_datasets(catalog: Catalog, uids: Sequence[str]) -> dict[str, list[str]]:
     """Return for each of some features, as its own uid, the names of the datasets that measured it."""
     rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], in_list("feature_uid", uids))
     records = catalog.tables.read(DATASETS, ["name", "uid", "layout_uid"])
@@ -625,27 +621,22 @@ def find_orthologs(catalog: Catalog, organism: str) -> Orthologs:
     }
     listed: set[tuple[str, str]] = set()
     for _, pairs in sorted(by_rank.items()):
-        _decide(pairs, listed, found)
+        n_others = Counter((owner, gene) for owner, gene, _ in pairs)
+        n_genes = Counter(other for _, _, other in pairs)
+        for (owner, gene, other), said in sorted(pairs.items()):
+            if other in found.one:
+                continue
+            alone = n_others[owner, gene] == 1 and n_genes[other] == 1 and all(pair.relation == _ONE for pair in said)
+            # Better tables have decided for `listed`.
+            if alone and not {(owner, gene), ("", other)} & listed:
+                found.one[other] = min(said, key=lambda pair: pair.table)
+            else:
+                first = min(said, key=lambda pair: (pair.relation == _ONE, pair.table))
+                found.several.setdefault(other, []).append(first)
         # One set for both sides: no organism has the empty name, which marks accessions of other organisms.
         listed |= {end for owner, gene, other in pairs for end in ((owner, gene), ("", other))}
     found.evidence = {info.name: info.cite("ortholog") for info in tables[0]}
     return found
-
-
-def _decide(
-    together: Mapping[tuple[str, str, str], list[Pair]], listed: set[tuple[str, str]], found: Orthologs
-) -> None:
-    """Sort the pairs of equal tables into those that are one to one and the others; better tables have decided for `listed`."""
-    n_others = Counter((organism, gene) for organism, gene, _ in together)
-    n_genes = Counter(other for _, _, other in together)
-    for (organism, gene, other), said in sorted(together.items()):
-        if other in found.one:
-            continue
-        alone = n_others[organism, gene] == 1 and n_genes[other] == 1 and all(pair.relation == _ONE for pair in said)
-        if alone and not {(organism, gene), ("", other)} & listed:
-            found.one[other] = min(said, key=lambda pair: pair.table)
-        else:
-            found.several.setdefault(other, []).append(min(said, key=lambda pair: (pair.relation == _ONE, pair.table)))
 
 
 def map_to_orthologs(
@@ -687,7 +678,14 @@ def map_to_orthologs(
         end = min(candidates, key=lambda uid: (ids[uid] not in (pair.gene, gene_of[uid]), uid))
         into |= {uid: end for uid in members if uid != end}
         renamed[end] = pair
-    followed = replace(registry, table=_renamed(registry, renamed, own), identity=_followed(registry, into))
+    # The mapping, with features that count as themselves counting as their orthologs.
+    steps: NDArray[np.int64] = np.arange(len(registry.uids))
+    steps[[registry.row_of[uid] for uid in into]] = [registry.row_of[uid] for uid in into.values()]
+    targets = steps[registry.targets]
+    moved = np.flatnonzero(targets != np.arange(len(targets)))
+    uids = registry.table.column("uid")
+    mapping = {"feature_uid": uids.take(pa.array(moved)), "target_uid": uids.take(pa.array(targets[moved]))}
+    followed = replace(registry, table=_renamed(registry, renamed, own), identity=pa.table(mapping))
     return OrthologFeatures(followed, pairs, several, gene_of, orthologs.evidence)
 
 
@@ -721,16 +719,6 @@ def _genes_of(registry: Registry, catalog: Catalog, orthologs: Orthologs, *, as_
         if gene is not None:
             found[uid] = gene
     return found
-
-
-def _followed(registry: Registry, into: Mapping[str, str]) -> pa.Table:
-    """Return the mapping of a registry, with features that count as themselves counting as others."""
-    end: NDArray[np.int64] = np.arange(len(registry.uids))
-    end[[registry.row_of[uid] for uid in into]] = [registry.row_of[uid] for uid in into.values()]
-    targets = end[registry.targets]
-    moved = np.flatnonzero(targets != np.arange(len(targets)))
-    uids = registry.table.column("uid")
-    return pa.table({"feature_uid": uids.take(pa.array(moved)), "target_uid": uids.take(pa.array(targets[moved]))})
 
 
 def _renamed(registry: Registry, pairs: Mapping[str, Pair], own: Mapping[str, object]) -> pa.Table:

@@ -439,12 +439,17 @@ class NameResolver:
         for row in self._plain:
             self._by_name.setdefault(self._names[row], []).append(row)
         self._by_symbol = _rows_by_text(registry.column("symbol"), wanted)
-        self._by_alias = _rows_by_alias(registry.column("aliases"), wanted)
+        self._by_alias = _rows_by_text(registry.column("aliases"), wanted)
         # Symbols of antibodies and the like are no evidence of genes.
         for rows in (*self._by_symbol.values(), *self._by_alias.values()):
             rows[:] = [row for row in rows if gene[row]]
         self._claims: dict[str, list[Claim]] = {} if tables is None else tables.claims(wanted)
-        known = _known_rows(ids, accession, tables)
+        known: dict[int, str] = {}
+        if tables is not None:
+            listed = tables.rows.column("accession").combine_chunks()
+            every = pa.concat_arrays([listed, pa.array([*tables.same.values()], listed.type)])
+            at = np.flatnonzero(accession & pc.is_in(ids, value_set=every).to_numpy())
+            known = dict(zip(at.tolist(), ids.take(pa.array(at)).to_pylist(), strict=True))
         self._gene_of = {row: gene for row, gene in known.items() if target[row] == row}
         self._row_of = {gene: row for row, gene in self._gene_of.items()}
         self._in_tables = {*known}
@@ -481,9 +486,20 @@ class NameResolver:
             if len({one.gene for one in unregistered}) == 1:
                 of_gene.setdefault(unregistered[0].gene, []).append((row, min(unregistered, key=_order)))
             else:
-                self._by_known_organism(row, found)
+                # A name of an unknown organism joins the one feature of this name whose organism is known.
+                others = self._by_name[self._names[row]] if self._organisms[row] == UNKNOWN else []
+                others = [other for other in others if self._organisms[other] != UNKNOWN]
+                if len(others) == 1:
+                    found.joined[row], found.evidence[row] = others[0], f"name of a known organism {self._names[row]}"
+                elif others:
+                    found.ambiguous[row] = tuple(others)
+        # Features whose names mean a gene that has no accession in the atlas join each other; the one of the best name stands for it.
         for gene, members in of_gene.items():
-            self._join_each_other(gene, members, uids, found)
+            stands, _ = min(members, key=lambda one: (one[1].level, self._organisms[one[0]] == UNKNOWN, uids[one[0]]))
+            found.genes[stands] = gene
+            for row, candidate in members:
+                if row != stands:
+                    found.join(row, stands, candidate)
         return found
 
     def _candidates(self, row: int) -> list[_Candidate]:
@@ -498,7 +514,11 @@ class NameResolver:
         ]
         for level, rows in ((SYMBOL, self._by_symbol.get(name, ())), (ALIAS, self._by_alias.get(name, ()))):
             for other in rows:
-                if not self._fits(row, other) or (level == SYMBOL and not self._accession[other]):
+                # Another feature, of a compatible organism.
+                fits = row not in (other, self._target[other]) and (
+                    UNKNOWN in (organism, self._organisms[other]) or organism == self._organisms[other]
+                )
+                if not fits or (level == SYMBOL and not self._accession[other]):
                     continue
                 by_hand = level == SYMBOL and other in self._by_hand
                 # The symbol of a gene that the tables know is theirs; what a file calls it is one more name of it.
@@ -508,60 +528,15 @@ class NameResolver:
         first = min((one.level for one in found), default=0)
         return [one for one in found if one.level == first]
 
-    def _fits(self, row: int, other: int) -> bool:
-        """Tell whether a row may count as another: another one, of a compatible organism."""
-        organisms = self._organisms[row], self._organisms[other]
-        return row not in (other, self._target[other]) and (UNKNOWN in organisms or organisms[0] == organisms[1])
-
-    def _by_known_organism(self, row: int, found: NamedFeatures) -> None:
-        """Join a name of an unknown organism with the one feature of this name whose organism is known."""
-        if self._organisms[row] != UNKNOWN:
-            return
-        rows = [other for other in self._by_name[self._names[row]] if self._organisms[other] != UNKNOWN]
-        if len(rows) == 1:
-            found.joined[row], found.evidence[row] = rows[0], f"name of a known organism {self._names[row]}"
-        elif rows:
-            found.ambiguous[row] = tuple(rows)
-
-    def _join_each_other(
-        self, gene: str, members: list[tuple[int, _Candidate]], uids: Sequence[str], found: NamedFeatures
-    ) -> None:
-        """Join the features whose names mean a gene that has no accession in the atlas; the one of the best name stands for it."""
-        first, _ = min(members, key=lambda one: (one[1].level, self._organisms[one[0]] == UNKNOWN, uids[one[0]]))
-        found.genes[first] = gene
-        for row, candidate in members:
-            if row != first:
-                found.join(row, first, candidate)
-
 
 def _order(one: _Candidate) -> tuple[int, str, str]:
     """Order candidates that mean the same: the best source first."""
     return one.rank, one.evidence, one.table or ""
 
 
-def _known_rows(ids: pa.ChunkedArray, accession: NDArray[np.bool_], tables: Genes | None) -> dict[int, str]:
-    """Return the rows with an accession that the tables know, and the accession that stands for each."""
-    if tables is None:
-        return {}
-    listed = tables.rows.column("accession").combine_chunks()
-    every = pa.concat_arrays([listed, pa.array([*tables.same.values()], listed.type)])
-    rows = np.flatnonzero(accession & pc.is_in(ids, value_set=every).to_numpy())
-    return dict(zip(rows.tolist(), ids.take(pa.array(rows)).to_pylist(), strict=True))
-
-
 def _rows_by_text(column: pa.ChunkedArray, wanted: pa.Array) -> dict[str, list[int]]:
-    """Return the rows of each wanted text."""
-    rows = np.flatnonzero(pc.is_in(column, value_set=wanted, skip_nulls=True).to_numpy())
-    found: dict[str, list[int]] = {}
-    for row, text in zip(rows.tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
-        found.setdefault(text, []).append(row)
-    return found
-
-
-def _rows_by_alias(column: pa.ChunkedArray, wanted: pa.Array) -> dict[str, list[int]]:
-    """Return the rows that have each wanted text among their aliases."""
-    lists = column.combine_chunks()
-    owners, texts = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    """Return the rows that have each wanted text, in a column of texts or of lists of texts."""
+    owners, texts = text_owners(column)
     hits = np.flatnonzero(pc.is_in(texts, value_set=wanted, skip_nulls=True).to_numpy(zero_copy_only=False))
     found: dict[str, list[int]] = {}
     for owner, text in zip(owners[hits].tolist(), texts.take(pa.array(hits)).to_pylist(), strict=True):

@@ -325,7 +325,13 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
             raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
         rows_with_stamp = _stamped(rows, inputs)
         if IDENTITY not in there:
-            _create_filled(catalog, rows_with_stamp)
+            try:
+                catalog.tables.create(IDENTITY, rows_with_stamp.schema, rows_with_stamp)
+            except StoreError as error:
+                catalog.tables.list_again()
+                if not catalog.tables.has(IDENTITY):
+                    raise
+                raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
         elif not catalog.tables.overwrite_if(IDENTITY, rows_with_stamp, there[IDENTITY]):
             raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
         return not (rows.equals(old) and facts.equals(old_facts))
@@ -484,17 +490,6 @@ def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:
             raise
 
 
-def _create_filled(catalog: Catalog, rows: pa.Table) -> None:
-    """Create the mapping with its rows in one commit."""
-    try:
-        catalog.tables.create(IDENTITY, rows.schema, rows)
-    except StoreError as error:
-        catalog.tables.list_again()
-        if not catalog.tables.has(IDENTITY):
-            raise
-        raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
-
-
 def change_links(
     catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
     evidence: str = "by hand", read_version: int | None = None,
@@ -536,8 +531,15 @@ def change_links(
             raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
         old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
         active = {uid: into for uid, into in active_links(old, space).items() if uid not in gone} | dict(links)
-        _refuse_circles(active, name_of)
-        now = pa.scalar(_now(), pa.timestamp("us", "UTC"))
+        for start in active:
+            seen, at_end = [start], active[start]
+            while at_end is not None and at_end not in seen:
+                seen.append(at_end)
+                at_end = active.get(at_end)
+            if at_end is not None:
+                shown = " -> ".join(name_of.get(uid) or uid for uid in [*seen, at_end])
+                raise FeatureError(f"These links by hand form a circle: {shown}; revoke one of them first.")
+        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         ours = pc.and_(
             pc.equal(old.column("space"), space),
             pc.is_in(old.column("feature_uid"), value_set=pa.array(sorted(gone), pa.string())),
@@ -606,18 +608,3 @@ def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[
         text = f"features of {space!r} count as several others, or as one that counts as another"
         problems.append(Problem("feature-identity", "must", IDENTITY, text, "Restore the atlas from a copy."))
     return problems
-
-
-def _refuse_circles(active: Mapping[str, str | None], name_of: Mapping[str, str | None]) -> None:
-    for start in active:
-        seen, at = [start], active[start]
-        while at is not None and at not in seen:
-            seen.append(at)
-            at = active.get(at)
-        if at is not None:
-            shown = " -> ".join(name_of.get(uid) or uid for uid in [*seen, at])
-            raise FeatureError(f"These links by hand form a circle: {shown}; revoke one of them first.")
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -151,12 +151,16 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
 
 def this_process() -> dict[str, Any]:
     """Return a description of this process, from which `process_alive` later determines whether it still runs."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start": _process_start(os.getpid()),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
-        "namespace": _namespace(),
+        # Two containers on one machine may share host name, boot id and process ids.
+        "namespace": namespace,
         "started_at": utc_now(),
     }
 
@@ -182,14 +186,6 @@ def _process_start(pid: int) -> str:
     # 0 is the state (field 3 of proc(5)), 19 the start time (field 22).
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in {"Z", "X"} else ""
-
-
-def _namespace() -> str:
-    """Return the process namespace: two containers on one machine may share host name, boot id and process ids."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def _text(path: Path) -> str:

@@ -86,7 +86,13 @@ def _choose(catalog: Catalog) -> Iterator[list[_Small]]:
         if small is not None:
             layouts.setdefault(tuple(record.layout_uid for record in own), []).append(small)
     uids = {small.records[0].uid for every in layouts.values() for small in every if not small.shared}
-    sizes = _measure(catalog, uids) if any(map(_is_worth, layouts.values())) else {}
+    sizes: dict[str, int] = {}
+    if any(sum(not small.shared for small in every) >= WORTH for every in layouts.values()):
+        # The bytes in the folders of datasets, from one listing.
+        for key, size, _ in catalog.arrays.list_objects():
+            uid = key.partition("/")[0]
+            if uid in uids:
+                sizes[uid] = sizes.get(uid, 0) + size
     for every in layouts.values():
         shared: dict[str, list[_Small]] = {}
         for small in every:
@@ -95,8 +101,11 @@ def _choose(catalog: Catalog) -> Iterator[list[_Small]]:
         fresh = [replace(s, n_bytes=sizes.get(s.records[0].uid, SMALL_BYTES + 1)) for s in every if not s.shared]
         fresh = [small for small in fresh if small.n_bytes <= SMALL_BYTES]
         chosen = fresh if len(fresh) >= WORTH else []
-        for file in [file for file, datasets in shared.items() if _is_half_empty(datasets)]:
-            chosen = [*shared.pop(file), *chosen]
+        for file, datasets in [*shared.items()]:
+            bundle = datasets[0].records[0].file_facts.bundle
+            # Fewer than half of its datasets are left.
+            if bundle is not None and 2 * len(datasets) < bundle.n_datasets:
+                chosen = [*shared.pop(file), *chosen]
         n_bytes = sum(small.n_bytes for small in chosen)
         for datasets in sorted(shared.values(), key=_live_bytes):
             if not chosen or _live_bytes(datasets) > min(n_bytes, BUNDLE_BYTES - n_bytes):
@@ -123,27 +132,8 @@ def _as_small(own: Sequence[DatasetRecord]) -> _Small | None:
         return None
 
 
-def _is_worth(every: Sequence[_Small]) -> bool:
-    return sum(not small.shared for small in every) >= WORTH
-
-
-def _is_half_empty(datasets: Sequence[_Small]) -> bool:
-    bundle = datasets[0].records[0].file_facts.bundle
-    return bundle is not None and 2 * len(datasets) < bundle.n_datasets
-
-
 def _live_bytes(datasets: Sequence[_Small]) -> int:
     return sum(small.n_bytes for small in datasets)
-
-
-def _measure(catalog: Catalog, uids: set[str]) -> dict[str, int]:
-    """Return the bytes in the folders of datasets, from one listing."""
-    sizes: dict[str, int] = {}
-    for key, size, _ in catalog.arrays.list_objects():
-        uid = key.partition("/")[0]
-        if uid in uids:
-            sizes[uid] = sizes.get(uid, 0) + size
-    return sizes
 
 
 def _bundles(

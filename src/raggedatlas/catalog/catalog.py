@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -317,35 +317,35 @@ class Catalog:
         """
         self.require_writable("register_space")
         check_length(space.name, "name of a feature space")
-        # The table stays open where nothing is to be written, as with every further dataset of a space.
-        self.tables.retry(DATASETS, partial(self._add_space, space, registry), keep=True)
 
-    def _add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema]) -> None:
-        """Try once to store a feature space."""
-        known = self.spaces().get(space.name)
-        if known is not None and known != space:
-            raise SchemaError(
-                f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
-            )
-        if known is None:
-            self.refuse_unfinished_purge("register_space")
-        if space.has_features and not self.tables.has(space.registry):
-            try:
-                self.tables.create(space.registry, registry.arrow_schema())
-            # Another process may have created the same registry in the meantime.
-            except StoreError:
-                if not self.tables.has(space.registry):
-                    raise
-        if known is None:
-            at = self.tables.version(DATASETS)
-            there = Tables(self.tables.location, {DATASETS: at}).metadata(DATASETS)
-            if _SPACE_KEY + space.name in there or not self.tables.update_metadata_if(
-                DATASETS, {_SPACE_KEY + space.name: space.to_json()}, at
-            ):
-                raise ConflictError(
-                    f"Another process registered the feature space {space.name!r}, the same or another one, or changed the datasets of "
-                    f"{self.location.uri} meanwhile; try again."
+        def attempt() -> None:
+            known = self.spaces().get(space.name)
+            if known is not None and known != space:
+                raise SchemaError(
+                    f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
                 )
+            if known is None:
+                self.refuse_unfinished_purge("register_space")
+            if space.has_features and not self.tables.has(space.registry):
+                try:
+                    self.tables.create(space.registry, registry.arrow_schema())
+                # Another process may have created the same registry in the meantime.
+                except StoreError:
+                    if not self.tables.has(space.registry):
+                        raise
+            if known is None:
+                at = self.tables.version(DATASETS)
+                there = Tables(self.tables.location, {DATASETS: at}).metadata(DATASETS)
+                if _SPACE_KEY + space.name in there or not self.tables.update_metadata_if(
+                    DATASETS, {_SPACE_KEY + space.name: space.to_json()}, at
+                ):
+                    raise ConflictError(
+                        f"Another process registered the feature space {space.name!r}, the same or another one, or changed the datasets of "
+                        f"{self.location.uri} meanwhile; try again."
+                    )
+
+        # The table stays open where nothing is to be written, as with every further dataset of a space.
+        self.tables.retry(DATASETS, attempt, keep=True)
 
 
 _IDENTIFYING = ("zarr_group", "name", "content_hash")

@@ -153,7 +153,11 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         if known is not None:
             own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
             if not own and known.owner and process_alive(known.owner, catalog.tables.location):
-                raise _running(catalog, known)
+                raise ConflictError(
+                    f"The purge of dataset {known.shown} in {catalog.location.uri} is being run by process {known.owner.get('pid')} of "
+                    f"{known.owner.get('host')}, since {known.owner.get('started_at')}; wait until it has finished. A process on another machine counts "
+                    "as dead once the tables have been untouched for an hour."
+                )
             if known.uid != mark.uid:
                 catalog.refuse_unfinished_purge(f"purge({mark.uid!r})")
         taken = (known or mark).model_copy(update={"owner": here})
@@ -161,14 +165,6 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         if catalog.tables.update_metadata_if(VERSIONS, {PURGE_KEY: taken.model_dump_json()}, at):
             return taken
     raise _concurrent_write_error(catalog)
-
-
-def _running(catalog: Catalog, mark: PurgeMark) -> ConflictError:
-    return ConflictError(
-        f"The purge of dataset {mark.shown} in {catalog.location.uri} is being run by process {mark.owner.get('pid')} of "
-        f"{mark.owner.get('host')}, since {mark.owner.get('started_at')}; wait until it has finished. A process on another machine counts "
-        "as dead once the tables have been untouched for an hour."
-    )
 
 
 def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
@@ -289,7 +285,9 @@ class _Rewriter:
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
-        self.stores = _find_stores(catalog, uid, tips)
+        # Geometry stores that have, or ever had, shapes of the dataset; they are deleted as a unit.
+        stores = (store for view in _views(catalog, tips) for store in inventory(view).geometries)
+        self.stores = {store.uid for store in stores if uid in store.cells_of}
         versions = [record.table_versions.get(DATASETS, 0) for record in list_versions(catalog)]
         self.moves = leave_out(catalog, uid, [tips[DATASETS], *filter(None, versions)])
         self._arrays = _rewrite_arrays(catalog, uid, tips)
@@ -332,7 +330,15 @@ class _Rewriter:
             left = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
             left = self.moves.apply(left)
         elif name == RESULTS:
-            left = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
+            results = []
+            for record in RESULT_ASSETS.parse(rows):
+                cells = record.cells_of
+                n_gone = cells.pop(self.uid, None)
+                if n_gone is not None:
+                    changed = {"datasets": json.dumps(cells, sort_keys=True), "n_cells": record.n_cells - n_gone}
+                    record = record.model_copy(update=changed | self._arrays.get(record.uid, {}))  # noqa: PLW2901
+                results.append(record)
+            left = RESULT_ASSETS.to_table(results)
         else:
             left = GEOMETRY_ASSETS.to_table([r for r in GEOMETRY_ASSETS.parse(rows) if r.uid not in self.stores])
         newest = tables.version(name)
@@ -343,15 +349,6 @@ class _Rewriter:
         if not tables.overwrite_if(name, left, newest):
             raise _concurrent_write_error(self.catalog)
         return _Rewritten(newest + 1, rows.num_rows - left.num_rows)
-
-    def _without(self, record: ResultRecord) -> ResultRecord:
-        """Return a result's record without the dataset."""
-        cells = record.cells_of
-        if self.uid not in cells:
-            return record
-        n = cells.pop(self.uid)
-        changed = {"datasets": json.dumps(cells, sort_keys=True), "n_cells": record.n_cells - n}
-        return record.model_copy(update=changed | self._arrays.get(record.uid, {}))
 
 
 def _concurrent_write_error(catalog: Catalog) -> ConflictError:
@@ -418,12 +415,6 @@ def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Ta
     """Iterate over the results of all snapshots and of the tip, with the tables that belong to them."""
     for view in _views(catalog, tips):
         yield from ((view.tables, record) for record in inventory(view).results)
-
-
-def _find_stores(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
-    """Return the geometry stores that have, or ever had, shapes of a dataset; they are deleted as a unit."""
-    stores = (store for view in _views(catalog, tips) for store in inventory(view).geometries)
-    return {store.uid for store in stores if uid in store.cells_of}
 
 
 def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:

@@ -92,25 +92,11 @@ class _GroupCheck:
         if not self.owned:
             drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
         if self.outside:
-            found.append(
-                Problem(
-                    "pointer-bounds",
-                    "must",
-                    record.zarr_group,
-                    f"{self.outside:,} pointers lie outside the arrays",
-                    drop,
-                )
-            )
+            text = f"{self.outside:,} pointers lie outside the arrays"
+            found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
         if self.repeated:
-            found.append(
-                Problem(
-                    "pointer-rows",
-                    "must",
-                    record.zarr_group,
-                    f"{self.repeated:,} cells share a row with another cell",
-                    drop,
-                )
-            )
+            text = f"{self.repeated:,} cells share a row with another cell"
+            found.append(Problem("pointer-rows", "must", record.zarr_group, text, drop))
         n_cells, n_entries = record.n_cells - self.deleted[0], record.n_entries - self.deleted[1]
         if self.owned and self.n != n_cells:
             less = f", of which {self.deleted[0]:,} were deleted" if self.deleted[0] else ""
@@ -313,27 +299,19 @@ def check_rows(
             old_uids.add(batch.column("uid"))
             _count(batch.column("dataset_uid"), counts_before)
         touched = {*walk.counts, *counts_before, *suspects}
-        _add_kept_rows(walk, change, before, touched, counts_before)
+        # Add the rows of touched datasets in fragments that have not changed; `counts_before` has the earlier rows in the others.
+        deleted = before.n_deleted()
+        totals = {record.uid: record.n_cells_added - deleted.get(record.uid, 0) for record in read_records(before)}
+        # Of a dataset without a record it is not known how many rows there were.
+        totals |= dict.fromkeys(before.snapshot.ignored if before.snapshot else (), np.iinfo(np.int64).max)
+        wanted = [uid for uid in touched if counts_before.get(uid, 0) < totals.get(uid, 0)]
+        where = in_list("dataset_uid", wanted) if len(wanted) <= _FILTERED else None
+        for batch in _scan(change.now, change.kept, walk.columns, where) if wanted else ():
+            own = batch.filter(in_datasets(batch, wanted))
+            walk.add(own)
+            _count(own.column("dataset_uid"), counts_before)
     problems = walk.problems(touched) + uids.problems() + uids.problems_with(change, old_uids)
     return CellCheck(problems, touched, walk.counts, counts_before)
-
-
-def _add_kept_rows(
-    walk: _Walk, change: Changed, before: Catalog, touched: AbstractSet[str], counts: dict[str, int]
-) -> None:
-    """Add the rows of touched datasets in fragments that have not changed; `counts` has the earlier rows in the other fragments."""
-    deleted = before.n_deleted()
-    totals = {record.uid: record.n_cells_added - deleted.get(record.uid, 0) for record in read_records(before)}
-    # Of a dataset without a record it is not known how many rows there were.
-    totals |= dict.fromkeys(before.snapshot.ignored if before.snapshot else (), np.iinfo(np.int64).max)
-    wanted = [uid for uid in touched if counts.get(uid, 0) < totals.get(uid, 0)]
-    if not wanted:
-        return
-    where = in_list("dataset_uid", wanted) if len(wanted) <= _FILTERED else None
-    for batch in _scan(change.now, change.kept, walk.columns, where):
-        own = batch.filter(in_datasets(batch, wanted))
-        walk.add(own)
-        _count(own.column("dataset_uid"), counts)
 
 
 def _count(column: pa.Array, counts: dict[str, int]) -> None:
@@ -418,9 +396,7 @@ def _repeated(numbers: NDArray[np.uint64]) -> list[Problem]:
 
 def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
     """Count the cells of every dataset that have a value in a column."""
-    having = rows.column("dataset_uid").filter(pc.is_valid(rows.column(name)))
-    for entry in pc.value_counts(having).to_pylist():
-        found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
+    _count(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
 
 
 def check_counts(
@@ -482,25 +458,15 @@ def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Prob
     problems = [
         problem for c, found in counts.items() for problem in check_counts(catalog, vectors[c], found, datasets)
     ]
-    return problems + [
-        Problem(
-            "result-values",
-            "must",
-            column,
-            f"{n:,} of its values are not finite",
-            "Restore a snapshot, or add it again.",
-        )
-        for column, n in bad.items()
-        if n
-    ]
-
-
-_AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
+    texts = {column: f"{n:,} of its values are not finite" for column, n in bad.items() if n}
+    way_out = "Restore a snapshot, or add it again."
+    return problems + [Problem("result-values", "must", column, text, way_out) for column, text in texts.items()]
 
 
 def geometry_problem(record: GeometryRecord, rule: str, text: str) -> Problem:
     """Return a problem of a geometry store."""
-    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
+    fix = f"Drop it with drop_geometry({record.name!r}) and add it again, or restore() a snapshot."
+    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, fix)
 
 
 def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
@@ -555,9 +521,8 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str,
         there = ~(np.isnan(least) & np.isnan(greatest))
         wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
     if wrong:
-        problems.append(
-            geometry_problem(record, "geometry-box", f"{wrong:,} boxes are not finite, or end before they begin")
-        )
+        text = f"{wrong:,} boxes are not finite, or end before they begin"
+        problems.append(geometry_problem(record, "geometry-box", text))
     return problems
 
 
@@ -578,14 +543,5 @@ def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     good = (row >= 0) & (row < len(indptr) - 1)
     row, start, end = row[good], start[good], end[good]
     n = int(np.count_nonzero((indptr[row] != start) | (indptr[row + 1] != end)))
-    if n == 0:
-        return []
-    return [
-        Problem(
-            "pointer-bounds",
-            "must",
-            record.zarr_group,
-            f"{n:,} pointers are not where csr/indptr has their rows",
-            BACK,
-        )
-    ]
+    text = f"{n:,} pointers are not where csr/indptr has their rows"
+    return [Problem("pointer-bounds", "must", record.zarr_group, text, BACK)] if n else []

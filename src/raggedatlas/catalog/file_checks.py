@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from raggedatlas.catalog.array_checks import check_bytes, check_groups, check_specs
@@ -70,8 +70,8 @@ def check_files(
     catalog : Catalog
         At the tip, which includes all snapshots, or pinned to one.
     found : Validation
-        Gets what was read, and problems: of the rules of `recorded_files`, `compare_files`, `check_frames`, `check_deleted_rows`, `check_specs`
-        and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
+        Gets what was read, and problems: of the records themselves, of the rules of `compare_files`, `check_frames`, `check_deleted_rows`,
+        `check_specs` and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
     before : Catalog or None
         A snapshot whose files are not read.
     incremental : bool
@@ -79,11 +79,19 @@ def check_files(
     executor : Executor, Workers or None
         Whose workers read.
     """
-    records = _snapshots(catalog)
-    files, problems = recorded_files(catalog, records, head=catalog.snapshot is None)
+    records = [catalog.snapshot] if catalog.snapshot is not None else list_versions(catalog)
+    files, problems = _recorded_files(catalog, records, head=catalog.snapshot is None)
     found += problems
+
+    def newest_state() -> Catalog:
+        current = catalog.current()
+        return current.at(tip_versions(current))
+
+    views: list[tuple[str, Callable[[], Catalog]]]
+    views = [("newest state", newest_state)] if catalog.snapshot is None else []
+    views += [(f"snapshot {record.version}", partial(catalog.at, record)) for record in reversed(records)]
     parts: dict[str, list[_Part]] = {}
-    for place, view in _views(catalog, records):
+    for place, view in views:
         try:
             for part in _parts(view()):
                 others = parts.setdefault(part.name, [])
@@ -97,37 +105,49 @@ def check_files(
         fresh = [part for part in fresh if (part.name, part.digest) not in known]
         old = read_manifest(before, before.snapshot.manifest)
         files = {path: entry for path, entry in files.items() if old.get(path) != entry}
-    run = _Run(catalog, Ledger(catalog.location) if incremental else None)
-    tasks = [*run.compare(files), *run.check(fresh)]
+    # Token of what was found sound, by an earlier call or this one -> when.
+    ledger, sound = Ledger(catalog.location) if incremental else None, dict[str, str]()
+    counted: set[str] = set()
+
+    def look_up(name: str, digest: str, stamps: Stamps, paths: Sequence[str]) -> str | None:
+        """Return the token of something, or None if it was found sound before; count its files."""
+        n_files, n_bytes, stamp = stamps.below(*paths)
+        token = Ledger.token(name, digest, stamp)
+        when = "" if ledger is None else ledger.when(token)
+        # Several parts may share a folder, whose files are read or skipped once.
+        first = not counted.issuperset(paths)
+        counted.update(paths)
+        if when:
+            sound[token] = when
+            found.skipped_since = min(found.skipped_since or when, when)
+            found.n_skipped += n_files * first
+            return None
+        found.n_files, found.n_bytes = found.n_files + n_files * first, found.n_bytes + n_bytes * first
+        return token
+
+    tasks: list[_Task] = []
+    stamps = Stamps(catalog.tables.location)
+    looked_up = {path: look_up(path, files[path].sha256, stamps, (path,)) for path in sorted(files)}
+    tokens = {path: token for path, token in looked_up.items() if token is not None}
+    for at in range(0, len(tokens), _FILES):
+        some = dict([*tokens.items()][at : at + _FILES])
+        compare = partial(compare_files, catalog.tables.location, {path: files[path] for path in some})
+        tasks.append(_Task((compare,), some, together=False))
+    stamps = Stamps(catalog.arrays)
+    for part in fresh:
+        token = look_up(part.name, part.digest, stamps, part.paths)
+        if token is not None:
+            tasks.append(_Task(part.checks, {part.name: token}, together=True))
     each = run_tasks([partial(_all, task.checks) for task in tasks], executor, place=catalog.location)
     for task, problems in zip(tasks, in_order(each), strict=True):
         found += problems
-        run.note(task, problems)
-    run.save(everything=catalog.snapshot is None and before is None)
+        bad = {problem.path for problem in problems}
+        if not (task.together and problems):
+            sound |= dict.fromkeys((token for path, token in task.tokens.items() if path not in bad), utc_now())
+    if ledger is not None:
+        # What is not part of an atlas any more is forgotten when everything was looked at.
+        ledger.save(sound if catalog.snapshot is None and before is None else ledger.found | sound)
     found.snapshots = {record.version: record.root_hash for record in records}
-    found.n_files, found.n_bytes, found.n_skipped, found.skipped_since = (
-        run.n_files,
-        run.n_bytes,
-        run.n_skipped,
-        run.since,
-    )
-
-
-def _snapshots(catalog: Catalog) -> list[AtlasVersionRecord]:
-    return [catalog.snapshot] if catalog.snapshot is not None else list_versions(catalog)
-
-
-def _views(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> Iterator["tuple[str, Callable[[], Catalog]]"]:
-    """Return the newest state, if it is asked for, and the snapshots from the newest on, each with its name."""
-
-    def tip() -> Catalog:
-        current = catalog.current()
-        return current.at(tip_versions(current))
-
-    if catalog.snapshot is None:
-        yield "newest state", tip
-    for record in reversed(records):
-        yield f"snapshot {record.version}", partial(catalog.at, record)
 
 
 @dataclass(frozen=True)
@@ -137,76 +157,6 @@ class _Task:
     checks: tuple[Check, ...]
     tokens: dict[str, str]
     together: bool
-
-
-@dataclass
-class _Run:
-    """What one call reads and skips.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        The atlas.
-    ledger : Ledger or None
-        What is known from before; None skips nothing and remembers nothing.
-    """
-
-    catalog: Catalog
-    ledger: Ledger | None
-    sound: dict[str, str] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
-    n_files: int = 0
-    n_bytes: int = 0
-    n_skipped: int = 0
-    since: str = ""
-
-    def compare(self, files: Mapping[str, FileEntry]) -> Iterator[_Task]:
-        """Return tasks that compare table files, without those that are known."""
-        stamps, fresh = Stamps(self.catalog.tables.location), {}
-        for path in sorted(files):
-            token, known = self._known(path, files[path].sha256, stamps, (path,))
-            if not known:
-                fresh[path] = token
-        paths = list(fresh)
-        for at in range(0, len(paths), _FILES):
-            some = {path: files[path] for path in paths[at : at + _FILES]}
-            compare = partial(compare_files, self.catalog.tables.location, some)
-            yield _Task((compare,), {path: fresh[path] for path in some}, together=False)
-
-    def check(self, parts: Sequence[_Part]) -> Iterator[_Task]:
-        """Return tasks that check parts, without those that are known."""
-        stamps = Stamps(self.catalog.arrays)
-        for part in parts:
-            token, known = self._known(part.name, part.digest, stamps, part.paths)
-            if not known:
-                yield _Task(part.checks, {part.name: token}, together=True)
-
-    def _known(self, name: str, digest: str, stamps: Stamps, paths: Sequence[str]) -> "tuple[str, bool]":
-        """Return the token of something, and whether it was found sound before; count its files."""
-        n_files, n_bytes, stamp = stamps.below(*paths)
-        token = Ledger.token(name, digest, stamp)
-        when = "" if self.ledger is None else self.ledger.when(token)
-        # Several parts may share a folder, whose files are read or skipped once.
-        first = not self.counted.issuperset(paths)
-        self.counted |= set(paths)
-        if when:
-            self.sound[token] = when
-            self.since = min(self.since or when, when)
-            self.n_skipped += n_files * first
-        else:
-            self.n_files, self.n_bytes = self.n_files + n_files * first, self.n_bytes + n_bytes * first
-        return token, bool(when)
-
-    def note(self, task: _Task, problems: list[Problem]) -> None:
-        """Remember what a task found sound."""
-        bad = {problem.path for problem in problems}
-        if not (task.together and problems):
-            self.sound |= dict.fromkeys((token for path, token in task.tokens.items() if path not in bad), utc_now())
-
-    def save(self, *, everything: bool) -> None:
-        """Write the ledger; what is not part of an atlas any more is forgotten when everything was looked at."""
-        if self.ledger is not None:
-            self.ledger.save(self.sound if everything else self.ledger.found | self.sound)
 
 
 def _all(checks: Sequence[Check]) -> list[Problem]:
@@ -228,7 +178,7 @@ def _parts(view: Catalog) -> Iterator[_Part]:
         checks = partial(check_specs, record, None), partial(check_bytes, arrays, record)
         yield _part(record.zarr_group, recorded, _folders(record), *checks)
     for store in there.visible_geometries:
-        checks = partial(check_store, arrays, store), partial(check_groups, arrays, store.uid, [store.uid])
+        checks = partial(_check_store, arrays, store), partial(check_groups, arrays, store.uid, [store.uid])
         yield _part(store.zarr_group, store.digest, (store.uid,), *checks)
 
 
@@ -241,7 +191,7 @@ def _folders(record: DatasetRecord) -> tuple[str, ...]:
     return tuple(sorted(dataset_folders([record])))
 
 
-def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
+def _check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
     """Check every byte of a visible geometry store (rule ``store-files``)."""
     fix = f"Restore the store from a copy, or drop it with drop_geometry({record.name!r}) and add it again."
     try:
@@ -254,26 +204,12 @@ def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
     return [Problem("store-files", "must", record.zarr_group, text, fix)]
 
 
-def recorded_files(
+def _recorded_files(
     catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head: bool
 ) -> tuple[dict[str, FileEntry], list[Problem]]:
-    """Return what is recorded of the table files that snapshots reach, and what is wrong with the records.
+    """Return what is recorded of the table files that snapshots reach, by path, and what is wrong with the records.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    records : sequence of AtlasVersionRecord
-        The snapshots.
-    head : bool
-        Whether to include the list of snapshots and their tags.
-
-    Returns
-    -------
-    files : dict of str to FileEntry
-        Path below ``lance_db`` -> length and hash.
-    problems : list of Problem
-        Rules ``root``, ``manifest``, and the note ``unverified-files``.
+    With `head`, the list of snapshots and their tags are included. Rules ``root``, ``manifest``, and the note ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
     for record in records:

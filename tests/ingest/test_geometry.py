@@ -33,7 +33,7 @@ from raggedatlas.errors import (
     StoreError,
     ValuesError,
 )
-from raggedatlas.ingest import commit
+from raggedatlas.ingest import add as adding
 from raggedatlas.ingest.annotations import text_of_column
 from raggedatlas.model.frames import find_column
 from raggedatlas.model.ids import integer_ids
@@ -545,7 +545,7 @@ def test_counts_that_fill_a_commit_keep_their_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int
 ) -> None:
     """Transcripts whose counts are as many cells as one commit takes are linked like those of fewer cells."""
-    monkeypatch.setattr(commit, "COMMIT_CELLS", cells)
+    monkeypatch.setattr(adding, "COMMIT_CELLS", cells)
     slide = make_slide(20, seed=5)
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(slide.transcripts, space="transcripts", counts=True, cells="cell_id", dataset="slide", progress=False)

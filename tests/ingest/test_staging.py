@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import commit, staging
+from raggedatlas.ingest import add as adding
+from raggedatlas.ingest import staging
 from raggedatlas.ingest.group_writer import PendingWrite
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.protocols import Source
@@ -132,13 +133,13 @@ def test_one_call_comes_to_what_many_calls_come_to(
     ]
     one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool, contextlib.suppress(AtlasError):
-        patch.setattr(commit, "COMMIT_DATASETS", together)
+        patch.setattr(adding, "COMMIT_DATASETS", together)
         fill_the_disk(patch)
-        commit.add_sources(one._catalog, openers, options, executor=pool if by_workers else None)
+        adding.add_sources(one._catalog, openers, options, executor=pool if by_workers else None)
     for opener in openers:
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
             fill_the_disk(patch)
-            commit.add_sources(many._catalog, [opener], options)
+            adding.add_sources(many._catalog, [opener], options)
     assert count["open"] == count["closed"]
     assert sorted(row[1:] for row in state(one)) == sorted(row[1:] for row in state(many))
     if choice != "replace":  # what was visible and is replaced stays until `gc`

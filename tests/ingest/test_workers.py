@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import commit
+from raggedatlas.ingest import add as adding
 from raggedatlas.store.executors import Workers
 from raggedatlas.wings.results import infer
 from support.processes import POOLS, started
@@ -118,7 +118,7 @@ def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, mo
     same = tmp_path / "files" / "more"
     same.mkdir()
     made(7).write_h5ad(same / "f0.h5ad")
-    monkeypatch.setattr(commit, "COMMIT_DATASETS", 2)
+    monkeypatch.setattr(adding, "COMMIT_DATASETS", 2)
     local = RaggedAtlas.create(str(tmp_path / "local"))
     steps: list[tuple[str, int, int]] = []
     if kind == "dask":
@@ -256,7 +256,7 @@ def test_another_place_under_the_same_address(
     processes: Executor, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a worker wrote is looked for before it is committed."""
-    monkeypatch.setattr(commit, "read_lease", lambda *_: None)
+    monkeypatch.setattr(adding, "read_lease", lambda *_: None)
     with pytest.raises(WorkersError, match="A worker wrote 'f0' to a place that is not"):
         atlas.add(files(tmp_path / "files", 1), progress=False, executor=processes)
     assert not len(atlas.list_datasets())

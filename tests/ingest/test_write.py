@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError, ValuesError
-from raggedatlas.ingest import commit
+from raggedatlas.ingest import add as adding
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
 from support.anndata_strategies import assert_same
@@ -312,7 +312,7 @@ def test_what_fails_after_the_commit_is_no_failure(atlas, monkeypatch) -> None: 
         raise StoreError("No space left on device.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("raggedatlas.ingest.commit.release_lease", full)
+        patch.setattr("raggedatlas.ingest.add.release_lease", full)
         assert atlas.add(plain(), "d", progress=False).status == "added"
     assert_same(plain(), atlas.dataset("d").to_anndata())
 
@@ -392,7 +392,7 @@ def test_a_read_only_atlas_is_refused(tmp_path) -> None:  # noqa: ANN001
 
 def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None:  # noqa: ANN001
     """However many datasets go in with one commit, each is in the atlas with its cells."""
-    monkeypatch.setattr(commit, "COMMIT_DATASETS", 2)
+    monkeypatch.setattr(adding, "COMMIT_DATASETS", 2)
     reports = atlas.add([plain(i, 3 + i) for i in range(5)], progress=False)
     assert sorted(atlas.list_datasets()["name"]) == sorted(r.name for r in reports)
     for i, report in enumerate(reports):
@@ -423,12 +423,12 @@ def test_many_adds_leave_few_fragments_in_the_tables_that_each_reads(atlas: Ragg
     atlas.add(small_anndata(0, 4), "0", progress=False)
     view = atlas.checkout(atlas.snapshot())
     other = RaggedAtlas.open(atlas.uri)
-    names = [str(i) for i in range(2 * commit.MERGE_EVERY)]
+    names = [str(i) for i in range(2 * adding.MERGE_EVERY)]
     for i in range(1, len(names)):
         genes = [f"g{i + k}" for k in range(5)]
         (atlas, other)[i % 2].add(small_anndata(i, 4, genes), names[i], progress=False)
     tables = atlas._catalog.tables
-    assert max(len(tables.open(t).get_fragments()) for t in tables.names() if t != CELLS) < commit.MERGE_EVERY
+    assert max(len(tables.open(t).get_fragments()) for t in tables.names() if t != CELLS) < adding.MERGE_EVERY
     assert list(atlas.list_datasets()["name"]) == names
     assert_same(small_anndata(0, 4), view.dataset("0").to_anndata())
     assert list(view.list_datasets()["name"]) == ["0"]

@@ -26,8 +26,8 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
+from raggedatlas.ingest.add import Attachment, attach
 from raggedatlas.ingest.columns import FILLED
-from raggedatlas.ingest.commit import Attachment, attach
 from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions, read_options
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns

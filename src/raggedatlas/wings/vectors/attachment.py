@@ -30,8 +30,8 @@ from raggedatlas.errors import (
     NotFoundError,
     SourceError,
 )
+from raggedatlas.ingest.add import Attachment, add_sources
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.commit import Attachment, add_sources
 from raggedatlas.ingest.options import GeometryOptions, IngestOptions, read_options
 from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress

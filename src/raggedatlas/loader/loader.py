@@ -1,7 +1,7 @@
 """Training batches of a query: an iterable whose order resumes exactly, a map-style dataset for samplers, and the collation of rows to batches."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from ctypes import byref, c_int64
 from dataclasses import replace
@@ -71,7 +71,6 @@ class Collator:
         self._plan = plan
         self._ring = BufferPool(plan.options.buffers)
         self._readers = {name: SpaceReader(space, threads, self._ring) for name, space in plan.spaces.items()}
-        self._form = FORMATTERS[plan.options.as_]
         # sparse tensors have to be sorted, dense ones need not
         self._sort = plan.options.sort or plan.options.as_ == "torch"
 
@@ -83,47 +82,31 @@ class Collator:
         batches : Batches
             Rows, and where each batch begins.
         """
-        rows, cells = batches.rows, self._plan.cells
+        rows, cells, options = batches.rows, self._plan.cells, self._plan.options
         at = self._plan.at(rows)
         blocks = {name: reader.read(at, sort=self._sort) for name, reader in self._readers.items()}
         uids = cells.uids[at]
         obs = {name: column.values[at] for name, column in cells.columns.items()}
         marks = {name: (space.present[at], space.layout_code[at]) for name, space in cells.spaces.items()}
-        if len(batches) == 1:
-            return [self._batch(rows, uids, obs, blocks, marks)]
         made = []
         # Slices of sparse blocks are views: `BufferPool` reuses the memory when all batches of the read are gone.
         for start, stop in pairwise(batches.bounds.tolist()):
-            own = slice(start, stop)
-            columns = {name: values[own] for name, values in obs.items()}
-            cut = {name: slice_rows(block, start, stop) for name, block in blocks.items()}
-            seen = {name: (present[own], layout[own]) for name, (present, layout) in marks.items()}
-            made.append(self._batch(rows[own], uids[own], columns, cut, seen))
+            own, spaces = slice(start, stop), {}
+            for name, block in blocks.items():
+                formed = format_block(slice_rows(block, start, stop), options.as_, options.value_dtype, self._ring)
+                present = as_tensor(marks[name][0][own]) if options.tensors else marks[name][0][own]
+                facts = self._plan.facts.spaces[name]
+                spaces[name] = ModalityBatch(formed, present, marks[name][1][own], self._sort, facts)
+            columns: dict[str, Any] = {name: values[own] for name, values in obs.items()}
+            if options.tensors:
+                # Losses of PyTorch take classes as int64.
+                columns = {
+                    name: as_tensor(values if cells.columns[name].categories is None else values.astype(np.int64))
+                    for name, values in columns.items()
+                }
+            batch = TrainingBatch(rows[own], uids[own], columns, spaces, self._plan.facts)
+            made.append(batch.pin_memory() if options.pins else batch)
         return made
-
-    def _batch(
-        self,
-        rows: NDArray[np.int64],
-        uids: NDArray[np.bytes_],
-        obs: Mapping[str, NDArray[Any]],
-        blocks: Mapping[str, Block],
-        marks: Mapping[str, tuple[NDArray[np.bool_], NDArray[np.int32]]],
-    ) -> TrainingBatch:
-        options = self._plan.options
-        spaces = {name: self._space(name, block, *marks[name]) for name, block in blocks.items()}
-        columns = {name: self._column(name, values) for name, values in obs.items()} if options.tensors else obs
-        batch = TrainingBatch(rows, uids, columns, spaces, self._plan.facts)
-        return batch.pin_memory() if options.pins else batch
-
-    def _space(self, name: str, block: Block, present: NDArray[np.bool_], layout: NDArray[np.int32]) -> ModalityBatch:
-        options = self._plan.options
-        formed = self._form(block, options.value_dtype, self._ring)
-        given = as_tensor(present) if options.tensors else present
-        return ModalityBatch(formed, given, layout, self._sort, self._plan.facts.spaces[name])
-
-    def _column(self, name: str, values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
-        # Losses of PyTorch take classes as int64.
-        return as_tensor(values if self._plan.cells.columns[name].categories is None else values.astype(np.int64))
 
 
 def check_process(pid: int) -> None:
@@ -184,41 +167,18 @@ def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) ->
     return found
 
 
-def _as_stored(block: Block, dtype: np.dtype[Any] | None, _: BufferPool) -> Formed:
-    if dtype is None:
-        return block
-    layers = {layer: _cast(values, dtype) for layer, values in block.layers.items()}
-    if isinstance(block, DenseBlock):
-        return DenseBlock(layers)
-    return CsrBlock(block.indptr, block.indices, layers, block.n_cols)
-
-
-def _as_dense(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
-    return DenseBlock(dense_layers(block, dtype, pool))
-
-
-def _as_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
-    if isinstance(block, DenseBlock):
-        return _as_dense_tensors(block, dtype, pool)
-    return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
-
-
-def _as_dense_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
+def format_block(block: Block, as_: OutputFormat, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
+    """Return a block in the format of a loader's batches; the dtype is that of the values, None keeps theirs."""
+    if as_ == "csr":
+        return block if dtype is None else replace(block, layers={k: _cast(v, dtype) for k, v in block.layers.items()})
+    if as_ == "torch" and isinstance(block, CsrBlock):
+        return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
     layers = dense_layers(block, dtype, pool)
-    return TensorBlock({layer: as_tensor(values) for layer, values in layers.items()})
+    return DenseBlock(layers) if as_ == "dense" else TensorBlock({k: as_tensor(v) for k, v in layers.items()})
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
     return values if dtype is None else values.astype(dtype, copy=False)
-
-
-FORMATTERS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferPool], Formed]] = {
-    "csr": _as_stored,
-    "dense": _as_dense,
-    "torch": _as_tensors,
-    "torch-dense": _as_dense_tensors,
-}
-"""Converters of a block by output format; the dtype is that of the values, None keeps theirs."""
 
 
 class _Planned:

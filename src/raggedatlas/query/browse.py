@@ -134,7 +134,17 @@ class ReadOnlyAtlas:
             One row per annotation, oldest first, indexed by name: columns, n_cells, n_values, on_conflict, source, snapshot, query,
             created_at, uid.
         """
-        return list_annotations(self._catalog)
+        import pandas as pd
+
+        columns = [
+            "name", "columns", "n_cells", "n_values", "on_conflict", "source", "snapshot", "query", "created_at", "uid",
+        ]  # fmt: skip
+        rows = []
+        for record in read_annotations(self._catalog):
+            row = {name: getattr(record, name) for name in columns if name != "n_values"}
+            n_values = sum(column.n_values for column in record.columns.values())
+            rows.append({**row, "columns": ", ".join(record.columns), "n_values": n_values})
+        return pd.DataFrame(rows, columns=columns).set_index("name")
 
     def features(self, space: str = "gene_expression") -> "pd.DataFrame":
         """Return the registry of a feature space as a frame indexed by uid."""
@@ -419,111 +429,48 @@ class AtlasView(ReadOnlyAtlas):
         return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")
 
 
-RESULT_COLUMNS = (
-    "name", "kind", "space", "column", "width", "dtype", "n_cells", "model", "model_hash", "query", "snapshot", "parent",
-    "source", "created_at", "content_hash", "uid",
-)  # fmt: skip
-"""Columns of `list_results`."""
-
-GEOMETRY_COLUMNS = (
-    "uid", "name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "bounds", "n_bytes",
-    "layout", "source", "created_at",
-)  # fmt: skip
-"""Columns of `list_geometries`."""
-
-
 def list_geometries(catalog: Catalog) -> "pd.DataFrame":
-    """List the geometry stores of an atlas, in the order of adding.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by uid, with the other `GEOMETRY_COLUMNS`; cells and names of the datasets that are there.
-    """
+    """List the geometry stores of an atlas; see `ReadOnlyAtlas.geometries`."""
     import pandas as pd
 
     found = read_geometries(catalog)
     names = {uid: group[0].name for uid, group in group_by_dataset(read_records(catalog)).items()} if found else {}
     deletions = catalog.deletions() if found else ()
+    columns = [
+        "uid", "name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "bounds", "n_bytes",
+        "layout", "source", "created_at",
+    ]  # fmt: skip
     rows = []
     for record in found:
         # The record keeps its datasets and cells; those that were dropped or deleted since are not counted.
         left = without_deleted(record.cells_of, deletions, record.zarr_group)
         cells = {uid: n for uid, n in left.items() if uid in names}
-        row = {
-            column: getattr(record, column)
-            for column in GEOMETRY_COLUMNS
-            if column not in {"n_cells", "datasets", "bounds"}
-        }
+        row = {name: getattr(record, name) for name in columns if name not in {"n_cells", "datasets", "bounds"}}
         row |= {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
         rows.append({**row, "n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)})
-    return pd.DataFrame(rows, columns=list(GEOMETRY_COLUMNS)).set_index("uid")
-
-
-def list_annotations(catalog: Catalog) -> "pd.DataFrame":
-    """List the annotations of an atlas, oldest first.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by name: columns (names, separated by commas), n_cells, n_values, on_conflict, source, snapshot, query, created_at, uid.
-    """
-    import pandas as pd
-
-    rows = [
-        {
-            "name": record.name, "columns": ", ".join(record.columns), "n_cells": record.n_cells,
-            "n_values": sum(column.n_values for column in record.columns.values()), "on_conflict": record.on_conflict,
-            "source": record.source, "snapshot": record.snapshot, "query": record.query, "created_at": record.created_at,
-            "uid": record.uid,
-        }
-        for record in read_annotations(catalog)
-    ]  # fmt: skip
-    columns = (
-        "name",
-        "columns",
-        "n_cells",
-        "n_values",
-        "on_conflict",
-        "source",
-        "snapshot",
-        "query",
-        "created_at",
-        "uid",
-    )
-    return pd.DataFrame(rows, columns=list(columns)).set_index("name")
+    return pd.DataFrame(rows, columns=columns).set_index("uid")
 
 
 def list_results(catalog: Catalog) -> "pd.DataFrame":
-    """List the results of an atlas, in the order of adding.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by name: kind, space, column, width, dtype, n_cells (of the datasets that are still there), model, model_hash,
-        query, snapshot, parent, source, created_at, content_hash, uid.
-    """
+    """List the results of an atlas, with the cells of the datasets that are still there; see `ReadOnlyAtlas.results`."""
     import pandas as pd
 
     inventory = {record.uid for record in read_records(catalog)}
     rows, results = [], RESULT_ASSETS.read(catalog)
     deletions = catalog.deletions() if results else ()
+    columns = [
+        "name", "kind", "space", "column", "width", "dtype", "n_cells", "model", "model_hash", "query", "snapshot", "parent",
+        "source", "created_at", "content_hash", "uid",
+    ]  # fmt: skip
     for record in results:
         cells = without_deleted(record.cells_of, deletions, record.zarr_group or record.uid)
-        row = {name: getattr(record, name) for name in RESULT_COLUMNS}
-        # As in `list_geometries`, without datasets that were dropped since.
+        row = {name: getattr(record, name) for name in columns}
         rows.append({**row, "n_cells": sum(n for uid, n in cells.items() if uid in inventory)})
-    return pd.DataFrame(rows, columns=list(RESULT_COLUMNS)).set_index("name")
+    return pd.DataFrame(rows, columns=columns).set_index("name")
 
 
 def list_datasets(catalog: Catalog) -> "pd.DataFrame":
-    """List the datasets of an atlas, one row each, in the order of adding.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
-    """
+    """List the datasets of an atlas; see `ReadOnlyAtlas.list_datasets`."""
     import pandas as pd
 
     columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]

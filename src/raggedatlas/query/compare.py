@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.query.compute import count_measured
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader
-from raggedatlas.query.read_plan import QuerySpec, SpacePlan, refuse_arrays
+from raggedatlas.query.read_plan import QuerySpec, refuse_arrays
 from raggedatlas.store.runtime import map_groups, prefetch
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def compare(
     space, codes = space.take(rows), codes[rows]
     (part,) = space.parts
     reader = PartReader(space, part)
-    measured = _count_measured(space, codes)
+    measured = count_measured(space, codes.astype(np.int64), 2)
     n_entries = int((part.end - part.start).sum()) if space.sparse else len(rows) * space.n_cols
     ranks = rank_features(reader.read_blocks, codes, measured, n_entries, options)
     var = make_var(space, catalog).frame()
@@ -148,24 +149,9 @@ def compare(
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     if "symbol" in var:
         table["symbol"] = var["symbol"].astype(object).loc[table["names"]].to_numpy()
-    return table if _keeps_all(spec) else _keep_asked(table, spec, catalog, space, var)
-
-
-def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
-    """Return how a table was computed, as it is kept in its `attrs`."""
-    values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
-    sizes = [int((codes == code).sum()) for code in (0, 1)]
-    return {"method": options.method, "values": values, "n_group": sizes[0], "n_reference": sizes[1]}
-
-
-def _keeps_all(spec: QuerySpec) -> bool:
-    return not spec.features and spec.join == "union" and spec.missing != "drop"
-
-
-def _keep_asked(
-    table: "pd.DataFrame", spec: QuerySpec, catalog: Catalog, space: SpacePlan, var: "pd.DataFrame"
-) -> "pd.DataFrame":
-    """Keep the rows of the features that a query names or joins, and adjust p-values among these only."""
+    if not spec.features and spec.join == "union" and spec.missing != "drop":
+        return table
+    # The features that the query names or joins; p-values are adjusted among these only.
     from scipy.stats import false_discovery_control
 
     asked = set(plan_read(replace(spec, obs=()), catalog).spaces[space.name].features.tolist())
@@ -173,6 +159,13 @@ def _keep_asked(
     kept = table[table["names"].isin(names)].reset_index(drop=True)
     kept["pvals_adj"] = false_discovery_control(kept["pvals"]) if len(kept) else kept["pvals"]
     return kept
+
+
+def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
+    """Return how a table was computed, as it is kept in its `attrs`."""
+    values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
+    sizes = [int((codes == code).sum()) for code in (0, 1)]
+    return {"method": options.method, "values": values, "n_group": sizes[0], "n_reference": sizes[1]}
 
 
 def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:
@@ -208,15 +201,6 @@ def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) ->
         if (n := int((codes == code).sum())) < 2:
             raise QueryError(f"The {name} set of compare() has {n} cells; a variance needs two at least.")
     return codes
-
-
-def _count_measured(space: SpacePlan, codes: NDArray[np.int8]) -> NDArray[np.int64]:
-    """Count the cells of both sets that measured each feature, (2, n_features)."""
-    if not space.space.has_features:
-        return np.repeat(np.bincount(codes, minlength=2)[:, None], space.n_cols, axis=1)
-    pairs = codes.astype(np.int64) * len(space.layouts) + space.layout_code
-    cells = np.bincount(pairs, minlength=2 * len(space.layouts)).reshape(2, len(space.layouts))
-    return cells @ space.measured.astype(np.int64)
 
 
 def rank_features(
@@ -266,7 +250,13 @@ def rank_features(
         if in_ranks:
             scores, pvals = np.concatenate([one.tests for one in passes], axis=1)
         else:
-            scores, pvals = _welch(means, variances, measured)
+            from scipy.stats import ttest_ind_from_stats
+
+            spread = np.sqrt(variances)
+            found = ttest_ind_from_stats(
+                means[0], spread[0], measured[0], means[1], spread[1], measured[1], equal_var=False
+            )
+            scores, pvals = np.asarray(found.statistic), np.asarray(found.pvalue)
         # As scanpy: means of logarithms, with a small number so that no ratio is 0 or infinite.
         ratio = (np.expm1(means[0]) + 1e-9) / (np.expm1(means[1]) + 1e-9)
         changes, fractions = np.log2(ratio), nonzero / measured
@@ -278,16 +268,6 @@ def rank_features(
 
 
 _MOMENTS = ("sums", "squares", "nonzero")
-
-
-def _welch(
-    means: NDArray[np.float64], variances: NDArray[np.float64], n: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    from scipy.stats import ttest_ind_from_stats
-
-    spread = np.sqrt(variances)
-    found = ttest_ind_from_stats(means[0], spread[0], n[0], means[1], spread[1], n[1], equal_var=False)
-    return np.asarray(found.statistic), np.asarray(found.pvalue)
 
 
 class _Pass:
@@ -309,41 +289,34 @@ class _Pass:
             matrix = csr_array((values, block.indices, block.indptr), (block.n_rows, block.n_cols))
         else:
             matrix = csr_array(values)
-        matrix = self._prepared(matrix)
+        whole = matrix.dtype.kind in "iub"
+        if self.options.normalize or (self.options.normalize is None and whole):
+            # In single precision, step by step as `scanpy.pp.normalize_total` and `log1p`, so that equal values stay ties.
+            self.normalized = True
+            sums = np.asarray(matrix.sum(axis=1)).ravel().astype(np.float32) / np.float32(TARGET_SUM)
+            sums[sums == 0] = 1
+            matrix = matrix.astype(np.float32)
+            matrix.data /= np.repeat(sums, np.diff(matrix.indptr))
+            np.log1p(matrix.data, out=matrix.data)
         if self.high - self.low < matrix.shape[1]:
             matrix = matrix[:, self.low : self.high]
         if len(matrix.data) and not matrix.data.all():
             matrix.eliminate_zeros()
         for code in (0, 1):
-            own = np.flatnonzero(codes == code)
-            if len(own):
-                self._add_set(matrix if len(own) == len(codes) else matrix[own], code)
-
-    def _add_set(self, matrix: Any, code: int) -> None:  # noqa: ANN401  (SciPy has no types)
-        if self.keeps:
-            matrix = matrix.tocsc()
-            self._values[code].append((matrix.data, matrix.indptr))
-        # The transpose of CSR shares its memory, so each sum is one pass over the entries.
-        ones = np.ones(matrix.shape[0])
-        wide = matrix.astype(np.float64).T
-        self.sums[code] += wide @ ones
-        np.square(wide.data, out=wide.data)
-        self.squares[code] += wide @ ones
-        held = np.diff(matrix.indptr) if self.keeps else np.bincount(matrix.indices, minlength=self.high - self.low)
-        self.nonzero[code] += held
-
-    def _prepared(self, matrix: Any) -> Any:  # noqa: ANN401  (SciPy has no types)
-        """Normalize in single precision, step by step as `scanpy.pp.normalize_total` and `log1p`, so that equal values stay ties."""
-        whole = matrix.dtype.kind in "iub"
-        if self.options.normalize is False or (self.options.normalize is None and not whole):
-            return matrix
-        self.normalized = True
-        sums = np.asarray(matrix.sum(axis=1)).ravel().astype(np.float32) / np.float32(TARGET_SUM)
-        sums[sums == 0] = 1
-        matrix = matrix.astype(np.float32)
-        matrix.data /= np.repeat(sums, np.diff(matrix.indptr))
-        np.log1p(matrix.data, out=matrix.data)
-        return matrix
+            rows = np.flatnonzero(codes == code)
+            if not len(rows):
+                continue
+            own: Any = matrix if len(rows) == len(codes) else matrix[rows]
+            if self.keeps:
+                own = own.tocsc()
+                self._values[code].append((own.data, own.indptr))
+            # The transpose of CSR shares its memory, so each sum is one pass over the entries.
+            ones, wide = np.ones(own.shape[0]), own.astype(np.float64).T
+            self.sums[code] += wide @ ones
+            np.square(wide.data, out=wide.data)
+            self.squares[code] += wide @ ones
+            n = np.diff(own.indptr) if self.keeps else np.bincount(own.indices, minlength=self.high - self.low)
+            self.nonzero[code] += n
 
     def finish(self, measured: NDArray[np.int64]) -> None:
         """Test the features by their ranks; the values are dropped."""
@@ -365,8 +338,15 @@ class _Pass:
             own, other = (self._sorted(code, start + i) for code in (0, 1))
             n_own, n_other = n[:, i]
             sums[i] = _below(own, other, n_own, n_other) + n_own * (n_own + 1) / 2
-            if self.options.tie_correct:
-                ties[i] = _tie_factor(own, other, n_own + n_other)
+            if self.options.tie_correct and n_own + n_other >= 2:
+                both, n_both = np.sort(np.concatenate([own, other])), n_own + n_other
+                edges = (
+                    np.flatnonzero(np.concatenate([[True], both[1:] != both[:-1], [True]]))
+                    if len(both)
+                    else np.zeros(1)
+                )
+                sizes = np.append(np.diff(edges), n_both - len(both)).astype(np.float64)
+                ties[i] = 1 - float((sizes**3 - sizes).sum()) / (n_both**3 - n_both)
         total = n[0] + n[1] + 1
         with np.errstate(invalid="ignore", divide="ignore"):
             scores = (sums - n[0] * total / 2) / np.sqrt(ties * n[0] * n[1] * total / 12)
@@ -387,10 +367,3 @@ def _below(own: NDArray[Any], other: NDArray[Any], n_own: float, n_other: float)
     smaller = np.searchsorted(other, own).sum() + np.searchsorted(other, own, side="right").sum()
     pairs = smaller / 2 + (len(own) - negative_own) * zeros_other
     return float(pairs + zeros_own * (negative_other + zeros_other / 2))
-
-
-def _tie_factor(own: NDArray[Any], other: NDArray[Any], n: float) -> float:
-    both = np.sort(np.concatenate([own, other]))
-    edges = np.flatnonzero(np.concatenate([[True], both[1:] != both[:-1], [True]])) if len(both) else np.zeros(1)
-    sizes = np.append(np.diff(edges), n - len(both)).astype(np.float64)
-    return 1 - float((sizes**3 - sizes).sum()) / (n**3 - n) if n >= 2 else 1.0

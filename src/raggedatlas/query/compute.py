@@ -79,7 +79,15 @@ def count(
     columns = cell_columns(catalog)
     by = None if by is None else tuple(by)
     divided = executor is not None and spec.search is None and spec.sample is None and spec.limit is None
-    parts = _divide_datasets(catalog) if divided else [None]
+    parts: list[tuple[str, ...] | None] = [None]
+    if divided:
+        # The datasets, in their order, in runs of about `COUNT_CELLS` cells.
+        runs: dict[int, list[str]] = {0: []}
+        n_before = 0
+        for uid, records in group_by_dataset(read_records(catalog)).items():
+            runs.setdefault(n_before // COUNT_CELLS, []).append(uid)
+            n_before += records[0].n_cells
+        parts = [tuple(run) for run in runs.values()]
     tasks = [_CountTask(spec, catalog, by, datasets) for datasets in parts]
     counts = list(in_order(run_tasks(tasks, executor if divided else None, place=catalog.location)))
     total = sum(int(n.sum()) for _, n in counts)
@@ -172,20 +180,6 @@ def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns:
     return obs.take(pa.array(first)), totals
 
 
-def _divide_datasets(catalog: Catalog) -> list[tuple[str, ...] | None]:
-    """Divide the datasets, in their order, into runs of about `COUNT_CELLS` cells."""
-    parts: list[tuple[str, ...] | None] = []
-    own: list[str] = []
-    n_cells = 0
-    for uid, records in group_by_dataset(read_records(catalog)).items():
-        own.append(uid)
-        n_cells += records[0].n_cells
-        if n_cells >= COUNT_CELLS:
-            parts.append(tuple(own))
-            own, n_cells = [], 0
-    return [*parts, tuple(own)] if own or not parts else parts
-
-
 def aggregate(
     spec: QuerySpec, catalog: Catalog, by: Sequence[str], executor: Executor | Workers | None = None
 ) -> "ad.AnnData":
@@ -213,6 +207,7 @@ def aggregate(
     Memory: one block of cells, and four dense matrices of groups by features.
     """
     import anndata as ad
+    import pandas as pd
 
     if len(spec.layers) > 1:
         raise QueryError(f"aggregate adds up one layer, the query names {list(spec.layers)}; choose one with layer=...")
@@ -223,9 +218,34 @@ def aggregate(
         )
     space = plan.single()
     refuse_arrays(space, "A table of groups")
-    codes, obs = _number_groups(_frame_of(plan.obs, by, cell_columns(catalog)), by)
-    sums, nonzero = _add_up(space, codes, len(obs), executor, catalog.location)
-    measured = _count_measured(space, codes, len(obs))
+    frame = _frame_of(plan.obs, by, cell_columns(catalog))
+    # Groups are numbered in sorted order; missing values form the last one.
+    codes = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy().astype(np.int64)
+    n_groups = int(codes.max(initial=-1)) + 1
+    first = np.full(n_groups, -1, np.int64)
+    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    obs = frame.iloc[first].reset_index(drop=True)
+    text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
+    obs["n_cells"] = np.bincount(codes, minlength=n_groups)
+    obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
+    sums, nonzero = np.zeros((n_groups, space.n_cols)), np.zeros((n_groups, space.n_cols), np.int64)
+    (part,) = space.parts
+    reader = PartReader(space, part)
+    partials: Iterator[_Partial]
+    # Column-sorted copies are read for all cells at once, so they cannot be divided into tasks of some rows.
+    if executor is None or reader.column_copies():
+        partials = (_add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks())
+    else:
+        # The same blocks as above, added in the same order: others would round sums of floats differently.
+        tasks = (_SumTask(task, codes[rows]) for rows, task in block_tasks(space, part))
+        # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
+        in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
+        partials = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=in_flight))
+    for partial in partials:
+        sums[partial.groups] += partial.sums
+        nonzero[partial.groups] += partial.nonzero
+    measured = count_measured(space, codes, n_groups)
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = make_var(space, catalog)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
@@ -256,30 +276,6 @@ class _SumTask:
         return _add_block(self.read(), self.codes, self.read.space.n_cols)
 
 
-def _add_up(
-    space: SpacePlan, codes: NDArray[np.int64], n_groups: int, executor: Executor | Workers | None, place: Location
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    sums = np.zeros((n_groups, space.n_cols))
-    nonzero = np.zeros((n_groups, space.n_cols), np.int64)
-    (part,) = space.parts
-    reader = PartReader(space, part)
-    # Column-sorted copies are read for all cells at once, so they cannot be divided into tasks of some rows.
-    if executor is None or reader.column_copies():
-        partials: Iterator[_Partial] = (
-            _add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks()
-        )
-    else:
-        # The same blocks as above, added in the same order: others would round sums of floats differently.
-        tasks = (_SumTask(task, codes[rows]) for rows, task in block_tasks(space, part))
-        # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
-        in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
-        partials = in_order(run_tasks(tasks, executor, place=place, in_flight=in_flight))
-    for partial in partials:
-        sums[partial.groups] += partial.sums
-        nonzero[partial.groups] += partial.nonzero
-    return sums, nonzero
-
-
 def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
     groups, codes = np.unique(codes, return_inverse=True)
     shape = (len(groups), n_cols)
@@ -301,7 +297,8 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
     return partial
 
 
-def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
+def count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
+    """Count the cells of each group that measured each feature, (n_groups, n_features); `codes` are the groups of the cells."""
     if not space.space.has_features:
         return np.repeat(np.bincount(codes, minlength=n_groups)[:, None], space.n_cols, axis=1)
     known = space.layout_code >= 0
@@ -339,24 +336,6 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
         values = arrow_to_series(nan_to_null(column), facts_of(stored) or ColumnFacts(name, ""))
         found[name] = remove_unused_categories(values).set_axis(rows)
     return pd.DataFrame(found, index=pd.RangeIndex(obs.num_rows))
-
-
-def _number_groups(frame: "pd.DataFrame", by: Sequence[str]) -> "tuple[NDArray[np.int64], pd.DataFrame]":
-    """Number the groups in sorted order; missing values form the last group."""
-    import pandas as pd
-
-    grouped = frame.groupby(list(by), dropna=False, observed=True, sort=True)
-    codes = grouped.ngroup().to_numpy().astype(np.int64)
-    n_groups = int(codes.max(initial=-1)) + 1
-    first = np.full(n_groups, -1, np.int64)
-    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    obs = frame.iloc[first].reset_index(drop=True)
-    text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
-    names = ["_".join(parts) for parts in zip(*text, strict=True)]
-    obs["n_cells"] = np.bincount(codes, minlength=n_groups)
-    obs.index = pd.Index(names, dtype=object)
-    return codes, obs
 
 
 TASK_CELLS = 2**14
@@ -440,27 +419,25 @@ def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table
         raise SourceError(
             f"The function of map() gave the columns {sorted(map(str, given))} for {cells}; output_schema has {schema.names}."
         )
-    columns = [_column(given[field.name], field, batch.obs.num_rows, cells) for field in schema]
+    columns, n = [], batch.obs.num_rows
+    for wanted in schema:
+        try:
+            column = _as_type(given[wanted.name], wanted.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SourceError(
+                f"The function of map() gave values of {wanted.name!r} for {cells} that are not {wanted.type}: {error}."
+            ) from error
+        if len(column) != n:
+            raise SourceError(
+                f"The function of map() gave {len(column):,} values of {wanted.name!r} for {n:,} cells, {cells}."
+            )
+        if column.null_count and not wanted.nullable:
+            raise SourceError(
+                f"The function of map() gave {column.null_count:,} missing values of {wanted.name!r} for {cells}; output_schema allows none."
+            )
+        columns.append(column)
     uids = batch.obs.column("uid").cast(pa.string())
     return pa.Table.from_arrays([uids, *columns], schema=pa.schema([UID, *schema], metadata=schema.metadata))
-
-
-def _column(values: Any, wanted: pa.Field, n: int, cells: str) -> pa.ChunkedArray:  # noqa: ANN401
-    try:
-        column = _as_type(values, wanted.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SourceError(
-            f"The function of map() gave values of {wanted.name!r} for {cells} that are not {wanted.type}: {error}."
-        ) from error
-    if len(column) != n:
-        raise SourceError(
-            f"The function of map() gave {len(column):,} values of {wanted.name!r} for {n:,} cells, {cells}."
-        )
-    if column.null_count and not wanted.nullable:
-        raise SourceError(
-            f"The function of map() gave {column.null_count:,} missing values of {wanted.name!r} for {cells}; output_schema allows none."
-        )
-    return column
 
 
 def _as_type(values: Any, arrow: pa.DataType) -> pa.ChunkedArray:  # noqa: ANN401

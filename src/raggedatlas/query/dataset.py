@@ -1,6 +1,6 @@
 """One dataset of an atlas, read back as it was added: as a source, and as AnnData or MuData."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -74,13 +74,34 @@ class StoredDataset:
             # Layers of a group share their entries, and through this the columns that were read last.
             shared = _Entries(self._readers[i], "csr", shape) if "csr/indices" in self._readers[i].arrays else None
             for layer in group.layers:
-                part = self._layer(i, layer, shared)
-                if part.info.key == NO_MATRIX:
+                fact = self._facts[i].layers.get(layer)
+                if fact is None:
+                    raise CorruptError(
+                        f"The facts of {group.zarr_group} in table 'datasets' have no layer {layer!r}, only {list(self._facts[i].layers)}; "
+                        "run validate()."
+                    )
+                if fact.key == NO_MATRIX:
                     continue
+                values = self._readers[i].get(f"csr/layers/{layer}" if shared else f"layers/{layer}")
+                rows = _GroupRows(shared, values, fact, shape if shared else values.spec.shape)
+                part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
                 matrices.append(part)
                 if part.info.features:
                     tables[part.info.features] = partial(self._table, f"var.{group.pointer}")
-        others = [self._other_matrix(key, facts) for key, facts in self.arrays.items()]
+        others, readers = [], self._readers[0]
+        for key, extra in self.arrays.items():
+            data, entries = readers.get(f"{extra.path}/data"), None
+            if extra.form != "dense":
+                if len(extra.shape) != 2:
+                    raise CorruptError(
+                        f"{data.name} is recorded as a sparse matrix of shape {extra.shape}; run validate()."
+                    )
+                entries = _Entries(readers, extra.path, (extra.shape[0], extra.shape[1]))
+            elif extra.shape != data.spec.shape:
+                raise CorruptError(
+                    f"{data.name} has shape {data.spec.shape}, {extra.shape} is recorded; run validate()."
+                )
+            others.append(MatrixPart.of(key, _GroupRows(entries, data, extra, extra.shape)))
         elements = {key: read for key, read in self.elements.items() if not key.startswith(PRESENT)}
         present = {key.removeprefix(PRESENT): read() for key, read in self.elements.items() if key.startswith(PRESENT)}
         n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
@@ -89,6 +110,11 @@ class StoredDataset:
             cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
             if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
                 present[part.info.key] = cells
+
+        def cells_table() -> ColumnTable:
+            frame = open_frame(self._catalog, record, "obs")
+            return arrow_table(frame.schema, n_cells, frame.chunks)
+
         parts = SourceParts(
             n_cells,
             partial(self._table, "obs"),
@@ -97,11 +123,13 @@ class StoredDataset:
             present=present,
             others=tuple(others),
             elements=elements,
-            tables={"obs": partial(self._cells, n_cells)},
+            tables={"obs": cells_table},
         )
         if self.rows is not None:
-            parts = select_cells(parts, self.rows)
-            key = _free_key("uns/deleted_cells", parts.elements)
+            parts, key = select_cells(parts, self.rows), "uns/deleted_cells"
+            # The file may come from an atlas that had cells of it deleted.
+            while key in parts.elements:
+                key += "_"
             parts = replace(parts, elements={**parts.elements, key: self.deleted})
         return CompositeSource(parts, name=record.name, uri=record.source, format=facts.format)
 
@@ -124,39 +152,6 @@ class StoredDataset:
 
     def _table(self, name: str) -> "pd.DataFrame":
         return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
-
-    def _cells(self, n_cells: int) -> ColumnTable:
-        frame = open_frame(self._catalog, self._records[0], "obs")
-        return arrow_table(frame.schema, n_cells, frame.chunks)
-
-    def _layer(self, i: int, layer: str, entries: "_Entries | None") -> MatrixPart:
-        record, readers = self._records[i], self._readers[i]
-        fact = self._facts[i].layers.get(layer)
-        if fact is None:
-            raise CorruptError(
-                f"The facts of {record.zarr_group} in table 'datasets' have no layer {layer!r}, only {list(self._facts[i].layers)}; "
-                "run validate()."
-            )
-        if entries is not None:
-            rows = _GroupRows(entries, readers.get(f"csr/layers/{layer}"), fact, entries.shape)
-        else:
-            reader = readers.get(f"layers/{layer}")
-            rows = _GroupRows(None, reader, fact, reader.spec.shape)
-        return MatrixPart.of(fact.key, rows, fact.features if record.layout_uid else "", record.feature_space)
-
-    def _other_matrix(self, key: str, facts: ExtraFacts) -> MatrixPart:
-        readers = self._readers[0]
-        data = readers.get(f"{facts.path}/data")
-        entries = None
-        if facts.form != "dense":
-            if len(facts.shape) != 2:
-                raise CorruptError(
-                    f"{data.name} is recorded as a sparse matrix of shape {facts.shape}; run validate()."
-                )
-            entries = _Entries(readers, facts.path, (facts.shape[0], facts.shape[1]))
-        elif facts.shape != data.spec.shape:
-            raise CorruptError(f"{data.name} has shape {data.spec.shape}, {facts.shape} is recorded; run validate().")
-        return MatrixPart.of(key, _GroupRows(entries, data, facts, facts.shape))
 
 
 class _Readers:
@@ -256,7 +251,11 @@ class _GroupRows:
         """Read rows ``[start, stop)``."""
         if self._entries is None:
             dense = self._values(start, stop).astype(self.dtype, copy=False)
-            return DenseBlock({"values": dense}) if self.form == "dense" else _sparse(dense)
+            if self.form == "dense":
+                return DenseBlock({"values": dense})
+            rows, columns = np.nonzero(dense)
+            pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
+            return CsrBlock(pointers, columns.astype(np.int32), {"values": dense[rows, columns]}, dense.shape[1])
         bounds = self._entries.indptr[start : stop + 1]
         values = self._values(int(bounds[0]), int(bounds[-1]))
         indices, order = self._entries.rows(start, stop)
@@ -271,17 +270,6 @@ class _GroupRows:
 
     def close(self) -> None:
         """Keep nothing."""
-
-
-def _sparse(dense: NDArray[Any]) -> CsrBlock:
-    rows, columns = np.nonzero(dense)
-    pointers = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
-    return CsrBlock(pointers, columns.astype(np.int32), {"values": dense[rows, columns]}, dense.shape[1])
-
-
-def _free_key(key: str, taken: Collection[str]) -> str:
-    """Return a key that no element has: the file may come from an atlas that had cells of it deleted."""
-    return key if key not in taken else _free_key(f"{key}_", taken)
 
 
 @checked
@@ -410,7 +398,11 @@ class Dataset:
                 # Of several modalities, what concerns all cells is beside them.
                 found.uns.update({key: value for key, value in deleted.items() if len(units) > 1})
                 return found
-        return self._side(source, record, keys[0], deleted)
+        from anndata import AnnData
+
+        cells = source.present(keys[0])
+        obs = self.obs if cells is None else self.obs.iloc[cells]
+        return AnnData(X=source.matrix(keys[0]), obs=obs, var=self.var(record.feature_space), uns=deleted)
 
     def to_mudata(self) -> "MuData":
         """Read all modalities of the dataset as they were added.
@@ -486,15 +478,6 @@ class Dataset:
             if record.feature_space == wanted:
                 return record
         raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
-
-    def _side(
-        self, source: "CompositeSource", record: DatasetRecord, key: str, deleted: Mapping[str, Any]
-    ) -> "AnnData":
-        from anndata import AnnData
-
-        cells = source.present(key)
-        obs = self.obs if cells is None else self.obs.iloc[cells]
-        return AnnData(X=source.matrix(key), obs=obs, var=self.var(record.feature_space), uns=deleted)
 
     def __repr__(self) -> str:
         """Return name, number of cells, deleted ones included, and layers."""

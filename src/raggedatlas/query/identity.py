@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +93,22 @@ class FeatureIdentity:
             of two organisms without `across_organisms`. Nothing is changed.
         """
         self._catalog.require_tip("identity.link()")
-        self._repeat(partial(self._link, feature, target, space, evidence, across_organisms=across_organisms))
+
+        def change(version: int) -> None:
+            registry = read_registry(self._catalog, space)
+            alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
+            [source], [into] = alone or registry.require([feature]), registry.require([target])
+            if registry.redirects.get(source, source) == into:
+                raise FeatureError(f"{feature!r} and {target!r} are the same feature of {space!r} already.")
+            column = registry.table.column("organism")
+            organisms = [column[registry.row_of[uid]].as_py() or UNKNOWN for uid in (source, into)]
+            if UNKNOWN not in organisms and organisms[0] != organisms[1] and not across_organisms:
+                raise FeatureError(
+                    f"{feature!r} is of {organisms[0]}, {target!r} of {organisms[1]}; say across_organisms=True to link them all the same."
+                )
+            change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence, read_version=version)
+
+        self._repeat(change)
 
     def _repeat(self, change: Callable[[int], None]) -> None:
         """Make a change of the links that was chosen by one version of them, again while others come between, and derive the mapping."""
@@ -108,21 +122,6 @@ class FeatureIdentity:
         # The change is made; where a purge has begun since, the next call or snapshot derives the mapping.
         with suppress(ConflictError):
             self.update()
-
-    def _link(
-        self, feature: str, target: str, space: str, evidence: str, version: int, *, across_organisms: bool
-    ) -> None:
-        registry = read_registry(self._catalog, space)
-        alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
-        [source], [into] = alone or registry.require([feature]), registry.require([target])
-        if registry.redirects.get(source, source) == into:
-            raise FeatureError(f"{feature!r} and {target!r} are the same feature of {space!r} already.")
-        organisms = [_organism(registry, uid) for uid in (source, into)]
-        if UNKNOWN not in organisms and organisms[0] != organisms[1] and not across_organisms:
-            raise FeatureError(
-                f"{feature!r} is of {organisms[0]}, {target!r} of {organisms[1]}; say across_organisms=True to link them all the same."
-            )
-        change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence, read_version=version)
 
     def unlink(self, feature: str, *, space: str = _SPACE) -> None:
         """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
@@ -142,32 +141,28 @@ class FeatureIdentity:
             If the name is unknown or ambiguous, or the feature counts as no other.
         """
         self._catalog.require_tip("identity.unlink()")
-        self._repeat(partial(self._unlink, feature, space))
 
-    def _unlink(self, feature: str, space: str, version: int) -> None:
-        registry = read_registry(self._catalog, space)
-        registry.require([feature])
-        found = registry.resolve([feature], follow=False)
-        links = active_links(read_links(self._catalog), space)
-        named = [*found.uids, *(found.ambiguous or {}).get(feature, ())]
-        movable = [uid for uid in named if uid in links] or [uid for uid in named if uid in registry.redirects]
-        if len(movable) != 1:
-            which = (
-                f"is any of {', '.join(map(registry.describe, movable))}"
-                if movable
-                else f"counts as no other feature of {space!r}"
-            )
-            raise FeatureError(
-                f"{feature!r} {which}; explain({feature!r}) shows what is joined. Name one feature by its uid."
-            )
-        [source] = movable
-        if source in links:
-            change_links(self._catalog, space, registry.table, {}, revoke=[source], read_version=version)
-        else:
-            apart: dict[str, str | None] = {source: None}
+        def change(version: int) -> None:
+            registry = read_registry(self._catalog, space)
+            registry.require([feature])
+            found = registry.resolve([feature], follow=False)
+            links = active_links(read_links(self._catalog), space)
+            named = [*found.uids, *(found.ambiguous or {}).get(feature, ())]
+            movable = [uid for uid in named if uid in links] or [uid for uid in named if uid in registry.redirects]
+            if len(movable) != 1:
+                which = f"is any of {', '.join(map(registry.describe, movable))}"
+                which = which if movable else f"counts as no other feature of {space!r}"
+                raise FeatureError(
+                    f"{feature!r} {which}; explain({feature!r}) shows what is joined. Name one feature by its uid."
+                )
+            revoked = [uid for uid in movable if uid in links]
+            apart: dict[str, str | None] = {uid: None for uid in movable if uid not in links}
+            why = "kept apart by hand" if apart else ""
             change_links(
-                self._catalog, space, registry.table, apart, evidence="kept apart by hand", read_version=version
+                self._catalog, space, registry.table, apart, evidence=why, revoke=revoked, read_version=version
             )
+
+        self._repeat(change)
 
     def update(self) -> bool:
         """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too."""
@@ -497,11 +492,6 @@ def _bar(row: Mapping[Any, int]) -> str:
     pixels = (round(100 * n / max(1, row["n_features"]), 1) for n in parts)
     drawn = (f'<i style="width:{n}px;background:{of}"></i>' for n, of in zip(pixels, _COLOURS.values(), strict=True))
     return f"<b>{''.join(drawn)}</b>"
-
-
-def _organism(registry: Registry, uid: str) -> str:
-    organism: str | None = registry.table.column("organism")[registry.row_of[uid]].as_py()
-    return organism or UNKNOWN
 
 
 def _kind(evidence: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,12 @@ from raggedatlas.catalog.features import Registry, find_rows, read_registry
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series
+from raggedatlas.model.frames import INDEX, ColumnFacts
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.query.cells import Cells, pointer_column
 from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
 from raggedatlas.store.location import Location
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 USUAL = "counts"
 """The layer that is taken where every dataset has it."""
@@ -294,22 +291,29 @@ def join_dtypes(
 
 
 def read_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
-    """Return the modalities of the atlas by main pointer column, in the order of adding."""
-    spaces = catalog.spaces()
-    found: dict[str, dict[str, list[object]]] = {}
+    """Return the modalities of the atlas by main pointer column, in the order of adding, and the results that are feature spaces by name."""
+    spaces, datasets = catalog.spaces(), group_by_dataset(read_records(catalog))
+    found: dict[str, dict[str, list[DatasetRecord]]] = {}
     space_of: dict[str, str] = {}
-    for uid, records in group_by_dataset(read_records(catalog)).items():
+    for uid, records in datasets.items():
         for record in records:
             # Pointer columns `<space>__<matrix>` are of single layers, which belong to the modality `<space>`.
             name = pointer_column(record).split("__", 1)[0]
             space_of[name] = record.feature_space
             found.setdefault(name, {}).setdefault(uid, []).append(record)
     known = {
-        name: SpacePointers(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
+        name: SpacePointers(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})
         for name, held in found.items()
         if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
     }
-    return known | result_modalities(catalog)
+    for result in RESULT_ASSETS.read(catalog):
+        if result.kind == "space" and result.space in spaces:
+            # The datasets of a result share one group. The empty uid is a placeholder if none is left: an empty result keeps its width.
+            groups = {uid: (result.as_group(),) for uid in result.cells_of if uid in datasets} or {
+                "": (result.as_group(),)
+            }
+            known[result.name] = SpacePointers(result.name, spaces[result.space], groups, is_result=True)
+    return known
 
 
 def find_modality(known: Mapping[str, SpacePointers], name: str, catalog: Catalog) -> SpacePointers:
@@ -330,20 +334,6 @@ def find_modality(known: Mapping[str, SpacePointers], name: str, catalog: Catalo
             f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}."
         )
     raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
-
-
-def result_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
-    """Return the results that are feature spaces: name -> modality, whose datasets share one group."""
-    spaces, found = catalog.spaces(), {}
-    inventory = {record.uid for record in read_records(catalog)} if RESULT_ASSETS.read(catalog) else set()
-    for result in RESULT_ASSETS.read(catalog):
-        if result.kind != "space" or result.space not in spaces:
-            continue
-        group = (result.as_group(),)
-        # The empty uid is a placeholder if no dataset of the result is left: an empty result keeps its width.
-        records = {uid: group for uid in result.cells_of if uid in inventory} or {"": group}
-        found[result.name] = SpacePointers(result.name, spaces[result.space], records, is_result=True)
-    return found
 
 
 def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
@@ -602,29 +592,6 @@ def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple
     return keys // most, {uid: 2 + int(turn.max()) for uid, *_, turn in found}
 
 
-def check_join(join: object, min_datasets: object) -> str | int:
-    """Read the arguments of `Query.join`.
-
-    Raises
-    ------
-    QueryError
-        For anything but ``"union"``, ``"intersection"`` or ``min_datasets=k``.
-
-    Examples
-    --------
-    >>> check_join("intersection", None), check_join(None, 3)
-    ('intersection', 3)
-    """
-    if min_datasets is not None and join is None and isinstance(min_datasets, int) and min_datasets >= 1:
-        return min_datasets
-    if min_datasets is None and join in {"union", "intersection"}:
-        return str(join)
-    raise QueryError(
-        f"join takes 'union', 'intersection', or min_datasets=k with k >= 1; got {join!r}"
-        f"{'' if min_datasets is None else f' and min_datasets={min_datasets!r}'}."
-    )
-
-
 def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_cols: int) -> dict[int, list[int]]:
     """Return which local columns of a layout are added up: column of the result -> local columns, ascending."""
     own = column_map.copy()
@@ -634,45 +601,40 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
 
 
 def make_var(space: SpacePlan, catalog: Catalog) -> VarTable:
-    """Describe the columns of a space, see `var_table`."""
-    registry = read_registry(catalog, space.space.name) if space.space.has_features else None
-    # The features are kept with the table, so that no other array can have their identity.
-    facts = (space.space.name, space.n_cols, id(space.features))
-    _, var = catalog.remember("var", facts, lambda: (space.features, VarTable(var_table(registry, space))))
-    return var
-
-
-def var_table(registry: Registry | None, space: SpacePlan) -> pa.Table:
     """Describe the columns of a space: named by feature id where these are all known and unique, else by uid.
 
     The names are in the first column, as of `frame_to_arrow`; the others are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
     Spaces without features number their columns.
     """
-    if registry is None:
-        return _named_rows(pa.array([str(i) for i in range(space.n_cols)], pa.string()), {})
-    rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
-    table = registry.table.take(pa.array(rows))
-    ids = table.column("feature_id")
-    by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
-    columns = {}
-    front = ("uid", "symbol", "global_index", "feature_id")
-    for name in [
-        *front,
-        *(n for n in table.column_names if n not in {*front, "symbol_source", "other_type"}),
-    ]:
-        values = table.column(name)
-        if pa.types.is_list(values.type):
-            values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
-        if name == "symbol":  # a gene that no file gave a symbol goes by its id
-            values = pc.coalesce(values, ids)
-        if pa.types.is_string(values.type):
-            values = values.fill_null("")
-        columns[name] = values
-    return _named_rows(ids if by_id else table.column("uid"), columns)
+
+    def build() -> pa.Table:
+        if not space.space.has_features:
+            return _named_rows(pa.array([str(i) for i in range(space.n_cols)], pa.string()), {})
+        registry = read_registry(catalog, space.space.name)
+        rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
+        table = registry.table.take(pa.array(rows))
+        ids = table.column("feature_id")
+        by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
+        front = ("uid", "symbol", "global_index", "feature_id")
+        rest = [n for n in table.column_names if n not in {*front, "symbol_source", "other_type"}]
+        columns = {}
+        for name in [*front, *rest]:
+            values = table.column(name)
+            if pa.types.is_list(values.type):
+                values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+            if name == "symbol":  # a gene that no file gave a symbol goes by its id
+                values = pc.coalesce(values, ids)
+            columns[name] = values.fill_null("") if pa.types.is_string(values.type) else values
+        return _named_rows(ids if by_id else table.column("uid"), columns)
+
+    # The features are kept with the table, so that no other array can have their identity.
+    facts = (space.space.name, space.n_cols, id(space.features))
+    _, var = catalog.remember("var", facts, lambda: (space.features, VarTable(build())))
+    return var
 
 
 def measured_table(space: SpacePlan, var: pa.Table) -> pa.Table:
-    """Return which layout measured which feature: names as in `var_table`, then a column of booleans for each layout."""
+    """Return which layout measured which feature: names as in `make_var`, then a column of booleans for each layout."""
     return _named_rows(var.column(INDEX), dict(zip(space.layouts, map(pa.array, space.measured), strict=True)))
 
 
@@ -680,12 +642,3 @@ def _named_rows(names: pa.ChunkedArray | pa.Array, columns: Mapping[str, Any]) -
     index = pa.field(INDEX, pa.string(), metadata=ColumnFacts("", "string").to_metadata())
     fields = [pa.field(name, values.type) for name, values in columns.items()]
     return pa.Table.from_arrays([names, *columns.values()], schema=pa.schema([index, *fields]))
-
-
-def text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":
-    """Turn a column of strings into an index."""
-    series = arrow_to_series(column, ColumnFacts(name, "string"))
-    import pandas as pd
-
-    index: pd.Index[str] = pd.Index(series, name=name)
-    return index

@@ -2,11 +2,11 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from raggedatlas.errors import ArgumentError, LimitError, QueryError
 from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.assets import VALUES
-from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, assemble_csr, sparse_dtype
+from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr, sparse_dtype
 from raggedatlas.model.frames import (
     ColumnFacts,
     ColumnTable,
@@ -35,12 +35,12 @@ from raggedatlas.model.frames import (
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import LazyTable
-from raggedatlas.query.modalities import measured_table, read_modalities, text_index
+from raggedatlas.query.modalities import measured_table, read_modalities
 from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.read import PartReader, block_tasks, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.location import Address, Location, as_path
+from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
     return facts
 
 
-def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:
+def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> None:
     """Estimate the bytes of a result, an upper bound, and refuse what is too large.
 
     Raises
@@ -132,22 +132,18 @@ def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:
     LimitError
         Naming the estimate and the ways out.
     """
-    estimate = sum(int(space.row_bytes().sum()) for space in spaces)
-    limit = _machine_memory() if max_bytes is None else max_bytes
+    estimate, limit = sum(int(space.row_bytes().sum()) for space in spaces), max_bytes
+    if limit is None:
+        try:
+            limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            # No limit where the system does not tell its memory, as on Windows.
+            return
     if estimate > limit:
         raise LimitError(
             f"The result may take {estimate:,} bytes, more than {'the machine has' if max_bytes is None else 'max_bytes'} ({limit:,}). "
             "Write it with .write(path), walk it with .batches(n), or ask for fewer cells or features."
         )
-    return estimate
-
-
-def _machine_memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        # No limit where the system does not tell its memory, as on Windows.
-        return 2**62
 
 
 def make_obs(plan: ReadPlan, space: SpacePlan) -> "pd.DataFrame":
@@ -176,7 +172,7 @@ def make_anndata(
     assert plan.var is not None
     var = plan.var.frame()
     first, *others = space.layers
-    # Uids of cells are unique, and so is what `var_table` takes for names; to see that again takes longer than to read few genes.
+    # Uids of cells are unique, and so is what `make_var` takes for names; to see that again takes longer than to read few genes.
     with _SETTINGS, ad.settings.override(check_uniqueness=False):
         made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
@@ -199,22 +195,23 @@ def _anndata(plan: ReadPlan) -> "ad.AnnData":
 
 
 def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
-    if space.sparse:
-        return _sparse_matrices(space, part)
+    """Read the layers of a part: sparse ones in one go where that takes the memory of the result, else into arrays large enough for any."""
     reader = PartReader(space, part)
-    blocks = [reader.read(rows) for rows in row_blocks(space)]
-    # Without cells an empty block is read, which has the right width.
-    dense = [b for b in blocks or [reader.read(np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
-    return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
-
-
-def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
-    """Read in one go where that takes the memory of the result, else block by block into arrays large enough for any."""
+    if not space.sparse:
+        blocks = [reader.read(rows) for rows in row_blocks(space)]
+        # Without cells an empty block is read, which has the right width.
+        dense = [b for b in blocks or [reader.read(np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
+        return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
     import scipy.sparse as sp
 
     n_rows = len(space.present)
-    reader = PartReader(space, part)
-    most = _most_entries(space, part)
+    # A bound of the entries: exact unless columns are left out or NaN is put in.
+    entries = np.minimum(part.end - part.start, space.n_cols)
+    if space.nan:
+        absent = [space.n_cols - len(space.columns_of(group.layout_uid)) for group in part.groups]
+        # The 0 at the end is for code -1: rows of cells without the space stay empty.
+        entries = entries + np.array([*absent, 0])[part.code]
+    most = int(entries.sum())
     # SciPy wants bounds and columns of one type, and it has to be chosen before the entries are read.
     index = np.dtype(np.int32 if max(most, space.n_cols) <= np.iinfo(np.int32).max else np.int64)
     indptr, indices, entry = np.zeros(n_rows + 1, index), np.empty(0, index), 0
@@ -247,20 +244,6 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     return matrices
 
 
-def _most_entries(space: SpacePlan, part: PartPlan) -> int:
-    """Bound the entries of a result: exact unless columns are left out or NaN is put in."""
-    entries = np.minimum(part.end - part.start, space.n_cols)
-    if space.nan:
-        absent = [space.n_cols - len(space.columns_of(uid)) for uid in _layouts(part)]
-        # The 0 at the end is for code -1: rows of cells without the space stay empty.
-        entries = entries + np.array([*absent, 0])[part.code]
-    return int(entries.sum())
-
-
-def _layouts(part: PartPlan) -> list[str]:
-    return [group.layout_uid for group in part.groups]
-
-
 def _cut(values: NDArray[Any], n: int) -> NDArray[Any]:
     """Keep the first n values, in memory of their own if much would be held for nothing."""
     return values if n == len(values) else values[:n].copy() if n < len(values) // 2 else values[:n]
@@ -286,32 +269,34 @@ def obs_frame(table: pa.Table) -> "pd.DataFrame":
 
 def obs_index(table: pa.Table) -> "pd.Index[str]":
     """Return the uids of the cells of a plan's `obs` as an index."""
-    return text_index(table.column("uid"), "uid")
+    import pandas as pd
+
+    index: pd.Index[str] = pd.Index(arrow_to_series(table.column("uid"), ColumnFacts("uid", "string")), name="uid")
+    return index
 
 
 def obs_columns(table: LazyTable) -> ColumnTable:
     """Turn a plan's deferred `obs` into a table of the same values, each column of which is made when it is asked for."""
-    fields = {field.name: i for i, field in enumerate(table.schema)}
+
+    def values(i: int) -> "pd.Series[Any] | Texts":
+        field = table.schema.field(i)
+        if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
+            return obs_series(field, table.column(i))
+        return remove_unused_categories(arrow_values(field, partial(table.chunks, i), table.num_rows))
+
+    def array(i: int) -> pa.Array | None:
+        field = table.schema.field(i)
+        if pa.types.is_nested(field.type):
+            return None
+        if pa.types.is_dictionary(field.type):
+            return _used(_joined(table.column(i)))
+        plain = plain_array(field, partial(table.chunks, i), table.num_rows)
+        return _used(plain) if isinstance(plain, pa.DictionaryArray) else plain
+
     columns = {
-        name: TableColumn(name, partial(_obs_values, table, i), partial(_obs_array, table, i))
-        for name, i in fields.items()
+        name: TableColumn(name, partial(values, i), partial(array, i)) for i, name in enumerate(table.schema.names)
     }
     return ColumnTable(table.num_rows, columns.pop("uid"), tuple(columns.values()))
-
-
-def _obs_values(table: LazyTable, i: int) -> "pd.Series[Any] | Texts":
-    field = table.schema.field(i)
-    if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
-        return obs_series(field, table.column(i))
-    return remove_unused_categories(arrow_values(field, partial(table.chunks, i), table.num_rows))
-
-
-def _obs_array(table: LazyTable, i: int) -> pa.Array | None:
-    field = table.schema.field(i)
-    if pa.types.is_dictionary(field.type):
-        return _used(_joined(table.column(i)))
-    array = None if pa.types.is_nested(field.type) else plain_array(field, partial(table.chunks, i), table.num_rows)
-    return _used(array) if isinstance(array, pa.DictionaryArray) else array
 
 
 def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
@@ -347,16 +332,11 @@ def _joined(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return column.unify_dictionaries().combine_chunks()
 
 
-MULTIMODAL = ".h5mu"
-
 STEP_BYTES = 16 << 20
 """About how many bytes of a result one step takes; one is read while another is written."""
 
 BLOCKS_AHEAD = 16
 """Steps that workers may be ahead of what is written."""
-
-Reading = tuple[Executor | Workers, Location] | None
-"""Whose workers read, and the atlas that they must reach; None reads here."""
 
 
 def write(
@@ -395,7 +375,7 @@ def write(
     -----
     Memory: one block of values, one column of the cells' metadata, where they lie, and the metadata of features. A failed write leaves nothing under the name.
     """
-    multimodal = as_path(path).suffix == MULTIMODAL
+    suffix, multimodal = as_path(path).suffix, as_path(path).suffix == ".h5mu"
     names = None
     if multimodal and spec.spaces is None:
         names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
@@ -408,10 +388,9 @@ def write(
         refuse_arrays(space, str(path))
     plan = plan_elements(plan, catalog, multimodal=multimodal)
     release_unused_memory()
-    reading = None if executor is None else (executor, catalog.location)
     storage_options = options.get("storage_options") or catalog.location.storage_options
     # Options of the schema, which are none of the format h5ad; a CXG has a title of its own.
-    schema, title, suffix = options.get("schema"), options.get("title"), as_path(path).suffix
+    schema, title = options.get("schema"), options.get("title")
     if (
         schema not in (None, "cellxgene")
         or (schema and suffix != ".h5ad")
@@ -426,12 +405,21 @@ def write(
     if schema:
         sink = answer("curation_sink")(sink, str(path), title)
     try:
-        streams = (_begin_mudata if multimodal else _begin_space)(sink, plan)
+        streams = _begin(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.
         del plan
         release_unused_memory()
         for stream in streams:
-            _write_values(sink, stream, reading)
+            reader = PartReader(stream.space, stream.part, pool=BufferPool())
+            # Column-sorted copies are read here, as they give one block of all cells and no tasks of some rows.
+            if executor is not None and not reader.column_copies():
+                tasks = (task for _, task in block_tasks(stream.space, stream.part, STEP_BYTES))
+                blocks = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=BLOCKS_AHEAD))
+            else:
+                blocks = (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))
+            for block in blocks:
+                for layer, key in stream.keys.items():
+                    sink.write(key, replace(block, layers={"values": block.layers[layer]}))
         return sink.commit()
     except BaseException:
         # Also after KeyboardInterrupt, which is no `Exception`.
@@ -441,149 +429,78 @@ def write(
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """Matrices that are still to be written: those of a space if there is one, and members of `obsm`."""
+    """Matrices that are still to be written: the layers of a part, and what they are called in the file."""
 
-    space: SpacePlan | None
-    obsm: Mapping[str, SpacePlan]
-    prefix: str
+    space: SpacePlan
+    part: PartPlan
+    keys: Mapping[str, str]
 
 
-def _begin_mudata(sink: Sink, plan: ReadPlan) -> list[_Stream]:
-    streams = [_Stream(part.single(), part.obsm, f"mod/{name}/") for name, part in plan.modalities.items()]
-    streams.append(_Stream(None, plan.results, ""))
-    sink.begin(tuple(matrix for stream in streams for matrix in _sink_matrices(stream, plan.n_cells)))
-    for name, space in plan.spaces.items():
-        # An `obsmap` of MuData counts rows from 1; 0 is a cell that the modality lacks.
-        own_row = np.where(space.present, np.cumsum(space.present), 0)
-        sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
-    for name, part in plan.modalities.items():
-        _write_elements(sink, part, f"mod/{name}/")
-    sink.element("obs", _obs(sink, plan, None))
-    sink.element("uns", make_uns(plan))
+def _begin(sink: Sink, plan: ReadPlan) -> list[_Stream]:
+    """Announce the matrices of a result, and write all else."""
+    streams: list[_Stream] = []
+    parts = {f"mod/{name}/": part for name, part in plan.modalities.items()} or {"": plan}
+    members = {f"{prefix}obsm/{name}": m for prefix, part in parts.items() for name, m in part.obsm.items()}
+    for prefix, part in parts.items():
+        space = part.single()
+        keys = {layer: f"{prefix}layers/{layer}" for layer in space.layers} | {space.layers[0]: f"{prefix}X"}
+        streams += [_Stream(space, own, {layer: keys[layer] for layer in own.layers}) for own in space.parts]
+    members |= {f"obsm/{name}": member for name, member in plan.results.items()}
+    streams += [_Stream(member, member.parts[0], {VALUES: key}) for key, member in members.items()]
+    matrices: list[SinkMatrix] = []
+    for stream in streams:
+        space, groups = stream.space, stream.part.groups
+        n: int | None = None
+        # The entries are known before they are read if all columns are kept, none is put in and none added up.
+        if space.sparse and not space.nan and not len(space.merged):
+            cut = any((space.column_maps[group.layout_uid] < 0).any() for group in groups)
+            n = None if cut else int((stream.part.end - stream.part.start).sum())
+        for layer, key in stream.keys.items():
+            dtype, shape = np.dtype(space.dtypes[layer]), (len(space.present), space.n_cols)
+            matrices.append(SinkMatrix(key, "csr" if space.sparse else "dense", dtype, shape, n, exact=n is not None))
+    sink.begin(tuple(matrices))
+    if plan.modalities:
+        for name, space in plan.spaces.items():
+            # An `obsmap` of MuData counts rows from 1; 0 is a cell that the modality lacks.
+            own_row = np.where(space.present, np.cumsum(space.present), 0)
+            sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
+    by_column = getattr(sink, "by_column", False)
+    for prefix, part in parts.items():
+        space, var = part.single(), part.var
+        assert var is not None
+        named = space.space.has_features
+        sink.element(f"{prefix}obs", _obs(part, space if named else None, by_column=by_column))
+        tables = {"var": var.table} | ({"varm/measured": measured_table(space, var.table)} if named else {})
+        for key, table in tables.items():
+            chunks = partial(_chunks, table)
+            made = arrow_table(table.schema, table.num_rows, chunks) if by_column else arrow_to_frame(table)
+            sink.element(f"{prefix}{key}", made)
+        sink.element(f"{prefix}uns", make_uns(part))
+    if plan.modalities:
+        sink.element("obs", _obs(plan, None, by_column=by_column))
+        sink.element("uns", make_uns(plan))
     return streams
 
 
-def _begin_space(sink: Sink, plan: ReadPlan) -> list[_Stream]:
-    space = plan.single()
-    stream = _Stream(space, {**plan.obsm, **plan.results}, "")
-    sink.begin(_sink_matrices(stream, plan.n_cells))
-    _write_elements(sink, plan, "")
-    return [stream]
+def _chunks(table: pa.Table, i: int) -> list[pa.Array]:
+    chunks: list[pa.Array] = table.column(i).chunks
+    return chunks
 
 
-def _sink_matrices(stream: _Stream, n_cells: int) -> tuple[SinkMatrix, ...]:
-    space, prefix, matrices = stream.space, stream.prefix, []
-    if space is not None:
-        shape = n_cells, _ = len(space.present), space.n_cols
-        form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
-        for layer, dtype in space.dtypes.items():
-            n = _n_entries(space, layer)
-            matrices.append(
-                SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape, n, exact=n is not None)
-            )
-    for name, member in stream.obsm.items():
-        wide = (n_cells, member.n_cols)
-        matrices.append(SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), wide))
-    return tuple(matrices)
-
-
-def _n_entries(space: SpacePlan, layer: str) -> int | None:
-    """Count the entries of a layer, where that is known before they are read: all columns are kept, none is put in, none added up."""
-    part = next(part for part in space.parts if layer in part.layers)
-    layouts = {group.layout_uid for group in part.groups}
-    if not space.sparse or space.nan or len(space.merged) or any((space.column_maps[uid] < 0).any() for uid in layouts):
-        return None
-    return int((part.end - part.start).sum())
-
-
-def _key(space: SpacePlan, layer: str, prefix: str) -> str:
-    return f"{prefix}X" if layer == space.layers[0] else f"{prefix}layers/{layer}"
-
-
-def _write_elements(sink: Sink, plan: ReadPlan, prefix: str) -> None:
-    space = plan.single()
-    assert plan.var is not None
-    tables = {
-        "obs": _obs(sink, plan, space if space.space.has_features else None),
-        "var": _sink_table(sink, plan.var.table),
-    }
-    if space.space.has_features:
-        tables["varm/measured"] = _sink_table(sink, measured_table(space, plan.var.table))
-    for key, table in tables.items():
-        sink.element(f"{prefix}{key}", table)
-    sink.element(f"{prefix}uns", make_uns(plan))
-
-
-def _sink_table(sink: Sink, table: pa.Table) -> Any:  # noqa: ANN401  (a table or a pandas frame)
-    if not getattr(sink, "by_column", False):
-        return arrow_to_frame(table)
-    return arrow_table(table.schema, table.num_rows, lambda i: table.column(i).chunks)
-
-
-def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
-    if stream.space is not None:
-        for part in stream.space.parts:
-            for block in _blocks(stream.space, part, reading):
-                for layer in part.layers:
-                    sink.write(_key(stream.space, layer, stream.prefix), _single(block, layer))
-    for name, member in stream.obsm.items():
-        for block in _blocks(member, member.parts[0], reading):
-            sink.write(f"{stream.prefix}obsm/{name}", _single(block, VALUES))
-
-
-def _blocks(space: SpacePlan, part: PartPlan, reading: Reading) -> Iterator[Block]:
-    reader = PartReader(space, part, pool=BufferPool())
-    # Column-sorted copies are read here, as they give one block of all cells and no tasks of some rows.
-    if reading is not None and not reader.column_copies():
-        tasks = (task for _, task in block_tasks(space, part, STEP_BYTES))
-        return in_order(run_tasks(tasks, reading[0], place=reading[1], in_flight=BLOCKS_AHEAD))
-    return (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))
-
-
-def _single(block: Block, layer: str) -> Block:
-    values = {"values": block.layers[layer]}
-    return (
-        CsrBlock(block.indptr, block.indices, values, block.n_cols)
-        if isinstance(block, CsrBlock)
-        else DenseBlock(values)
-    )
-
-
-def _obs(sink: Sink, plan: ReadPlan, space: SpacePlan | None) -> Any:  # noqa: ANN401  (a table or a pandas frame)
+def _obs(plan: ReadPlan, space: SpacePlan | None, *, by_column: bool) -> Any:  # noqa: ANN401  (a table or a pandas frame)
     """Describe the cells, and what layout of a space each has: column by column where the sink takes it so."""
-    if not getattr(sink, "by_column", False):
-        frame = obs_frame(plan.obs)
-        if space is not None:
-            frame["layout_uid"] = layout_column(space)
-        return frame
+    if not by_column:
+        return obs_frame(plan.obs) if space is None else make_obs(plan, space)
+    import pandas as pd
+
     table = obs_columns(plan.obs)
     if space is None:
         return table
-    columns = {column.name: column for column in table.columns}
-    columns["layout_uid"] = TableColumn("layout_uid", partial(_sink_layouts, space), partial(_layout_array, space))
+    names = pa.array(list(space.layouts), pa.string())
+    layouts = TableColumn(
+        "layout_uid",
+        lambda: pd.Series(layout_column(space)),
+        lambda: pa.DictionaryArray.from_arrays(space.layout_code, names),
+    )
+    columns = {column.name: column for column in table.columns} | {"layout_uid": layouts}
     return replace(table, columns=tuple(columns.values()))
-
-
-def _sink_layouts(space: SpacePlan) -> Any:  # noqa: ANN401  (a pandas series)
-    import pandas as pd
-
-    return pd.Series(layout_column(space))
-
-
-def _layout_array(space: SpacePlan) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(space.layout_code, pa.array(list(space.layouts), pa.string()))
-
-
-def one_space(plan: ReadPlan) -> ReadPlan:
-    """Return a plan for an AnnData.
-
-    Raises
-    ------
-    QueryError
-        For a plan of several spaces.
-    """
-    if len(plan.spaces) != 1:
-        raise QueryError(
-            f"AnnData holds one feature space, the query reads {list(plan.spaces)}; use .to_mudata() or .to_pandas(), or name one with .spaces(...)."
-        )
-    return plan

@@ -46,6 +46,7 @@ from raggedatlas.query.cells import (
     warn_of_values,
 )
 from raggedatlas.query.modalities import (
+    USUAL,
     FeatureAxis,
     FeatureRows,
     SpacePointers,
@@ -110,7 +111,10 @@ def plan_read(
     FeatureError
         For unknown, ambiguous or repeated features.
     """
-    _open_tables(catalog)
+    tables = catalog.tables
+    if tables.pinned is not None and not tables.location.is_local:
+        # Side by side, as each takes two requests of an object store; they stay open.
+        tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registry_tables(catalog).values()])
     known = read_modalities(catalog)
     names = default_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
@@ -133,13 +137,6 @@ def plan_read(
     )
 
 
-def _open_tables(catalog: Catalog) -> None:
-    """Open the tables of a snapshot in an object store side by side, each of which takes two requests; they stay open."""
-    tables = catalog.tables
-    if tables.pinned is not None and not tables.location.is_local:
-        tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registry_tables(catalog).values()])
-
-
 def plan_spaces(
     spec: QuerySpec,
     catalog: Catalog,
@@ -156,9 +153,18 @@ def plan_spaces(
     """
     known = read_modalities(catalog)
     asked = requested_features(spec, chosen)
+    # With one space, all asked layers are its own, so that a missing one is refused. Else each space takes the layers that it has, and a
+    # name is wrong only if no dataset has it in any space.
+    layers, several = spec.layers, len(chosen) > 1
+    if several:
+        every = {layer for m in known.values() for uid in m.records for layer in m.layers(uid)}
+        if unknown := [layer for layer in layers if layer not in every]:
+            raise QueryError(f"No dataset has the layer {unknown[0]!r}; there are {sorted(every)}.")
     planned = {}
     for modality in chosen:
-        layers = _layers_for(spec, modality, known, len(chosen))
+        if several:
+            own = {layer for uid in modality.records for layer in modality.layers(uid)}
+            layers = tuple(layer for layer in spec.layers if layer in own)
         planned[modality.name] = _plan_space(spec, catalog, modality, cells, asked.get(modality.name), layers)
     # The choice of `missing` is about features; cells without a result are marked by NaN in any case.
     plain, made = replace(spec, missing="zero"), {}
@@ -197,7 +203,16 @@ def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False)
         At the version of the plan.
     multimodal : bool
         Plan each space as a modality of a MuData, of the cells that have it, instead of one space as an AnnData.
+
+    Raises
+    ------
+    QueryError
+        For an AnnData of several spaces, or of none.
     """
+    if not multimodal and len(plan.spaces) != 1:
+        raise QueryError(
+            f"AnnData holds one feature space, the query reads {list(plan.spaces)}; use .to_mudata() or .to_pandas(), or name one with .spaces(...)."
+        )
     colors = plan_colors(plan, catalog)
     if not multimodal:
         space = plan.single()
@@ -369,21 +384,6 @@ def _release() -> str:
         return ""
 
 
-def _layers_for(
-    spec: QuerySpec, modality: SpacePointers, known: Mapping[str, SpacePointers], n_spaces: int
-) -> tuple[str, ...]:
-    """Return the requested layers that a space has; with one space, all of them, so that a missing one is refused."""
-    if n_spaces == 1:
-        return spec.layers
-    # Each space takes the layers that it has; a name is wrong only if no dataset has it in any space.
-    every = {layer for m in known.values() for uid in m.records for layer in m.layers(uid)}
-    unknown = [layer for layer in spec.layers if layer not in every]
-    if unknown:
-        raise QueryError(f"No dataset has the layer {unknown[0]!r}; there are {sorted(every)}.")
-    own = {layer for uid in modality.records for layer in modality.layers(uid)}
-    return tuple(layer for layer in spec.layers if layer in own)
-
-
 def _plan_space(
     spec: QuerySpec,
     catalog: Catalog,
@@ -392,19 +392,42 @@ def _plan_space(
     asked: Sequence[str] | None,
     layers: tuple[str, ...],
 ) -> SpacePlan:
-    datasets = chosen_datasets(modality, cells, layers)
+    datasets = modality.touched(cells)
+    if not datasets:
+        # An empty result has the features of the datasets that have the layers.
+        held = {uid: set(modality.layers(uid)) for uid in modality.records}
+        if layers:
+            datasets = tuple(uid for uid in held if held[uid].issuperset(layers)) or tuple(held)
+        else:
+            first = next(iter(held.values()))
+            usual = tuple(uid for uid in held if USUAL in held[uid])
+            datasets = usual or tuple(uid for uid in held if held[uid] == first)
     chosen = choose_layers(modality, datasets, layers)
     parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
-    nan = spec.missing == "nan" and _any_missing(axis, parts)
+    n_cols = len(axis.features)
+    if not modality.space.has_features:
+        shapes = {r.spec.row_shape for part in parts for g in part.groups for r in g.layers.values()}
+        if len(shapes) > 1:
+            raise QueryError(
+                f"The touched datasets have rows of different shapes in {modality.name!r}: {sorted(shapes)}; "
+                "choose datasets that agree with .where({'dataset': [...]})."
+            )
+        shape = next(iter(shapes), ())
+        n_cols = shape[0] if len(shape) == 1 else 0
+    nan = False
+    if spec.missing == "nan":
+        # Columns from n on are added to a column that the layout has anyway, so they measure no further feature.
+        n, maps = len(axis.features), [axis.column_maps.get(g.layout_uid) for part in parts for g in part.groups]
+        absent = any(len(np.unique(m[(m >= 0) & (m < n)])) < n for m in maps if m is not None)
+        nan = absent or any(bool((part.code < 0).any()) for part in parts)
     # Before the dtypes are joined: for sums that are refused here, `sum_dtype` gives None.
     if axis.added:
         _refuse_sums(spec, catalog, modality, parts, axis)
     dtypes = {layer: _joined_dtype(catalog, modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
-    main = parts[0]
     return SpacePlan(
-        modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
-        axis.column_maps, parts, dtypes, layout_codes(axis.layouts, main), cells.pointing(modality.pointers), nan, axis.merged, axis.repeated,
+        modality.name, modality.space, axis.features, n_cols, axis.layouts, axis.measured, axis.column_maps, parts, dtypes,
+        layout_codes(axis.layouts, parts[0]), cells.pointing(modality.pointers), nan, axis.merged, axis.repeated,
     )  # fmt: skip
 
 
@@ -413,21 +436,6 @@ def layout_codes(layouts: Sequence[str], part: PartPlan) -> NDArray[np.int32]:
     position = {uid: i for i, uid in enumerate(layouts)}
     # The last entry is for code -1: cells without the space have layout -1.
     return np.array([*(position.get(g.layout_uid, -1) for g in part.groups), -1], np.int32)[part.code]
-
-
-def chosen_datasets(modality: SpacePointers, cells: Cells, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return the datasets whose layers are read: those that the cells touch, or without cells those that stand in for them."""
-    return modality.touched(cells) or _standing_in(modality, layers)
-
-
-def _standing_in(modality: SpacePointers, layers: Sequence[str]) -> tuple[str, ...]:
-    """Choose the datasets whose features an empty result has: those that have the layers."""
-    held = {uid: modality.layers(uid) for uid in modality.records}
-    if layers:
-        return tuple(uid for uid in held if all(layer in held[uid] for layer in layers)) or tuple(held)
-    usual = tuple(uid for uid in held if "counts" in held[uid])
-    first = next(iter(held))
-    return usual or tuple(uid for uid in held if set(held[uid]) == set(held[first]))
 
 
 def _axis(
@@ -440,8 +448,13 @@ def _axis(
     # Each part has one group for each dataset, in the same order, so group i is of the same dataset in all parts.
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
     registry, orthologs = apply_identity(spec, catalog, modality.space.name)
-    if orthologs is not None and asked is not None:
-        _refuse_several(orthologs, asked)
+    # Names that only features have which are orthologs of the gene, but not one to one.
+    for name in [] if orthologs is None or asked is None else orthologs.registry.resolve(list(asked)).unknown:
+        if orthologs is not None and (several := orthologs.named(name)):
+            raise FeatureError(
+                f"{name!r} has no ortholog one to one here; its orthologs are {', '.join(orthologs.registry.describe_all(several))}. Ask for "
+                "these by their own names, or leave it out."
+            )
     uids = None if asked is None else tuple(registry.require(list(asked)))
     if orthologs is not None and uids is not None and (lacking := orthologs.lacking(uids)):
         said = f"These genes have orthologs that are not one to one, which the result leaves out: {'; '.join(lacking)}."
@@ -461,107 +474,59 @@ def _axis(
 
 def apply_identity(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry, OrthologFeatures | None]:
     """Return the features of a space, which count as others by the asked mapping and orthologs, and what is known of the latter."""
-    registry, then = _identified(read_registry(catalog, space), spec.identity, catalog)
+    registry, then, identity = read_registry(catalog, space), catalog, spec.identity
+    if isinstance(identity, tuple):
+        # Given pairs are uids of genes; in other spaces the mapping of the queried snapshot holds.
+        if space == GENE_SPACE:
+            given = [pa.array(uids, pa.string()) for uids in zip(*identity, strict=True)]
+            registry = replace(registry, identity=pa.table(given, names=["feature_uid", "target_uid"]))
+    elif identity == AS_GIVEN:
+        registry = replace(registry, identity=IDENTITY_SCHEMA.empty_table())
+    elif identity != DEFAULT:
+        own, then = registry, catalog.at(find_version(catalog, identity))
+
+        def build() -> Registry:
+            redirects = read_registry(then, space).redirects if space in then.spaces() else {}
+            pairs = pa.table({"feature_uid": list(redirects), "target_uid": list(redirects.values())})
+            return replace(own, identity=pairs.cast(pa.schema([(n, pa.string()) for n in pairs.column_names])))
+
+        registry = catalog.remember("identity", (space, identity), build)
     if spec.orthologs is None or space != GENE_SPACE:
         return registry, None
-    organism, as_given = spec.orthologs, spec.identity == AS_GIVEN or isinstance(spec.identity, tuple)
+    organism, as_given = spec.orthologs, identity == AS_GIVEN or isinstance(identity, tuple)
     found = catalog.remember(
-        "orthologs", (organism, spec.identity), lambda: map_to_orthologs(registry, then, organism, as_given=as_given)
+        "orthologs", (organism, identity), lambda: map_to_orthologs(registry, then, organism, as_given=as_given)
     )
     return found.registry, found
-
-
-def _identified(
-    registry: Registry, identity: str | int | tuple[tuple[str, str], ...], catalog: Catalog
-) -> tuple[Registry, Catalog]:
-    """Return a registry whose features count as others by the asked mapping, and the atlas at the version that says so."""
-    # Given pairs are uids of genes; in other spaces the mapping of the queried snapshot holds.
-    if identity == DEFAULT or (isinstance(identity, tuple) and registry.space != GENE_SPACE):
-        return registry, catalog
-    if isinstance(identity, tuple):
-        given = [pa.array(uids, pa.string()) for uids in zip(*identity, strict=True)]
-        return replace(registry, identity=pa.table(given, names=["feature_uid", "target_uid"])), catalog
-    if identity == AS_GIVEN:
-        return replace(registry, identity=IDENTITY_SCHEMA.empty_table()), catalog
-    then = catalog.at(find_version(catalog, identity))
-
-    def build() -> Registry:
-        redirects = read_registry(then, registry.space).redirects if registry.space in then.spaces() else {}
-        pairs = pa.table({"feature_uid": list(redirects), "target_uid": list(redirects.values())})
-        return replace(registry, identity=pairs.cast(pa.schema([(n, pa.string()) for n in pairs.column_names])))
-
-    return catalog.remember("identity", (registry.space, identity), build), then
-
-
-def _refuse_several(orthologs: OrthologFeatures, asked: Sequence[str]) -> None:
-    """Refuse names that only features have which are orthologs of the gene, but not one to one."""
-    for name in orthologs.registry.resolve(list(asked)).unknown:
-        several = orthologs.named(name)
-        if several:
-            raise FeatureError(
-                f"{name!r} has no ortholog one to one here; its orthologs are {', '.join(orthologs.registry.describe_all(several))}. Ask for "
-                "these by their own names, or leave it out."
-            )
 
 
 def _refuse_sums(
     spec: QuerySpec, catalog: Catalog, modality: SpacePointers, parts: Sequence[PartPlan], axis: FeatureAxis
 ) -> None:
     """Refuse columns of one dataset that are one feature, where the query or the type of a layer does not let them be added."""
-    groups = ((part, group) for part in parts for group in part.groups if group.layout_uid in axis.added)
-    whys = (
-        (group, _why_not(spec, layer, group.layers[layer].spec, axis.added[group.layout_uid]))
-        for part, group in groups
-        for layer in part.layers
-    )
-    found = next(((group, why) for group, why in whys if why), None)
-    if found is None:
-        return
-    group, why = found
-    [layout] = read_layouts(catalog, {group.layout_uid}).values()
-    sums = merged_columns(axis.column_maps[layout.uid], axis.merged, len(axis.features))
-    column, local = next(iter(sums.items()))
-    names = read_registry(catalog, modality.space.name).names_of([axis.features[column], *layout.features[local]])
-    holds = (r for records in modality.records.values() for r in records if r.zarr_group == group.path)
-    record = next(holds)
-    ways = "" if spec.on_merge == "sum" else ", and on_merge='sum' adds them up"
-    raise QueryError(
-        f"Dataset {record.name or record.uid!r} has several columns for one feature of {modality.name!r} ({len(sums):,} such "
-        f"feature{'s' if len(sums) > 1 else ''}, e.g. {names[0]}: {', '.join(names[1:])}), and {why}. In a query, "
-        f"on_merge='apart' keeps the columns as they are, identity='as-given' joins nothing{ways}."
-    )
-
-
-def _why_not(spec: QuerySpec, layer: str, array: ArraySpec, n: int) -> str:
-    """Return why n columns of a layer cannot be summed; empty if they can."""
-    stored = np.dtype(array.dtype)
-    if spec.on_merge == "refuse":
-        return "on_merge='refuse' does not add them up"
-    if spec.on_merge == "counts" and stored.kind == "f":
-        return f"the values of layer {layer!r} are {stored}, which are not counts to add up"
-    return "" if sum_dtype(stored, n, array.largest) else f"no type holds every sum of the {stored} of layer {layer!r}"
-
-
-def _any_missing(axis: FeatureAxis, parts: Sequence[PartPlan]) -> bool:
-    n = len(axis.features)
-    maps = [axis.column_maps[g.layout_uid] for part in parts for g in part.groups if g.layout_uid in axis.column_maps]
-    # Columns from n on are added to a column that the layout has anyway, so they measure no further feature.
-    absent = any(len(np.unique(m[(m >= 0) & (m < n)])) < n for m in maps)
-    return absent or any(bool((part.code < 0).any()) for part in parts)
-
-
-def _width(modality: SpacePointers, parts: Sequence[PartPlan]) -> int:
-    """Return the number of columns of a space without features; every group must agree."""
-    if modality.space.has_features:
-        return 0
-    shapes = {r.spec.row_shape for part in parts for g in part.groups for r in g.layers.values()}
-    if len(shapes) > 1:
+    every = ((g, layer) for part in parts for g in part.groups for layer in part.layers if g.layout_uid in axis.added)
+    for group, layer in every:
+        array, n = group.layers[layer].spec, axis.added[group.layout_uid]
+        stored = np.dtype(array.dtype)
+        if spec.on_merge == "refuse":
+            why = "on_merge='refuse' does not add them up"
+        elif spec.on_merge == "counts" and stored.kind == "f":
+            why = f"the values of layer {layer!r} are {stored}, which are not counts to add up"
+        elif sum_dtype(stored, n, array.largest) is None:
+            why = f"no type holds every sum of the {stored} of layer {layer!r}"
+        else:
+            continue
+        [layout] = read_layouts(catalog, {group.layout_uid}).values()
+        sums = merged_columns(axis.column_maps[layout.uid], axis.merged, len(axis.features))
+        column, local = next(iter(sums.items()))
+        names = read_registry(catalog, modality.space.name).names_of([axis.features[column], *layout.features[local]])
+        record = next(r for records in modality.records.values() for r in records if r.zarr_group == group.path)
+        ways = "" if spec.on_merge == "sum" else ", and on_merge='sum' adds them up"
         raise QueryError(
-            f"The touched datasets have rows of different shapes in {modality.name!r}: {sorted(shapes)}; "
-            "choose datasets that agree with .where({'dataset': [...]})."
+            f"Dataset {record.name or record.uid!r} has several columns for one feature of {modality.name!r} ({len(sums):,} such "
+            f"feature{'s' if len(sums) > 1 else ''}, e.g. {names[0]}: {', '.join(names[1:])}), and {why}. In a query, "
+            f"on_merge='apart' keeps the columns as they are, identity='as-given' joins nothing{ways}."
         )
-    shape = next(iter(shapes), ())
-    return shape[0] if len(shape) == 1 else 0
 
 
 def _joined_dtype(

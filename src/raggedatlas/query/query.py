@@ -26,7 +26,7 @@ from raggedatlas.query.compare import CompareOptions, compare
 from raggedatlas.query.compute import map_batches
 from raggedatlas.query.explain import explain
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
-from raggedatlas.query.modalities import check_join, find_modality, read_modalities
+from raggedatlas.query.modalities import find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
 from raggedatlas.query.plan import plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
@@ -199,7 +199,7 @@ class Query:
         Raises
         ------
         QueryError
-            If no loaded table gives orthologs of the organism.
+            For any other `how` or number, or if no loaded table gives orthologs of the organism.
 
         Examples
         --------
@@ -208,7 +208,14 @@ class Query:
         query = self._by_orthologs(orthologs)
         if orthologs is not None and how is None and min_datasets is None:
             return query
-        return query._with(join=check_join(how, min_datasets))
+        if how is None and min_datasets is not None and min_datasets >= 1:
+            return query._with(join=min_datasets)
+        if min_datasets is None and how in {"union", "intersection"}:
+            return query._with(join=how)
+        raise QueryError(
+            f"join takes 'union', 'intersection', or min_datasets=k with k >= 1; got {how!r}"
+            f"{'' if min_datasets is None else f' and min_datasets={min_datasets!r}'}."
+        )
 
     def features(self, *names: str | Sequence[str], space: str | None = None, orthologs: str | None = None) -> "Query":
         """Keep some features, in the order given.
@@ -492,9 +499,7 @@ class Query:
         QueryError, FeatureError, LimitError
             For what cannot be answered as asked, before anything is read.
         """
-        return outputs.to_anndata(
-            plan_elements(outputs.one_space(plan_read(self.spec, self.catalog)), self.catalog), max_bytes
-        )
+        return outputs.to_anndata(plan_elements(plan_read(self.spec, self.catalog), self.catalog), max_bytes)
 
     def lazy(self, *, chunk_bytes: int = CHUNK_BYTES, lazy_obs: bool | None = None) -> "ad.AnnData":
         """Make an AnnData of dask arrays, for data that does not fit into memory.
@@ -533,7 +538,7 @@ class Query:
         >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
         """
         plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
-        return to_lazy(plan_elements(outputs.one_space(plan), self.catalog), chunk_bytes, lazy_obs=lazy_obs)
+        return to_lazy(plan_elements(plan, self.catalog), chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
         """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.

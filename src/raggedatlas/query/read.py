@@ -166,8 +166,15 @@ class SpaceReader:
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
         """Read some cells in the order given; see `PartReader.read`. Several parts are always sorted."""
-        alone = len(self.parts) == 1
-        return _one_block([part.read(rows, sort=sort or not alone) for part in self.parts], self.space)
+        layers = self.space.layers
+        if len(self.parts) == 1:
+            block = self.parts[0].read(rows, sort=sort)
+            return replace(block, layers={layer: block.layers[layer] for layer in layers})
+        blocks = [part.read(rows) for part in self.parts]
+        if self.space.sparse:
+            return _join_patterns([b for b in blocks if isinstance(b, CsrBlock)], layers)
+        found = {layer: values for block in blocks for layer, values in block.layers.items()}
+        return DenseBlock({layer: found[layer] for layer in layers})
 
     def read_batch(self, rows: NDArray[np.int64]) -> SpaceBatch:
         """Read some cells, in the order given, with what their layouts measured; rows may repeat.
@@ -203,21 +210,6 @@ def row_blocks(space: SpacePlan, n_bytes: int = BLOCK_BYTES) -> Iterator[NDArray
         start = stop
 
 
-def _one_block(blocks: Sequence[Block], space: SpacePlan) -> Block:
-    if len(blocks) == 1:
-        block = blocks[0]
-        ordered = {layer: block.layers[layer] for layer in space.layers}
-        return (
-            CsrBlock(block.indptr, block.indices, ordered, block.n_cols)
-            if isinstance(block, CsrBlock)
-            else DenseBlock(ordered)
-        )
-    if space.sparse:
-        return _join_patterns([b for b in blocks if isinstance(b, CsrBlock)], space.layers)
-    found = {layer: values for block in blocks for layer, values in block.layers.items()}
-    return DenseBlock({layer: found[layer] for layer in space.layers})
-
-
 def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBlock:
     """Align layers with different sparsity patterns to the union of their entries."""
     # At least 1, because the columns are taken back out of the keys by `% n_cols`.
@@ -233,10 +225,6 @@ def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBloc
             found[layer][at] = values
     indices = (union % n_cols).astype(blocks[0].indices.dtype)
     return CsrBlock(indptr, indices, {layer: found[layer] for layer in layers}, blocks[0].n_cols)
-
-
-def _index_dtype(n_cols: int) -> np.dtype[Any]:
-    return np.dtype(np.int32 if n_cols <= np.iinfo(np.int32).max else np.int64)
 
 
 def _with_unmeasured(block: CsrBlock, space: SpacePlan, part: PartPlan, code: NDArray[np.int32]) -> CsrBlock:
@@ -280,7 +268,10 @@ def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]],
 
 def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> DenseBlock:
     code = part.code[rows]
-    shape = _dense_shape(space, part)
+    shape: tuple[int, ...] = (space.n_cols,)
+    if not space.space.has_features and space.space.rank != 1:
+        shapes = {reader.spec.row_shape for group in part.groups for reader in group.layers.values()}
+        shape = next(iter(shapes)) if shapes else (0,) * space.space.rank
     layers: dict[str, NDArray[Any]] = {}
     for layer in part.layers:
         fill = np.nan if space.nan else 0
@@ -306,19 +297,12 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
     return DenseBlock(layers)
 
 
-def _dense_shape(space: SpacePlan, part: PartPlan) -> tuple[int, ...]:
-    if space.space.has_features or space.space.rank == 1:
-        return (space.n_cols,)
-    shapes = {reader.spec.row_shape for group in part.groups for reader in group.layers.values()}
-    return next(iter(shapes)) if shapes else (0,) * space.space.rank
-
-
 _PACKED_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class _ColumnSelection:
-    """The selected cells and columns of one group.
+class _ColumnEntries:
+    """The entries of the selected columns of one group, and the cells that they are of.
 
     Parameters
     ----------
@@ -332,6 +316,10 @@ class _ColumnSelection:
         Columns of the result, ascending.
     starts, ends : (k,) int64
         Entries of these columns in the copy.
+    places : (n_entries,) int32
+        Position in `here` of the cell of every entry; -1 where it is not selected.
+    counts : (n,) int64
+        Number of entries of each cell.
     """
 
     path: str
@@ -340,6 +328,8 @@ class _ColumnSelection:
     columns: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    places: NDArray[np.int32]
+    counts: NDArray[np.int64]
 
 
 def is_one_block(space: SpacePlan) -> bool:
@@ -408,28 +398,40 @@ def read_column_copies(
     CorruptError
         If a copy contains a row index out of range, or a row twice in a column.
     """
-    wanted = [_select_columns(space, part, number, bounds) for number, bounds in chosen.items()]
+    groups = list(map_groups(lambda one: _find_entries(space, part, *one), [*chosen.items()]))
     taken = np.zeros(len(part.code), bool)
-    for one in wanted:
+    for one in groups:
         taken[one.here] = True
     rows = np.flatnonzero(taken)
     row_of = np.cumsum(taken) - 1
-    found = map_groups(lambda one: _count_entries(part, one), wanted)
     indptr = np.zeros(len(rows) + 1, np.int64)
-    for one, (_, counts) in zip(wanted, found, strict=True):
-        indptr[1:][row_of[one.here]] = counts
+    for one in groups:
+        indptr[1:][row_of[one.here]] = one.counts
     np.cumsum(indptr, out=indptr)
-    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_read))
+    indices = np.empty(int(indptr[-1]), np.int32 if space.n_read <= np.iinfo(np.int32).max else np.int64)
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
 
-    def fill(i: int) -> None:
+    def fill(one: _ColumnEntries) -> None:
         # Groups share no row, so threads write to different places.
-        # Indexing `indptr` copies: each layer needs a cursor of its own, which `ra_fill_places` moves on.
-        one, places = wanted[i], found[i][0]
-        for layer, values in layers.items():
-            _fill_columns(one, layer, places, indptr[row_of[one.here]], (indices, values))
+        bounds = np.zeros(len(one.starts) + 1, np.int64)
+        np.cumsum(one.ends - one.starts, out=bounds[1:])
+        columns = RaColumns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(one.places))
+        for layer, out in layers.items():
+            values = read_ranges(one.copy.layers[layer], one.starts, one.ends).astype(out.dtype, copy=False)
+            # Indexing `indptr` copies: each layer needs a cursor of its own, which `ra_fill_places` moves on.
+            cursor = indptr[row_of[one.here]]
+            last, wide = np.zeros(len(cursor), np.int32), indices.itemsize == 8
+            fault = library().ra_fill_places(
+                byref(columns), one.places, values, values.itemsize, cursor, last, len(cursor), indices, wide, out, len(indices)
+            )  # fmt: skip
+            if fault == REPEATED:
+                raise CorruptError(f"The copy of {one.path} names a row twice in one column; run validate().")
+            if fault:
+                raise CorruptError(
+                    f"The copy of {one.path} has other entries than it had when they were counted; run validate()."
+                )
 
-    map_groups(fill, range(len(wanted)))
+    map_groups(fill, groups)
     return rows, sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
 
 
@@ -440,70 +442,34 @@ def _estimate_decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -
     return min(n_entries + extra * n_runs, max(reader.spec.n_rows, n_entries))
 
 
-def _select_columns(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.int64]) -> _ColumnSelection:
+def _find_entries(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.int64]) -> _ColumnEntries:
+    """Find the entries of the selected columns of a group, and the cell of each."""
     group = part.groups[number]
-    assert group.copy is not None
-    column_map = space.column_maps[group.layout_uid]
+    copy, column_map = group.copy, space.column_maps[group.layout_uid]
+    assert copy is not None
     local = np.flatnonzero(column_map >= 0)
     # In the order of the result: rows get their columns in the order in which the columns are written.
     local = local[np.argsort(column_map[local], kind="stable")]
     here = np.flatnonzero(part.code == number)
-    return _ColumnSelection(group.path, group.copy, here, column_map[local], bounds[local], bounds[local + 1])
-
-
-def _count_entries(part: PartPlan, one: _ColumnSelection) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Find for every entry of the selected columns its cell in the group (-1: not selected), and count entries per cell."""
-    place = _stored_row_to_cell(one.copy, part.start[one.here], part.end[one.here])
-    at = read_ranges(one.copy.indices, one.starts, one.ends)
-    counts, places = np.zeros(len(one.here) + 1, np.int64), np.empty(len(at), np.int32)
-    stored, rows = np.ascontiguousarray(at), len(one.here)
-    if library().ra_count_places(stored, stored.size, stored.itemsize, place, place.size, counts, rows, places):
-        raise CorruptError(f"The copy of {one.path} names a row that the group has not got; run validate().")
-    return places, counts[1:]
-
-
-def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Map every stored row to its selected cell, (n_stored_rows,) int32, -1 for none."""
-    n = copy.row_indptr.spec.n_rows - 1
-    if len(start) == n and _covers_all_rows(start, end, copy.indices.spec.n_rows):
-        return np.arange(n, dtype=np.int32)
-    bounds = read_bounds(copy.row_indptr, n, copy.indices.spec.n_rows)
-    # Cells are found by where their entries begin; those without entries need no place.
-    here = np.flatnonzero(end > start)
-    place = np.full(n, -1, np.int32)
-    # Empty rows begin where the next row begins; of rows with one beginning, the last has the entries.
-    place[np.searchsorted(bounds, start[here], side="right") - 1] = here
-    return place
-
-
-def _covers_all_rows(start: NDArray[np.int64], end: NDArray[np.int64], n_entries: int) -> bool:
-    """Return whether the ranges are contiguous and cover all entries: then they are the rows in order."""
-    return bool(len(start) and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]))
-
-
-def _fill_columns(
-    one: _ColumnSelection,
-    layer: str,
-    places: NDArray[np.int32],
-    cursor: NDArray[np.int64],
-    out: tuple[NDArray[Any], NDArray[Any]],
-) -> None:
-    """Write the entries of one layer of a group into the rows of its cells."""
-    values = read_ranges(one.copy.layers[layer], one.starts, one.ends).astype(out[1].dtype, copy=False)
-    bounds = np.zeros(len(one.starts) + 1, np.int64)
-    np.cumsum(one.ends - one.starts, out=bounds[1:])
-    columns = RaColumns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(places))
-    last, n = np.zeros(len(cursor), np.int32), len(cursor)
-    wide, room = out[0].itemsize == 8, len(out[0])
-    fault = library().ra_fill_places(
-        byref(columns), places, values, values.itemsize, cursor, last, n, out[0], wide, out[1], room
+    start, end, n = part.start[here], part.end[here], copy.row_indptr.spec.n_rows - 1
+    n_entries = copy.indices.spec.n_rows
+    # Ranges that are contiguous and cover all entries are the stored rows in order.
+    if len(start) == n and n and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]):
+        cell_of = np.arange(n, dtype=np.int32)
+    else:
+        rows = read_bounds(copy.row_indptr, n, n_entries)
+        # Cells are found by where their entries begin; those without entries need no place.
+        some = np.flatnonzero(end > start)
+        cell_of = np.full(n, -1, np.int32)
+        # Empty rows begin where the next row begins; of rows with one beginning, the last has the entries.
+        cell_of[np.searchsorted(rows, start[some], side="right") - 1] = some
+    stored = np.ascontiguousarray(read_ranges(copy.indices, bounds[local], bounds[local + 1]))
+    counts, places = np.zeros(len(here) + 1, np.int64), np.empty(len(stored), np.int32)
+    if library().ra_count_places(stored, stored.size, stored.itemsize, cell_of, n, counts, len(here), places):
+        raise CorruptError(f"The copy of {group.path} names a row that the group has not got; run validate().")
+    return _ColumnEntries(
+        group.path, copy, here, column_map[local], bounds[local], bounds[local + 1], places, counts[1:]
     )
-    if fault == REPEATED:
-        raise CorruptError(f"The copy of {one.path} names a row twice in one column; run validate().")
-    if fault:
-        raise CorruptError(
-            f"The copy of {one.path} has other entries than it had when they were counted; run validate()."
-        )
 
 
 def sum_merged_columns(block: CsrBlock, space: SpacePlan) -> CsrBlock:

@@ -303,10 +303,10 @@ def _written(request: CellRequest, folder: RecordFolder, key: str) -> PlannedCel
         last = int(ids[-1]) if len(ids) else last
         # Most cells are of one kind with the cell before them, so few are sorted.
         own = cells.dataset_code
-        at = np.flatnonzero(np.r_[cells.n > 0, (own[1:] != own[:-1]) | (valid[1:] != valid[:-1]).any(axis=1)])
-        rows = np.concatenate([own[at, None].view(np.uint8), np.packbits(valid[at], axis=1)], axis=1)
+        new = np.flatnonzero(np.r_[cells.n > 0, (own[1:] != own[:-1]) | (valid[1:] != valid[:-1]).any(axis=1)])
+        rows = np.concatenate([own[new, None].view(np.uint8), np.packbits(valid[new], axis=1)], axis=1)
         _, first_rows = np.unique(rows.view(f"V{rows.shape[1]}").ravel(), return_index=True)
-        kinds |= {rows[i].tobytes(): (int(own[at[i]]), valid[at[i]]) for i in first_rows.tolist()}
+        kinds |= {rows[i].tobytes(): (int(own[new[i]]), valid[new[i]]) for i in first_rows.tolist()}
         for coder in coders:
             coder.look(coder.of(cells))
     warn_of_values(request.catalog, spec, columns, n_seen)
@@ -317,7 +317,15 @@ def _written(request: CellRequest, folder: RecordFolder, key: str) -> PlannedCel
     datasets = np.array([code for code, _ in listed], np.int32)
     pointing = np.array([valid for _, valid in listed], bool).reshape(len(listed), len(firsts))
     planned = request.plan(datasets, pointing)
-    dtype = _dtype(planned, coders, rows=not in_order)
+    # All values of a cell are next to each other in its record.
+    fields: list[tuple[str, Any]] = [("uid", _UID), *([] if in_order else [("row", "i8")])]
+    for number, space in enumerate(planned.values()):
+        for at in range(len(space.parts)):
+            fields += [(f"{number}.{at}.start", "i8"), (f"{number}.{at}.end", "i8"), (f"{number}.{at}.code", "i4")]
+        fields += [(f"{number}.layout", "i4"), (f"{number}.present", "?")]
+    fields += [(f"obs.{at}", coder.dtype) for at, coder in enumerate(coders)]
+    # Widest first, so that no bytes are left between the fields.
+    dtype = np.dtype(sorted(fields, key=lambda one: -np.dtype(one[1]).itemsize), align=True)
     known = {
         name: one.categories for name, one in zip(request.names, coders, strict=False) if one.categories is not None
     }
@@ -358,18 +366,6 @@ def _written(request: CellRequest, folder: RecordFolder, key: str) -> PlannedCel
     release_unused_memory()
     facts = replace(_facts(planned, hashlib.blake2b(), known), key=stored["key"])
     return _of_records(request, planned, facts, records)
-
-
-def _dtype(planned: Mapping[str, SpacePlan], coders: "Sequence[ColumnCoder]", *, rows: bool) -> np.dtype[Any]:
-    """Return the type of a record, in which all values of a cell are next to each other."""
-    fields: list[tuple[str, Any]] = [("uid", _UID), *([("row", "i8")] if rows else [])]
-    for number, space in enumerate(planned.values()):
-        for at in range(len(space.parts)):
-            fields += [(f"{number}.{at}.start", "i8"), (f"{number}.{at}.end", "i8"), (f"{number}.{at}.code", "i4")]
-        fields += [(f"{number}.layout", "i4"), (f"{number}.present", "?")]
-    fields += [(f"obs.{at}", coder.dtype) for at, coder in enumerate(coders)]
-    # Widest first, so that no bytes are left between the fields.
-    return np.dtype(sorted(fields, key=lambda one: -np.dtype(one[1]).itemsize), align=True)
 
 
 def _filled(

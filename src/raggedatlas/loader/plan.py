@@ -204,69 +204,53 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
         raise QueryError(f"{call} does not know {unknown}; it takes {sorted(reading | walking)}.")
     read = ReadOptions(**{k: v for k, v in choices.items() if k in reading})
     walk = LoaderOptions(**{k: v for k, v in choices.items() if k in walking})
-    _check_read(call, read)
-    _check_numbers(walk)
-    _check_walk(walk)
+    # A text is a sequence too, and would be taken for a list of letters.
+    for name in ("obs", "layers", "features", "results"):
+        if isinstance(getattr(read, name), str):
+            raise QueryError(f"{call} takes {name} as a list of names, not {getattr(read, name)!r}.")
+    given: dict[str, int | None] = {"buffers": read.buffers} | {
+        name: getattr(walk, name) for name in _LEAST if name != "buffers"
+    }
+    for name, value in given.items():
+        if value is not None and value < _LEAST[name]:
+            raise QueryError(f"{call} takes {name} as a whole number from {_LEAST[name]} on, not {value!r}.")
+    if (read.device is not None or read.pin_memory) and not read.tensors:
+        raise ArgumentError(
+            f"{call}: device and pin_memory are for tensors, not as_={read.as_!r}; ask for as_='torch'."
+        )
+    refuse_unused(call, f"with as_={read.as_!r}, only with 'csr'", sort=read.sort and read.as_ != "csr")
+    try:
+        kind = np.dtype(read.dtype).kind if read.dtype is not None else "f"
+    except TypeError as error:
+        raise QueryError(f"{call} does not know the dtype {read.dtype!r}; e.g. 'float32'.") from error
+    if kind not in "fiu":
+        raise QueryError(f"{call} gives numbers, not {read.dtype!r}; e.g. dtype='float32'.")
+    if walk.rank >= walk.world_size:
+        raise QueryError(f"Loader: rank {walk.rank} is not one of {walk.world_size} ranks; they are numbered from 0.")
+    ways = [name for name in ("weights", "balance", "group", "sampler") if getattr(walk, name) is not None]
+    if len(ways) > 1:
+        raise QueryError(f"Loader takes one of {ways}, not {len(ways)}: each decides alone which cells are chosen.")
+    if ways and walk.shuffle == "blocks":
+        raise QueryError(f"Loader: shuffle='blocks' shuffles every cell; with {ways[0]} leave it out.")
+    if ways and ways[0] in {"weights", "balance"} and walk.shuffle is None:
+        raise QueryError(f"Loader: {ways[0]} draws by chance, which shuffle=None excludes; leave it out.")
+    refuse_unused(
+        "Loader",
+        f"with shuffle={walk.shuffle!r}, only with 'blocks'",
+        block_size=walk.shuffle != "blocks" and walk.block_size != LoaderOptions.block_size,
+        buffer_size=walk.shuffle != "blocks" and walk.buffer_size != LoaderOptions.buffer_size,
+    )
+    refuse_unused("Loader", "with threads=0", prefetch=walk.threads == 0 and walk.prefetch is not None)
+    # An epoch of groups has every cell with a value once, so its length is given.
+    if walk.n_samples is not None and (not ways or ways[0] == "group"):
+        raise ArgumentError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
     return read, walk
 
 
-def _check_read(call: str, options: ReadOptions) -> None:
-    # A text is a sequence too, and would be taken for a list of letters.
-    for name in ("obs", "layers", "features", "results"):
-        if isinstance(getattr(options, name), str):
-            raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")
-    _at_least(call, "buffers", options.buffers, 0)
-    if (options.device is not None or options.pin_memory) and not options.tensors:
-        raise ArgumentError(
-            f"{call}: device and pin_memory are for tensors, not as_={options.as_!r}; ask for as_='torch'."
-        )
-    refuse_unused(call, f"with as_={options.as_!r}, only with 'csr'", sort=options.sort and options.as_ != "csr")
-    try:
-        kind = np.dtype(options.dtype).kind if options.dtype is not None else "f"
-    except TypeError as error:
-        raise QueryError(f"{call} does not know the dtype {options.dtype!r}; e.g. 'float32'.") from error
-    if kind not in "fiu":
-        raise QueryError(f"{call} gives numbers, not {options.dtype!r}; e.g. dtype='float32'.")
-
-
 _LEAST = {
-    "batch_size": 1, "seed": 0, "rank": 0, "world_size": 1, "block_size": 1, "buffer_size": 1, "n_samples": 1, "threads": 0,
+    "buffers": 0, "batch_size": 1, "seed": 0, "rank": 0, "world_size": 1, "block_size": 1, "buffer_size": 1, "n_samples": 1, "threads": 0,
     "prefetch": 1,
 }  # fmt: skip
-
-
-def _check_numbers(options: LoaderOptions) -> None:
-    for name, least in _LEAST.items():
-        _at_least("Loader", name, getattr(options, name), least)
-    if options.rank >= options.world_size:
-        raise QueryError(
-            f"Loader: rank {options.rank} is not one of {options.world_size} ranks; they are numbered from 0."
-        )
-
-
-def _check_walk(options: LoaderOptions) -> None:
-    given = [name for name in ("weights", "balance", "group", "sampler") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise QueryError(f"Loader takes one of {given}, not {len(given)}: each decides alone which cells are chosen.")
-    if given and options.shuffle == "blocks":
-        raise QueryError(f"Loader: shuffle='blocks' shuffles every cell; with {given[0]} leave it out.")
-    if given and given[0] in {"weights", "balance"} and options.shuffle is None:
-        raise QueryError(f"Loader: {given[0]} draws by chance, which shuffle=None excludes; leave it out.")
-    refuse_unused(
-        "Loader",
-        f"with shuffle={options.shuffle!r}, only with 'blocks'",
-        block_size=options.shuffle != "blocks" and options.block_size != LoaderOptions.block_size,
-        buffer_size=options.shuffle != "blocks" and options.buffer_size != LoaderOptions.buffer_size,
-    )
-    refuse_unused("Loader", "with threads=0", prefetch=options.threads == 0 and options.prefetch is not None)
-    # An epoch of groups has every cell with a value once, so its length is given.
-    if options.n_samples is not None and (not given or given[0] == "group"):
-        raise ArgumentError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")
-
-
-def _at_least(call: str, name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise QueryError(f"{call} takes {name} as a whole number from {least} on, not {value!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,18 +351,19 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     if unknown:
         raise QueryError(f"categories names {unknown}, which obs={list(asked)} does not ask for.")
     query = query.obs([*asked, *([extra] if extra else [])])
-    names = {name: _stored(query, name) for name in asked}
-    request = CellRequest(query, names, options.categories, None if extra is None else _stored(query, extra))
+    columns = cell_columns(query.catalog)
+    # What the cell table calls them.
+    stored = {
+        name: name if name in {"uid", "cell_name", DATASET} else columns.stored(name)
+        for name in [*asked, *([extra] if extra else [])]
+    }
+    names = {name: stored[name] for name in asked}
+    request = CellRequest(query, names, options.categories, None if extra is None else stored[extra])
     streamed = stream_cells(request)
     cells = cells_in_memory(request) if streamed is None else streamed
     if not cells.n:
         raise QueryError(f"{query!r} has no cells with {list(cells.spaces)}; there is nothing to train on.")
     return BatchPlan(cells, options), cells.extra
-
-
-def _stored(query: Query, name: str) -> str:
-    """Return what the cell table calls a metadata column."""
-    return name if name in {"uid", "cell_name", DATASET} else cell_columns(query.catalog).stored(name)
 
 
 def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None) -> Order:
@@ -398,16 +383,22 @@ def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None
     QueryError
         For weights that are none, a column without values, or choices that leave no batch.
     """
+    n_cells, n_samples = plan.n_cells, options.n_samples or plan.n_cells
+    strategy = Strategy()
+    if options.sampler is not None:
+        strategy = Strategy(OWN, None, n_samples, options.sampler)
+    elif options.weights is not None:
+        strategy = Strategy(WEIGHTED, _weights(n_cells, options, column), n_samples)
+    elif column is not None:
+        strategy = Strategy(GROUPED if options.group else BALANCED, _group_codes(column), n_samples)
+        if not strategy.sizes.any():
+            raise QueryError(
+                f"Loader: the column {options.strategy_column!r} has no value in any of {n_cells:,} cells."
+            )
+    share = Share(options.rank, options.world_size, options.even, options.drop_last)
     order = Order(
-        plan.n_cells,
-        options.batch_size,
-        options.seed,
-        options.shuffle,
-        options.block_size,
-        options.buffer_size,
-        _strategy(plan.n_cells, options, column),
-        Share(options.rank, options.world_size, options.even, options.drop_last),
-    )
+        n_cells, options.batch_size, options.seed, options.shuffle, options.block_size, options.buffer_size, strategy, share
+    )  # fmt: skip
     if not count_batches(order):
         raise QueryError(
             f"Loader: {plan.n_cells:,} cells over {options.world_size} ranks in batches of {options.batch_size:,} "
@@ -415,20 +406,6 @@ def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None
             "take a smaller batch_size, or even='pad' without drop_last."
         )
     return order
-
-
-def _strategy(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> Strategy:
-    n_samples = options.n_samples or n_cells
-    if options.sampler is not None:
-        return Strategy(OWN, None, n_samples, options.sampler)
-    if options.weights is not None:
-        return Strategy(WEIGHTED, _weights(n_cells, options, column), n_samples)
-    if column is None:
-        return Strategy()
-    strategy = Strategy(GROUPED if options.group else BALANCED, _group_codes(column), n_samples)
-    if not strategy.sizes.any():
-        raise QueryError(f"Loader: the column {options.strategy_column!r} has no value in any of {n_cells:,} cells.")
-    return strategy
 
 
 def _weights(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> NDArray[np.float64]:

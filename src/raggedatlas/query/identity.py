@@ -343,7 +343,14 @@ class FeatureIdentity:
         table = registry.table.take(pa.array(rows))
         ids = registry.ids_of(registry.uids[identity.target[rows]].tolist())
         columns = {name: table.column(name).to_pylist() for name in ("organism", "feature_id", "symbol")}
-        names, biotypes = self._names(table, rows, identity)
+        # The names besides the symbol, with who says so.
+        genes, names, biotypes = read_genes(self._catalog), [], []
+        for row, aliases in zip(rows.tolist(), table.column("aliases").to_pylist(), strict=True):
+            gene = identity.genes.get(row)
+            said = {} if genes is None or gene is None else genes.names(gene)
+            names.append("; ".join(f"{alias} ({said.get(alias, 'file or by hand')})" for alias in aliases or ()))
+            known = {} if genes is None or gene is None else genes.facts([gene])
+            biotypes.append((known[gene].biotype or "") if gene in known else "")
         return pd.DataFrame(
             {
                 **columns,
@@ -359,18 +366,6 @@ class FeatureIdentity:
             },
             index=pd.Index(registry.uids[rows], name="uid"),
         )
-
-    def _names(self, table: pa.Table, rows: NDArray[np.int64], identity: Identity) -> tuple[list[str], list[str]]:
-        """Format the names of some features besides their symbols, with who says so, and their biotypes."""
-        genes = read_genes(self._catalog)
-        texts, biotypes = [], []
-        for row, aliases in zip(rows.tolist(), table.column("aliases").to_pylist(), strict=True):
-            gene = identity.genes.get(row)
-            said = {} if genes is None or gene is None else genes.names(gene)
-            texts.append("; ".join(f"{name} ({said.get(name, 'file or by hand')})" for name in aliases or ()))
-            known = {} if genes is None or gene is None else genes.facts([gene])
-            biotypes.append((known[gene].biotype or "") if gene in known else "")
-        return texts, biotypes
 
     def status(self, space: str = _SPACE) -> "pd.DataFrame":
         """Count for each dataset how many features join those of other datasets, by what evidence, and how many stand alone.
@@ -395,7 +390,15 @@ class FeatureIdentity:
         n_datasets = np.zeros(len(registry.uids), np.int64)
         for held in measured.values():
             n_datasets[np.unique(identity.target[held])] += 1
-        unlisted = self._unlisted(registry, identity)
+        # Features with an accession that no gene table of their organism lists.
+        tables = list_tables(self._catalog) if space == _SPACE else ()
+        covered = sorted({one for info in tables if info.kind == GENES for one in info.organisms})
+        wanted = pc.is_in(registry.table.column("organism"), value_set=pa.array(covered, pa.string()))
+        accession = are_accessions(registry.table.column("feature_id"))
+        known = np.zeros(len(registry.uids), bool)
+        known[[*identity.genes]] = True
+        # Only features that count as themselves are in `identity.genes`, so the target of each is looked up.
+        unlisted = pc.and_(wanted, accession).to_numpy(zero_copy_only=False) & ~known[identity.target]
         kinds = ("same", *_KINDS)
         rows = {}
         for name, held in measured.items():
@@ -409,19 +412,6 @@ class FeatureIdentity:
             }  # fmt: skip
         columns = ["n_features", *kinds, "alone", "ambiguous", "unlisted"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("dataset")
-
-    def _unlisted(self, registry: Registry, identity: Identity) -> NDArray[np.bool_]:
-        """Return which features have an accession that no gene table of their organism lists."""
-        covered = {
-            one for info in list_tables(self._catalog) if info.kind == GENES and registry.space == _SPACE for one in info.organisms
-        }  # fmt: skip
-        wanted = pc.is_in(registry.table.column("organism"), value_set=pa.array(sorted(covered), pa.string()))
-        accession = are_accessions(registry.table.column("feature_id"))
-        known = np.zeros(len(registry.uids), bool)
-        known[[*identity.genes]] = True
-        # Only features that count as themselves are in `identity.genes`, so the target of each is looked up.
-        found: NDArray[np.bool_] = pc.and_(wanted, accession).to_numpy(zero_copy_only=False) & ~known[identity.target]
-        return found
 
     def _derived(self, space: str) -> tuple[Registry, Identity]:
         # Derived anew, because the stored mapping lacks features that stand alone, with their candidates and genes.

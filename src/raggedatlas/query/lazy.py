@@ -46,8 +46,25 @@ def to_lazy(plan: ReadPlan, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.A
         raise QueryError(f"lazy() got chunk_bytes={chunk_bytes}; give at least 1, {CHUNK_BYTES:,} is the default.")
     space = plan.single()
     refuse_arrays(space, "AnnData")
-    dask = _dask()
-    chunks = _chunks(space, chunk_bytes)
+    try:
+        import dask
+        import dask.array
+        import xarray  # noqa: F401  (for `lazy_obs`)
+    except ImportError as error:
+        raise MissingExtraError("lazy() needs dask and xarray: pip install 'raggedatlas[dask]'.") from error
+    # Chunks of about so many bytes; one ends where a dataset ends if that is in its second half.
+    total = np.cumsum(space.row_bytes() // max(1, len(space.layers)))
+    ends = np.flatnonzero(np.diff(space.parts[0].code)) + 1
+    stops = [0]
+    while (start := stops[-1]) < len(total):
+        before = int(total[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(total, before + chunk_bytes, side="right")))
+        half = int(np.searchsorted(total, before + chunk_bytes // 2, side="right"))
+        at = int(np.searchsorted(ends, stop, side="right")) - 1
+        if stop < len(total) and at >= 0 and ends[at] > max(start, half):
+            stop = int(ends[at])
+        stops.append(stop)
+    chunks = tuple(np.diff(stops).tolist()) or (0,)
     layers = {layer: _array(dask, space, layer, chunks) for layer in space.layers}
     members = {**plan.obsm, **plan.results}
     obsm = {name: _array(dask, member, member.layers[0], chunks) for name, member in members.items()}
@@ -72,25 +89,23 @@ class _LayerRows:
         return {"space": self.space}
 
     @cached_property
-    def _reader(self) -> PartReader:
+    def reader(self) -> PartReader:
+        """Reads the rows."""
         # dask computes several chunks at once, so one chunk takes one thread.
         return PartReader(self.space, self.space.parts[0], threads=1)
 
-    def read(self, start: int, stop: int) -> Any:  # noqa: ANN401  (a SciPy matrix or an array)
-        import scipy.sparse as sp
-
-        block = self._reader.read(np.arange(start, stop))
-        (values,) = block.layers.values()
-        if not isinstance(block, CsrBlock):
-            return values
-        matrix = assemble_csr(sp.csr_matrix, (values, block.indices, block.indptr), block.n_cols)
-        matrix.has_sorted_indices = matrix.has_canonical_format = True
-        return matrix
-
 
 def _read_chunk(rows: _LayerRows, block_info: Any = None) -> Any:  # noqa: ANN401  (dask has no types)
+    import scipy.sparse as sp
+
     (start, stop), *_ = block_info[None]["array-location"]
-    return rows.read(start, stop)
+    block = rows.reader.read(np.arange(start, stop))
+    (values,) = block.layers.values()
+    if not isinstance(block, CsrBlock):
+        return values
+    matrix = assemble_csr(sp.csr_matrix, (values, block.indices, block.indptr), block.n_cols)
+    matrix.has_sorted_indices = matrix.has_canonical_format = True
+    return matrix
 
 
 def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> Any:  # noqa: ANN401  (dask has no types)
@@ -114,34 +129,3 @@ def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> 
         dtype=dtype,
         meta=sp.csr_matrix(empty) if space.sparse else empty,
     )
-
-
-def _chunks(space: SpacePlan, n_bytes: int) -> tuple[int, ...]:
-    """Cut the cells into chunks of about so many bytes, where a dataset ends if one does in the second half of a chunk."""
-    n_cells = len(space.present)
-    if not n_cells:
-        return (0,)
-    total = np.cumsum(space.row_bytes() // max(1, len(space.layers)))
-    ends = np.flatnonzero(np.diff(space.parts[0].code)) + 1
-    stops: list[int] = []
-    start = 0
-    while start < n_cells:
-        before = int(total[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(total, before + n_bytes, side="right")))
-        half = int(np.searchsorted(total, before + n_bytes // 2, side="right"))
-        at = int(np.searchsorted(ends, stop, side="right")) - 1
-        if stop < n_cells and at >= 0 and ends[at] > max(start, half):
-            stop = int(ends[at])
-        stops.append(stop)
-        start = stop
-    return tuple(np.diff([0, *stops]).tolist())
-
-
-def _dask() -> Any:  # noqa: ANN401  (a module)
-    try:
-        import dask
-        import dask.array
-        import xarray  # noqa: F401  (for `lazy_obs`)
-    except ImportError as error:
-        raise MissingExtraError("lazy() needs dask and xarray: pip install 'raggedatlas[dask]'.") from error
-    return dask

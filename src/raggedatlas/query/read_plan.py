@@ -459,7 +459,8 @@ class SpacePlan:
                 index = 4 if max(int(entries.sum()), self.n_cols) <= np.iinfo(np.int32).max else 8
                 total += entries * (width + index * len(part.layers)) + 8 * len(part.layers)
             else:
-                total += width * (self.n_cols or _values_per_row(part))
+                shapes = [r.spec.row_shape for g in part.groups for r in g.layers.values()]
+                total += width * (self.n_cols or max((int(np.prod(shape)) for shape in shapes), default=0))
         return total
 
     def work_bytes(self) -> NDArray[np.int64]:
@@ -475,10 +476,6 @@ class SpacePlan:
             # Parts are read one after the other, so only the widest is in memory with the result.
             np.maximum(decoded, (part.end - part.start) * stored, out=decoded)
         return decoded + self.row_bytes()
-
-
-def _values_per_row(part: PartPlan) -> int:
-    return max((int(np.prod(r.spec.row_shape)) for g in part.groups for r in g.layers.values()), default=0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,23 +252,6 @@ def _receive(
     return TrainingBatch(rows, uids, obs, parts, facts)
 
 
-class BatchLoader(Protocol):
-    """A loader, as far as PyTorch's DataLoader needs it."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether batches are moved to a device."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Start the next epoch."""
-
-    def __len__(self) -> int:
-        """Count the batches of an epoch."""
-
-    def send(self, worker: int, n_workers: int) -> Iterator[Any]:
-        """Iterate over the batches of one worker."""
-
-
 @cache
 def require_torch() -> Any:  # noqa: ANN401  (a module)
     """Import PyTorch.
@@ -368,7 +351,7 @@ def _arrived(batch: TrainingBatch, copied: Any, stream: Any) -> TrainingBatch:  
     return batch
 
 
-def torch_dataset(loader: BatchLoader) -> Any:  # noqa: ANN401  (an IterableDataset)
+def torch_dataset(loader: Any) -> Any:  # noqa: ANN401  (a Loader, which imports this file; an IterableDataset)
     """Wrap a loader into the type by which PyTorch's DataLoader knows that it is to be iterated.
 
     Raises
@@ -396,7 +379,7 @@ def _dataset_class() -> Any:  # noqa: ANN401  (a class made from one of torch's)
     class LoaderDataset(IterableDataset):  # type: ignore[misc]
         """A loader as an `IterableDataset`; every worker yields its share of the batches."""
 
-        def __init__(self, loader: BatchLoader) -> None:
+        def __init__(self, loader: Any) -> None:  # noqa: ANN401
             if loader.moves:
                 raise QueryError(
                     "A loader with device=... moves batches in the process that iterates; for a DataLoader leave it out, "

@@ -31,6 +31,7 @@ from raggedatlas.loader.order import (
     Batches,
     Share,
     Shuffle,
+    Strategy,
     count_batches,
     epoch_batches,
     read_units,
@@ -43,7 +44,6 @@ from raggedatlas.loader.plan import (
     ReadChoices,
     plan_batches,
     plan_order,
-    plan_part,
     split_choices,
     strategy_values,
 )
@@ -432,10 +432,23 @@ class Loader(_Planned):
         >>> first = loader.part(np.arange(1_000), drawn=False)  # doctest: +SKIP
         >>> ranks = [loader.part(rows, share=Share(rank, 2, "pad")) for rank in range(2)]  # doctest: +SKIP
         """
+        order, options = self._order, self._options
+        share, strategy = share or order.share, Strategy()
+        if drawn:
+            values, n_samples = order.strategy.values, options.n_samples or len(rows)
+            strategy = replace(order.strategy, values=None if values is None else values[rows], n_samples=n_samples)
+        shuffle = order.shuffle if drawn else None
+        own = replace(order, n_cells=len(rows), shuffle=shuffle, strategy=strategy, share=share)
+        if not len(rows) or not count_batches(own):
+            raise QueryError(
+                f"{len(rows):,} of {self.n_cells:,} cells in batches of {order.batch_size:,} leave no batch for rank {share.rank} of "
+                f"{share.world_size} (even={share.even!r}, drop_last={share.drop_last}); take a smaller batch_size."
+            )
         # Plan, order and options are replaced, not changed, so a shallow copy does.
         made = copy(self)
-        made._plan, made._order, made._options = plan_part(
-            self._plan, self._order, self._options, rows, drawn=drawn, share=share
+        made._plan, made._order = self._plan.part(rows), own
+        made._options = replace(
+            options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last
         )
         made._next, made._now = (0, 0), None
         made._settle()

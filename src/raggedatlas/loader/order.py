@@ -213,7 +213,9 @@ class LazyBatches:
             # Neighbours, as one process alone takes them.
             bounds = np.append(first, last[-1:])
             return Batches(self.locate(np.arange(bounds[0], bounds[-1])), bounds - bounds[0])
-        positions, bounds = _concat_ranges(first, last)
+        bounds = np.append(0, np.cumsum(last - first))
+        # Where the batch begins, minus where it begins in the output, plus the place in the output.
+        positions = np.repeat(first - bounds[:-1], last - first) + np.arange(bounds[-1])
         return Batches(self.locate(positions), bounds)
 
 
@@ -382,14 +384,6 @@ def _uniform(positions: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
 
 def _generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-
-
-def _concat_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of several ranges one after the other, and where each range begins and the last ends."""
-    bounds = np.zeros(len(first) + 1, np.int64)
-    np.cumsum(last - first, out=bounds[1:])
-    # Where the range begins, minus where it begins in the output, plus the place in the output.
-    return np.repeat(first - bounds[:-1], last - first) + np.arange(bounds[-1]), bounds
 
 
 def _own_count(n: int, share: Share) -> int:

@@ -111,19 +111,7 @@ class FeatureRanks:
 def compare(
     spec: QuerySpec, catalog: Catalog, group: pa.Array, reference: pa.Array | None, options: CompareOptions
 ) -> "pd.DataFrame":
-    """Compare two sets of cells of a query; see `Query.compare`.
-
-    Parameters
-    ----------
-    spec : QuerySpec
-        What is asked; its features and join choose the rows of the table.
-    catalog : Catalog
-        At a version.
-    group, reference : pyarrow.Array of uids
-        The cells; None means all others of the query.
-    options : CompareOptions
-        How.
-    """
+    """Compare two sets of cells of a query, given by their uids; None means all others of the query. See `Query.compare`."""
     if len(spec.layers) > 1:
         raise QueryError(f"compare reads one layer, the query names {list(spec.layers)}; choose one with layer=...")
     # Every feature is read whatever the query keeps, because the sum of a cell is over all of them.

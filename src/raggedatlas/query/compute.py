@@ -57,25 +57,7 @@ COUNT_CELLS = 2**20
 def count(
     spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None, executor: Executor | Workers | None = None
 ) -> "int | pd.Series[int]":
-    """Count the selected cells, in total or per group.
-
-    Parameters
-    ----------
-    spec : QuerySpec
-        What is asked.
-    catalog : Catalog
-        At a version.
-    by : sequence of str or None
-        Columns that make the groups.
-    executor : Executor, Workers or None
-        Whose workers count the cells of some datasets each. What samples, searches and limits choose among all cells is
-        counted here.
-
-    Returns
-    -------
-    int, or pandas.Series of int64
-        Named ``n_cells``, indexed by group, sorted, missing values last.
-    """
+    """Count the selected cells, in total or per group; see `Query.count`."""
     columns = cell_columns(catalog)
     by = None if by is None else tuple(by)
     divided = executor is not None and spec.search is None and spec.sample is None and spec.limit is None
@@ -183,28 +165,9 @@ def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns:
 def aggregate(
     spec: QuerySpec, catalog: Catalog, by: Sequence[str], executor: Executor | Workers | None = None
 ) -> "ad.AnnData":
-    """Sum one layer per group of cells.
+    """Sum one layer per group of cells; see `Query.aggregate`.
 
-    Parameters
-    ----------
-    spec : QuerySpec
-        Whose first layer is added up.
-    catalog : Catalog
-        At a version.
-    by : sequence of str
-        Columns that make the groups.
-    executor : Executor, Workers or None
-        Whose workers add up blocks of cells. The blocks, and the order in which their sums are added, are the same without.
-
-    Returns
-    -------
-    anndata.AnnData
-        Rows are groups, sorted; `obs` has the columns and `n_cells`; layers `sum` (exact for whole numbers below 2**53),
-        `mean` (NaN where nobody measured), `count_nonzero` and `n_measured`, each (n_groups, n_features).
-
-    Notes
-    -----
-    Memory: one block of cells, and four dense matrices of groups by features.
+    In memory are one block of cells, and four dense matrices of groups by features.
     """
     import anndata as ad
     import pandas as pd
@@ -353,15 +316,7 @@ def map_batches(
     place: Location,
     progress: Progress | None,
 ) -> pa.Table:
-    """Call a function with every batch of a plan, and concatenate the results into one table; see `Query.map`.
-
-    Raises
-    ------
-    QueryError
-        For a batch size or schema that cannot be.
-    SourceError
-        If the output of the function does not match the schema; the message names the cells.
-    """
+    """Call a function with every batch of a plan, and concatenate the results into one table; see `Query.map`."""
     if size < 1:
         raise QueryError(f"map() got batch_size={size}; ask for at least one cell a batch.")
     if not len(schema) or len({*schema.names, "uid"}) <= len(schema):

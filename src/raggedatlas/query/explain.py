@@ -19,13 +19,7 @@ _SHOWN = 5
 
 
 def explain(spec: QuerySpec, catalog: Catalog) -> str:
-    """Describe the cells, groups, arrays and columns that a query reads, with an estimate of bytes.
-
-    Returns
-    -------
-    str
-        Several lines.
-    """
+    """Describe the cells, groups, arrays and columns that a query reads, with an estimate of bytes; see `Query.explain`."""
     try:
         plan, refusal = plan_read(spec, catalog), []
     except QueryError as error:

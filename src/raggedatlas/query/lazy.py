@@ -24,24 +24,7 @@ WIDE_OBS = 50
 
 
 def to_lazy(plan: ReadPlan, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.AnnData":
-    """Make an AnnData of dask arrays from one space of a plan; see `Query.lazy`.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_elements`, with one space.
-    chunk_bytes : int
-        About how many bytes a chunk of one layer holds.
-    lazy_obs : bool or None
-        Whether columns of `obs` are read on access; None decides by their number.
-
-    Raises
-    ------
-    QueryError
-        If the space holds arrays of more than one axis per cell.
-    MissingExtraError
-        If dask or xarray is not installed.
-    """
+    """Make an AnnData of dask arrays from one space of a plan from `plan_elements`; see `Query.lazy`."""
     if chunk_bytes < 1:
         raise QueryError(f"lazy() got chunk_bytes={chunk_bytes}; give at least 1, {CHUNK_BYTES:,} is the default.")
     space = plan.single()

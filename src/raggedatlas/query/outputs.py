@@ -53,45 +53,16 @@ _SETTINGS = threading.Lock()
 
 
 def to_anndata(plan: ReadPlan, max_bytes: int | None = None) -> "ad.AnnData":
-    """Read one space of a plan into an AnnData.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_elements`, with one space.
-    max_bytes : int or None
-        Refuse a larger result; None takes the machine's memory.
-
-    Raises
-    ------
-    QueryError
-        If the space holds arrays of more than one axis per cell.
-    LimitError
-        If the result would be too large.
-    """
+    """Read one space of a plan from `plan_elements` into an AnnData; see `Query.to_anndata`."""
     check_size([plan.single(), *plan.obsm.values(), *plan.results.values()], max_bytes)
     return _anndata(plan)
 
 
 def to_mudata(plan: ReadPlan, max_bytes: int | None = None) -> "md.MuData":
-    """Read the spaces of a plan into a MuData, one modality each.
+    """Read the spaces of a plan from `plan_elements` into a MuData, one modality each; see `Query.to_mudata`.
 
     Every modality holds the cells that have it, in the order of the result, with the same columns of `obs` as the result;
     `obsmap` holds for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_elements`, with modalities.
-    max_bytes : int or None
-        Refuse a larger result; None takes the machine's memory.
-
-    Raises
-    ------
-    MissingExtraError
-        If mudata is not installed.
-    LimitError
-        If the result would be too large.
     """
     members = [space for part in plan.modalities.values() for space in (part.single(), *part.obsm.values())]
     check_size([*members, *plan.results.values()], max_bytes)
@@ -346,34 +317,10 @@ def write(
     options: Mapping[str, Any],
     executor: Executor | Workers | None = None,
 ) -> str:
-    """Write a query to a file.
+    """Write a query to a file; see `Query.write`.
 
-    Parameters
-    ----------
-    spec : QuerySpec
-        What is asked.
-    catalog : Catalog
-        At a version.
-    path : str
-        Where; its ending decides the format.
-    options : mapping
-        Of the format.
-    executor : Executor, Workers or None
-        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` ahead of those that are written.
-
-    Returns
-    -------
-    str
-        The path.
-
-    Raises
-    ------
-    QueryError
-        If the format cannot hold what is asked.
-
-    Notes
-    -----
-    Memory: one block of values, one column of the cells' metadata, where they lie, and the metadata of features. A failed write leaves nothing under the name.
+    In memory are one block of values, one column of the cells' metadata, where they lie, and the metadata of features; workers read at
+    most `BLOCKS_AHEAD` blocks ahead of those that are written. A failed write leaves nothing under the name.
     """
     suffix, multimodal = as_path(path).suffix, as_path(path).suffix == ".h5mu"
     names = None

@@ -331,6 +331,13 @@ class Query:
             Distance of vectors; ``l2`` is squared. A vector with NaN or infinities is never a neighbor, nor is one of zeros under
             ``cosine``; a search for one is refused.
 
+        Raises
+        ------
+        QueryError
+            For an unknown metric or column, one that cannot be searched in that way, and a query that is empty or not finite.
+        ArgumentError
+            For what is neither text nor a vector.
+
         Notes
         -----
         Where the column has an index, the index answers (vectors approximately; text with its stemming); else every cell is
@@ -660,8 +667,8 @@ class Query:
         Returns
         -------
         anndata.AnnData
-            One row per group with `n_cells`; layers `sum`, `mean` (over the cells that were measured), `count_nonzero` and
-            `n_measured` per feature.
+            One row per group with `n_cells`, sorted; layers `sum` (exact for whole numbers below 2**53), `mean` (over the cells that were
+            measured; NaN where none was), `count_nonzero` and `n_measured` per feature.
         """
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
         columns = list(flatten_names("aggregate", (by,)))
@@ -825,6 +832,11 @@ class Query:
         -------
         str
             The path.
+
+        Raises
+        ------
+        QueryError
+            If the format cannot hold what is asked.
         """
         return outputs.write(self.spec, self.catalog, path, options, executor)
 

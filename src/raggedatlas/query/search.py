@@ -43,15 +43,7 @@ _UID = re.compile("[0-9a-f]{16}")
 
 
 def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) -> Search:  # noqa: ANN401  (text or numbers)
-    """Check the arguments of `Query.search`.
-
-    Raises
-    ------
-    QueryError
-        For an unknown metric or column, and a query that is empty or not finite.
-    ArgumentError
-        For what is neither text nor a vector.
-    """
+    """Check the arguments of `Query.search`, which says what is refused."""
     if metric not in METRICS:
         raise QueryError(f"search knows the metrics {METRICS}, not {metric!r}.")
     try:

@@ -168,13 +168,7 @@ _STYLE = (
 def term_tree(
     spec: QuerySpec, catalog: Catalog, name: str, ontology: str | None, executor: Executor | Workers | None = None
 ) -> TermTree:
-    """Count the cells of a query under each term; see `Query.tree`.
-
-    Raises
-    ------
-    QueryError
-        If there is no such column or ontology.
-    """
+    """Count the cells of a query under each term; see `Query.tree`."""
     known = cell_columns(catalog)
     columns = known.term_columns(name)
     terms = known.term_source().find(columns, ontology)
@@ -201,13 +195,7 @@ def term_tree(
 
 
 def count_level(tree: TermTree, level: int | str) -> "pd.Series[int]":
-    """Count cells under the terms of a level; see `Query.count`.
-
-    Raises
-    ------
-    QueryError
-        If the level is negative, or no curated list.
-    """
+    """Count cells under the terms of a level; see `Query.count`."""
     import pandas as pd
 
     terms = tree.terms

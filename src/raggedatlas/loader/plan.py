@@ -355,7 +355,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     # What the cell table calls them.
     stored = {
         name: name if name in {"uid", "cell_name", DATASET} else columns.stored(name)
-        for name in [*asked, *([extra] if extra else [])]
+        for name in [*asked, *([] if extra is None else [extra])]
     }
     names = {name: stored[name] for name in asked}
     request = CellRequest(query, names, options.categories, None if extra is None else stored[extra])

@@ -84,7 +84,7 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((read, "BLOCK_BYTES", 300), (outputs, "STEP_BYTES", 300), (compute, "TASK_CELLS", 8)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(read.row_blocks, "__defaults__", (300,))
-    monkeypatch.setattr(read.block_tasks, "__defaults__", (300,))
+    monkeypatch.setattr(read.block_plans, "__defaults__", (300,))
 
 
 def queries(query: Query) -> dict[str, Query]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from raggedatlas.query.cells import (
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
-from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
+from raggedatlas.query.read import PartReader, block_plans, read_batches, read_block
 from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
@@ -70,7 +71,7 @@ def count(
             runs.setdefault(n_before // COUNT_CELLS, []).append(uid)
             n_before += records[0].n_cells
         parts = [tuple(run) for run in runs.values()]
-    tasks = [_CountTask(spec, catalog, by, datasets) for datasets in parts]
+    tasks = [partial(_count_cells, spec, catalog, by or (), datasets) for datasets in parts]
     counts = list(in_order(run_tasks(tasks, executor if divided else None, place=catalog.location)))
     total = sum(int(n.sum()) for _, n in counts)
     if divided and not total:
@@ -91,40 +92,31 @@ Groups = tuple[pa.Table, NDArray[np.int64]]
 """A cell of each group, as `obs` has it, and how many cells each has."""
 
 
-@dataclass(frozen=True)
-class _CountTask:
-    """Task that counts the selected cells of some or all datasets."""
-
-    spec: QuerySpec
-    catalog: Catalog
-    by: tuple[str, ...] | None
-    datasets: tuple[str, ...] | None
-
-    def __call__(self) -> Groups:
-        """Return the groups and their sizes; without columns that make groups, the number of cells."""
-        columns, by = cell_columns(self.catalog), self.by or ()
-        spec = replace(self.spec, obs=tuple(name for name in by if name != DATASET))
-        if self.datasets is not None:
-            spec = replace(spec, filters=(*spec.filters, as_filter(in_list(DATASET_UID, self.datasets))))
-        if self.spec.search is not None or self.spec.sample is not None or self.spec.limit is not None:
-            cells, obs = plan_rows(spec, self.catalog, columns)
-            return _groups(obs, np.ones(cells.n, np.int64), by, columns) if by else (pa.table({}), np.array([cells.n]))
-        catalog, metadata = pin_cells(self.catalog), metadata_names(columns, spec.obs)
-        found: list[Groups] = []
-        n_cells, n_groups, most = 0, 0, BLOCK_CELLS
-        ids = [name for name in ("uid", "cell_name") if name in by]
-        for cells in walk_cells(catalog.tables, spec, columns, [*ids, *metadata]):
-            n_cells += cells.n
-            if by:
-                found.append(_distinct(cells_table(cells, metadata), by, columns))
-                n_groups += len(found[-1][1])
-            if n_groups > most:
-                found = [_joined(found, by, columns)]
-                n_groups = len(found[0][1])
-                most = max(BLOCK_CELLS, 2 * n_groups)
-        if self.datasets is None:  # else the caller knows all values
-            warn_of_values(catalog, spec, columns, n_cells)
-        return _joined(found, by, columns) if by else (pa.table({}), np.array([n_cells]))
+def _count_cells(spec: QuerySpec, catalog: Catalog, by: tuple[str, ...], datasets: tuple[str, ...] | None) -> Groups:
+    """Return the groups of the selected cells of some or all datasets; without columns that make groups, the number of cells."""
+    columns = cell_columns(catalog)
+    spec = replace(spec, obs=tuple(name for name in by if name != DATASET))
+    if datasets is not None:
+        spec = replace(spec, filters=(*spec.filters, as_filter(in_list(DATASET_UID, datasets))))
+    if spec.search is not None or spec.sample is not None or spec.limit is not None:
+        cells, obs = plan_rows(spec, catalog, columns)
+        return _groups(obs, np.ones(cells.n, np.int64), by, columns) if by else (pa.table({}), np.array([cells.n]))
+    catalog, metadata = pin_cells(catalog), metadata_names(columns, spec.obs)
+    found: list[Groups] = []
+    n_cells, n_groups, most = 0, 0, BLOCK_CELLS
+    ids = [name for name in ("uid", "cell_name") if name in by]
+    for cells in walk_cells(catalog.tables, spec, columns, [*ids, *metadata]):
+        n_cells += cells.n
+        if by:
+            found.append(_distinct(cells_table(cells, metadata), by, columns))
+            n_groups += len(found[-1][1])
+        if n_groups > most:
+            found = [_joined(found, by, columns)]
+            n_groups = len(found[0][1])
+            most = max(BLOCK_CELLS, 2 * n_groups)
+    if datasets is None:  # else the caller knows all values
+        warn_of_values(catalog, spec, columns, n_cells)
+    return _joined(found, by, columns) if by else (pa.table({}), np.array([n_cells]))
 
 
 def _distinct(obs: pa.Table, by: Sequence[str], columns: Columns) -> Groups:
@@ -201,13 +193,13 @@ def aggregate(
         partials = (_add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks())
     else:
         # The same blocks as above, added in the same order: others would round sums of floats differently.
-        tasks = (_SumTask(task, codes[rows]) for rows, task in block_tasks(space, part))
+        tasks = (partial(_sum_block, plan, codes[rows]) for rows, plan in block_plans(space, part))
         # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
         in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
         partials = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=in_flight))
-    for partial in partials:
-        sums[partial.groups] += partial.sums
-        nonzero[partial.groups] += partial.nonzero
+    for one in partials:
+        sums[one.groups] += one.sums
+        nonzero[one.groups] += one.nonzero
     measured = count_measured(space, codes, n_groups)
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = make_var(space, catalog)
@@ -228,15 +220,8 @@ class _Partial:
     nonzero: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _SumTask:
-    """Task that reads a block of cells and sums it on a worker."""
-
-    read: BlockTask
-    codes: NDArray[np.int64]
-
-    def __call__(self) -> _Partial:
-        return _add_block(self.read(), self.codes, self.read.space.n_cols)
+def _sum_block(space: SpacePlan, codes: NDArray[np.int64]) -> _Partial:
+    return _add_block(read_block(space), codes, space.n_cols)
 
 
 def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
@@ -251,13 +236,13 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
         sums = np.bincount(at[kept], weights, len(groups) * n_cols).astype(np.float64, copy=False)
         nonzero = np.bincount(at[kept], minlength=len(groups) * n_cols)
         return _Partial(groups, sums.reshape(shape), nonzero.reshape(shape))
-    partial = _Partial(groups, np.zeros(shape), np.zeros(shape, np.int64))
+    summed, counted = np.zeros(shape), np.zeros(shape, np.int64)
     clean = values.astype(np.float64)
     clean[np.isnan(clean)] = 0
     # Not `+=`, which would add only one of the cells of a group.
-    np.add.at(partial.sums, codes, clean)
-    np.add.at(partial.nonzero, codes, clean != 0)
-    return partial
+    np.add.at(summed, codes, clean)
+    np.add.at(counted, codes, clean != 0)
+    return _Partial(groups, summed, counted)
 
 
 def count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
@@ -326,7 +311,10 @@ def map_batches(
     # A multiple of the batch size, so that batches are the same however many tasks there are.
     per_task = max(1, TASK_CELLS // size) * size
     starts = range(0, plan.n_cells, per_task)
-    tasks = (_MapTask(plan.part(at, min(at + per_task, plan.n_cells)), function, size, schema, at) for at in starts)
+    tasks = (
+        partial(_map_cells, plan.part(at, min(at + per_task, plan.n_cells)), function, size, schema, at)
+        for at in starts
+    )
     found: dict[int, pa.Table] = {}
     done = 0
     with closing(run_tasks(tasks, executor, place=place)) as results:
@@ -340,26 +328,19 @@ def map_batches(
     return pa.concat_tables([made.empty_table(), *(found[number] for number in sorted(found))])
 
 
-@dataclass(frozen=True)
-class _MapTask:
-    plan: ReadPlan = field(repr=False)
-    function: Callable[[Batch], Any]
-    size: int
-    schema: pa.Schema
-    first: int
-
-    def __call__(self) -> pa.Table:
-        tables, first = [], self.first
-        for batch in read_batches(self.plan, self.size):
-            cells = f"cells {first:,} to {first + batch.obs.num_rows - 1:,} of the query"
-            try:
-                given = self.function(batch)
-            except Exception as error:
-                error.add_note(f"The function of map() was given {cells}.")
-                raise
-            tables.append(_fitted(given, batch, self.schema, cells))
-            first += batch.obs.num_rows
-        return pa.concat_tables(tables)
+def _map_cells(plan: ReadPlan, function: Callable[[Batch], Any], size: int, schema: pa.Schema, first: int) -> pa.Table:
+    """Call a function with the batches of some cells, of which the first is that number of the query."""
+    tables = []
+    for batch in read_batches(plan, size):
+        cells = f"cells {first:,} to {first + batch.obs.num_rows - 1:,} of the query"
+        try:
+            given = function(batch)
+        except Exception as error:
+            error.add_note(f"The function of map() was given {cells}.")
+            raise
+        tables.append(_fitted(given, batch, schema, cells))
+        first += batch.obs.num_rows
+    return pa.concat_tables(tables)
 
 
 def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table:  # noqa: ANN401  (what a function gives)

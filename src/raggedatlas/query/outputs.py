@@ -37,7 +37,7 @@ from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import LazyTable
 from raggedatlas.query.modalities import measured_table, read_modalities
 from raggedatlas.query.plan import plan_elements, plan_read
-from raggedatlas.query.read import PartReader, block_tasks, row_blocks
+from raggedatlas.query.read import PartReader, block_plans, read_block, row_blocks
 from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Address, as_path
@@ -360,7 +360,8 @@ def write(
             reader = PartReader(stream.space, stream.part, pool=BufferPool())
             # Column-sorted copies are read here, as they give one block of all cells and no tasks of some rows.
             if executor is not None and not reader.column_copies():
-                tasks = (task for _, task in block_tasks(stream.space, stream.part, STEP_BYTES))
+                plans = block_plans(stream.space, stream.part, STEP_BYTES)
+                tasks = (partial(read_block, plan) for _, plan in plans)
                 blocks = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=BLOCKS_AHEAD))
             else:
                 blocks = (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))

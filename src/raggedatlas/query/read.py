@@ -132,29 +132,17 @@ class PartReader:
         return iter([(np.arange(n), _place_rows([block, other], [rows, rest], n))])
 
 
-@dataclass(frozen=True)
-class BlockTask:
-    """Reads all cells of one part on a worker; see `run_tasks`.
-
-    Parameters
-    ----------
-    space : SpacePlan
-        Of few cells, with one part.
-    """
-
-    space: SpacePlan
-
-    def __call__(self) -> Block:
-        """Open the arrays here, and read."""
-        return PartReader(self.space, self.space.parts[0]).read(np.arange(len(self.space.present)))
-
-
-def block_tasks(
+def block_plans(
     space: SpacePlan, part: PartPlan, n_bytes: int = BLOCK_BYTES
-) -> Iterator[tuple[NDArray[np.int64], BlockTask]]:
-    """Make a task of each block that `PartReader.read_blocks` reads row by row, with the cells of the block."""
+) -> Iterator[tuple[NDArray[np.int64], SpacePlan]]:
+    """Plan each block that `PartReader.read_blocks` reads row by row, with the cells of the block, for `read_block` on a worker."""
     alone = replace(space, parts=(part,))
-    return ((rows, BlockTask(alone.take(rows).narrow())) for rows in row_blocks(space, n_bytes))
+    return ((rows, alone.take(rows).narrow()) for rows in row_blocks(space, n_bytes))
+
+
+def read_block(space: SpacePlan) -> Block:
+    """Open the arrays of a space with one part, and read all of its cells."""
+    return PartReader(space, space.parts[0]).read(np.arange(len(space.present)))
 
 
 class SpaceReader:

@@ -572,15 +572,15 @@ def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("at", ["_publish", pytest.param("_compute", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("at", ["publish_folder", pytest.param("CxgSink._compute", marks=pytest.mark.nightly)])
 def test_a_kill_leaves_nothing_under_the_name(tmp_path: Path, at: str) -> None:
     """A process killed before the end leaves nothing that could be taken for a CXG, and the next try succeeds."""
     small().write_h5ad(tmp_path / "in.h5ad")
     script = (
         "import time, sys\n"
-        "from raggedatlas.wings.cxg.sink import CxgSink\n"
-        f"def halt(self):\n    print('here', flush=True)\n    time.sleep(60)\n"
-        f"CxgSink.{at} = halt\n"
+        "from raggedatlas.wings.cxg import sink\n"
+        f"def halt(*_, **__):\n    print('here', flush=True)\n    time.sleep(60)\n"
+        f"sink.{at} = halt\n"
         "from raggedatlas.formats.copying import copy\n"
         "copy('in.h5ad', 'out.cxg')\n"
     )

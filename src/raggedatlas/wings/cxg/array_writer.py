@@ -518,17 +518,14 @@ class MatrixWriter:
         rows = normalize_block(block, self.n_rows)
         if self._writer is None:
             self._writer = self._open_writer(len(rows.indices), rows.n_rows)
-        self._count_nonfinite(rows)
-        self._writer.append(rows)
-        self.n_rows += rows.n_rows
-
-    def _count_nonfinite(self, block: CsrBlock) -> None:
-        nonfinite = np.flatnonzero(~np.isfinite(block.layers["values"]))
+        nonfinite = np.flatnonzero(~np.isfinite(rows.layers["values"]))
         if len(nonfinite) and self.first_nonfinite is None:
             # `right` skips empty rows, which share the pointer of the entry but do not contain it.
-            row = int(np.searchsorted(block.indptr, nonfinite[0], side="right")) - 1
-            self.first_nonfinite = (self.n_rows + row, int(block.indices[nonfinite[0]]))
+            row = int(np.searchsorted(rows.indptr, nonfinite[0], side="right")) - 1
+            self.first_nonfinite = (self.n_rows + row, int(rows.indices[nonfinite[0]]))
         self.n_nonfinite += len(nonfinite)
+        self._writer.append(rows)
+        self.n_rows += rows.n_rows
 
     def finish(self) -> None:
         """Write the remaining entries."""

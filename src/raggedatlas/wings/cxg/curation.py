@@ -6,10 +6,9 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,10 +19,7 @@ from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.filters import calling_level
-from raggedatlas.store.location import AnyPath, as_path
-
-if TYPE_CHECKING:
-    import pandas as pd
+from raggedatlas.store.location import as_path
 
 VARIABLE = "RAGGEDATLAS_CELLXGENE_SCHEMA"
 """Environment variable that names the program."""
@@ -132,28 +128,20 @@ def validate_schema(
     if path.suffix != ".h5ad":
         raise SourceError(f"{path} is no .h5ad file, which the schema {schema} is of; convert it first.")
     with local_copy(path) as file:
-        return _validate_file(file, path)
-
-
-def _validate_file(file: Path, path: AnyPath) -> Problems:
-    # The environment of this Python would lead the program to the wrong packages.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    words = [str(find_program()), "validate", str(file.absolute())]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SourceError(f"{path} was not checked: {words[0]} cannot be run or did not end ({error}).") from error
-    problems = Problems(_problems(done.stdout + done.stderr))
-    if (done.returncode != 0) != problems.breaks_must:
-        last = " ".join(done.stderr.split())[-300:]
-        raise SourceError(f"{path} was not checked: {PROGRAM} ended with code {done.returncode} ({last}).")
-    return problems
-
-
-def _problems(output: str) -> list[Problem]:
-    matches = [match for line in output.splitlines() if (match := _FOUND.match(line))]
-    fix = "See the schema of CELLxGENE, and add the fact to the file."
-    return [Problem("CELLxGENE", _LEVELS[match[1]], "", match[2], fix) for match in matches]
+        # The environment of this Python would lead the program to the wrong packages.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        words = [str(find_program()), "validate", str(file.absolute())]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SourceError(f"{path} was not checked: {words[0]} cannot be run or did not end ({error}).") from error
+        matches = [match for line in (done.stdout + done.stderr).splitlines() if (match := _FOUND.match(line))]
+        fix = "See the schema of CELLxGENE, and add the fact to the file."
+        problems = Problems([Problem("CELLxGENE", _LEVELS[match[1]], "", match[2], fix) for match in matches])
+        if (done.returncode != 0) != problems.breaks_must:
+            last = " ".join(done.stderr.split())[-300:]
+            raise SourceError(f"{path} was not checked: {PROGRAM} ended with code {done.returncode} ({last}).")
+        return problems
 
 
 def missing_facts(source: Source) -> tuple[str, ...]:
@@ -249,11 +237,34 @@ class CurationSink:
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
         """Write an element; obs, var and uns in the form of the schema."""
         if key == "obs":
-            value = self._obs(value)
+            if "organism_ontology_term_id" in value:
+                self._organisms |= set(value["organism_ontology_term_id"].dropna().astype(str))
+            kept = value.drop(columns=[name for name in PORTAL_COLUMNS if name in value])
+            for name in REQUIRED_OBS:
+                if name not in kept:
+                    self._missing.append(f"obs[{name!r}]")
+                elif kept[name].isna().any():
+                    self._missing.append(f"obs[{name!r}] of {int(kept[name].isna().sum()):,} cells")
+                # Text is `object` or, by default of pandas 3, `str`.
+                elif kept[name].dtype.kind == "O" and kept[name].dtype != "category":
+                    kept[name] = kept[name].astype("category")
+            value = kept
         elif key == "var":
-            value = self._var(value)
+            other = [name for name in value.index if not _FEATURE_ID.fullmatch(str(name))]
+            if other:
+                self._missing.append(f"Ensembl ids of {len(other):,} features, e.g. {other[0]!r}")
+            if not self._organisms and "organism" in value:
+                self._organisms = {TAXA.get(str(name), "") for name in value["organism"].dropna().unique()} - {""}
+            value = value.assign(feature_is_filtered=False)
         elif key == "uns":
-            value = self._uns(value)
+            facts: dict[str, Any] = {"title": self._title} if self._title else {}
+            if not self._title:
+                self._missing.append("uns['title'], which title= gives")
+            if len(self._organisms) == 1:
+                facts["organism_ontology_term_id"] = next(iter(self._organisms))
+            else:
+                self._missing.append(f"uns['organism_ontology_term_id'] (the cells are of {sorted(self._organisms)})")
+            value = {**value, **facts}
         self._sink.element(key, value)
 
     def commit(self) -> str:
@@ -267,35 +278,3 @@ class CurationSink:
     def abort(self) -> None:
         """Remove what was written so far."""
         self._sink.abort()
-
-    def _obs(self, frame: "pd.DataFrame") -> "pd.DataFrame":
-        if "organism_ontology_term_id" in frame:
-            self._organisms |= set(frame["organism_ontology_term_id"].dropna().astype(str))
-        kept = frame.drop(columns=[name for name in PORTAL_COLUMNS if name in frame])
-        for name in REQUIRED_OBS:
-            if name not in kept:
-                self._missing.append(f"obs[{name!r}]")
-            elif kept[name].isna().any():
-                self._missing.append(f"obs[{name!r}] of {int(kept[name].isna().sum()):,} cells")
-            # Text is `object` or, by default of pandas 3, `str`.
-            elif kept[name].dtype.kind == "O" and kept[name].dtype != "category":
-                kept[name] = kept[name].astype("category")
-        return kept
-
-    def _var(self, frame: "pd.DataFrame") -> "pd.DataFrame":
-        other = [name for name in frame.index if not _FEATURE_ID.fullmatch(str(name))]
-        if other:
-            self._missing.append(f"Ensembl ids of {len(other):,} features, e.g. {other[0]!r}")
-        if not self._organisms and "organism" in frame:
-            self._organisms = {TAXA.get(str(name), "") for name in frame["organism"].dropna().unique()} - {""}
-        return frame.assign(feature_is_filtered=False)
-
-    def _uns(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        facts: dict[str, Any] = {"title": self._title} if self._title else {}
-        if not self._title:
-            self._missing.append("uns['title'], which title= gives")
-        if len(self._organisms) == 1:
-            facts["organism_ontology_term_id"] = next(iter(self._organisms))
-        else:
-            self._missing.append(f"uns['organism_ontology_term_id'] (the cells are of {sorted(self._organisms)})")
-        return {**value, **facts}

@@ -232,7 +232,17 @@ class ExplorerServer(LoopbackServer):
                 env=_environment(),
                 start_new_session=True,
             )
-            self._wait_until_responding(path, timeout)
+            deadline = time.monotonic() + timeout
+            while not _is_responding(f"{self.url}{API}/config"):
+                if not self.is_alive:
+                    raise StoreError(
+                        f"cellxgene does not serve {path}; its output: {self.log_tail():.500}. Check it with: raggedatlas validate {path}"
+                    )
+                if time.monotonic() > deadline:
+                    raise StoreError(
+                        f"cellxgene did not answer on {self.url} within {timeout:g} s; its output: {self.log_tail():.500}."
+                    )
+                time.sleep(_PAUSE)
         except BaseException:
             self.close()
             raise
@@ -262,19 +272,6 @@ class ExplorerServer(LoopbackServer):
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return " ".join(" ".join(line.split()) for line in lines[-_LOG_LINES:]) or "nothing"
-
-    def _wait_until_responding(self, path: Path, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not _is_responding(f"{self.url}{API}/config"):
-            if not self.is_alive:
-                raise StoreError(
-                    f"cellxgene does not serve {path}; its output: {self.log_tail():.500}. Check it with: raggedatlas validate {path}"
-                )
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"cellxgene did not answer on {self.url} within {timeout:g} s; its output: {self.log_tail():.500}."
-                )
-            time.sleep(_PAUSE)
 
 
 def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_TIMEOUT) -> None:

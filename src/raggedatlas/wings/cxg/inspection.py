@@ -144,18 +144,6 @@ def require_readable(detection: Detection, version: str | None = None, *, allow_
     """
     if version is not None and version not in VERSIONS:
         raise SourceError(f"Unknown CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
-    _require_members(detection)
-    if version is not None or detection.is_known:
-        return version or detection.version
-    if allow_unknown:
-        return VERSIONS[-1]
-    raise SourceError(
-        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass one of them as version=... "
-        "to read it as such, or allow_unknown=True to read it as the newest."
-    )
-
-
-def _require_members(detection: Detection) -> None:
     needed = {OBS: "C10", VAR: "C11"}
     for name, rule in needed.items():
         if detection.members.get(name) != "array":
@@ -166,6 +154,14 @@ def _require_members(detection: Detection) -> None:
         half = next((name for name in (XR, XC) if name in detection.members), "")
         reason = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
         raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
+    if version is not None or detection.is_known:
+        return version or detection.version
+    if allow_unknown:
+        return VERSIONS[-1]
+    raise SourceError(
+        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass one of them as version=... "
+        "to read it as such, or allow_unknown=True to read it as the newest."
+    )
 
 
 def _version(path: AnyPath, members: Mapping[str, TiledbKind]) -> tuple[str, str]:
@@ -254,13 +250,13 @@ def inspect(path: Address) -> CxgInspection:
             raise
         version, layout, reason = UNNAMED, None, str(error)
     children = tuple(_member(path, name, kind) for name, kind in list_members(path).items())
-    root = replace(_group("", path.name, children), encoding=reason, shape=_shape(children))
-    return CxgInspection(str(path), f"CXG {version}", stored_bytes(path), root, version, layout, reason)
-
-
-def _shape(children: tuple[Element, ...]) -> tuple[int, ...] | None:
     lengths = {child.name: child.shape for child in children if child.name in (OBS, VAR) and child.shape}
-    return (lengths[OBS][0], lengths[VAR][0]) if len(lengths) == 2 else None
+    root = replace(
+        _group("", path.name, children),
+        encoding=reason,
+        shape=(lengths[OBS][0], lengths[VAR][0]) if len(lengths) == 2 else None,
+    )
+    return CxgInspection(str(path), f"CXG {version}", stored_bytes(path), root, version, layout, reason)
 
 
 def _group(path: str, name: str, children: tuple[Element, ...]) -> Element:
@@ -291,6 +287,7 @@ def _array(path: str, at: AnyPath, info: ArrayInfo) -> Element:
         encoding = f"{encoding}, {len(columns):,} columns"
     if name == GROUP_METADATA:
         encoding = f"{encoding} for metadata"
+    width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
     return Element(
         path,
         name,
@@ -300,16 +297,11 @@ def _array(path: str, at: AnyPath, info: ArrayInfo) -> Element:
         str(info.attributes[0].dtype) if anonymous else "",
         info.tile,
         compression=info.attributes[0].filters if anonymous else "",
-        n_bytes=_decoded(info, n_cells),
+        n_bytes=n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse)),
         n_stored=stored_bytes(at),
         n_entries=n_cells if info.sparse and name == X else None,
         children=(*(() if anonymous else columns), *metadata),
     )
-
-
-def _decoded(info: ArrayInfo, n_cells: int) -> int:
-    width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
-    return n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse))
 
 
 def _hints(info: ArrayInfo) -> dict[str, Any]:

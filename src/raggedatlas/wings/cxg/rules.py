@@ -274,10 +274,26 @@ def _with_article(kind: str) -> str:
 def check_arrays(checker: CxgChecker) -> None:
     """Check each array by itself: C02 to C05, C10 to C12, C14 to C16, C23, C25, C40, C43."""
     for name, info in checker.arrays.items():
-        _check_domain_and_tiles(checker, name, info)
+        for axis in info.axes:
+            is_single_cell = axis.dtype == "uint64" and (axis.low, axis.high) == (0, 0)
+            if not (axis.dtype == "uint32" and axis.low == 0) and not (name in METADATA_ONLY and is_single_cell):
+                start = "" if axis.low == 0 else f" from {axis.low}"
+                checker.report(
+                    "C02", name, f"its dimension {axis.name} is {axis.dtype}{start}; expected uint32 from 0."
+                )
+        if info.sparse and info.capacity > MAX_CAPACITY:
+            checker.report("C05", name, f"its capacity is {info.capacity:,} cells a tile.")
+        elif info.tile_bytes > MAX_TILE_BYTES:
+            checker.report("C05", name, f"a tile of it takes {info.tile_bytes / 2**20:,.0f} MiB.")
         if name in FRAMES:
             _check_dense(checker, name, info, FRAMES[name], fits=len(info.axes) == 1, form=DENSE_VECTOR)
-            _check_attributes(checker, name, info)
+            for attribute in info.attributes:
+                if not attribute.name:
+                    checker.report("C12", name, "one of its attributes has no name.")
+                elif attribute.dtype.fields is not None or (attribute.variable and not attribute.is_text):
+                    checker.report("C12", f"{name}/{attribute.name}", "it has several values per row.")
+                elif attribute.nullable:
+                    checker.report("C12", f"{name}/{attribute.name}", "it may have rows without a value.", "practice")
         elif name == X:
             is_matrix = len(info.axes) == 2
             if info.sparse and not is_matrix:
@@ -286,25 +302,23 @@ def check_arrays(checker: CxgChecker) -> None:
                 _check_dense(checker, X, info, "C14", fits=is_matrix, form="two axes")
             _check_values(checker, X, info, "C40")
         elif name in HALVES:
-            _check_half(checker, name, info)
+            rule, other = HALVES[name]
+            if not info.sparse or len(info.axes) != 1:
+                checker.report(rule, name, f"it is {_form(info)}; expected a sparse array of one axis.")
+            index = info.attribute(other)
+            if index is None or index.dtype.kind not in "iu" or index.variable:
+                what = "missing" if index is None else f"{index.dtype}"
+                checker.report(rule, name, f"its attribute {other} is {what}; expected an integer.")
+            more = [one for one in info.names if one not in (ANONYMOUS, other)]
+            if more and index is not None:
+                checker.report(rule, name, f"it has more attributes: {', '.join(map(repr, more))}.", "practice")
+            _check_values(checker, name, info, rule)
         elif name in checker.embeddings:
             form = "a dense array of cells and two or more coordinates"
             _check_dense(checker, name, info, "C23", fits=len(info.axes) == 2 and info.shape[1] >= 2, form=form)
             _check_values(checker, name, info, "C23")
             if name.removeprefix(f"{EMB}/").startswith(OBSM_PREFIX):
                 checker.report("C25", name, f"its name begins with {OBSM_PREFIX}.")
-
-
-def _check_domain_and_tiles(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
-    for axis in info.axes:
-        is_single_cell = axis.dtype == "uint64" and (axis.low, axis.high) == (0, 0)
-        if not (axis.dtype == "uint32" and axis.low == 0) and not (name in METADATA_ONLY and is_single_cell):
-            start = "" if axis.low == 0 else f" from {axis.low}"
-            checker.report("C02", name, f"its dimension {axis.name} is {axis.dtype}{start}; expected uint32 from 0.")
-    if info.sparse and info.capacity > MAX_CAPACITY:
-        checker.report("C05", name, f"its capacity is {info.capacity:,} cells a tile.")
-    elif info.tile_bytes > MAX_TILE_BYTES:
-        checker.report("C05", name, f"a tile of it takes {info.tile_bytes / 2**20:,.0f} MiB.")
 
 
 def _check_dense(checker: CxgChecker, name: str, info: ArrayInfo, rule: str, *, fits: bool, form: str) -> None:
@@ -320,17 +334,6 @@ def _check_dense(checker: CxgChecker, name: str, info: ArrayInfo, rule: str, *, 
         gaps = all(span == (axis.low, axis.high) for span, axis in zip(info.written, info.axes, strict=True))
         text = "not all of it" if gaps else f"only {spans} of it"
         checker.report(rule, name, f"{text} is written; the rest would be read as fill values.")
-
-
-def _check_attributes(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
-    """Check that each attribute of a table is one column."""
-    for attribute in info.attributes:
-        if not attribute.name:
-            checker.report("C12", name, "one of its attributes has no name.")
-        elif attribute.dtype.fields is not None or (attribute.variable and not attribute.is_text):
-            checker.report("C12", f"{name}/{attribute.name}", "it has several values per row.")
-        elif attribute.nullable:
-            checker.report("C12", f"{name}/{attribute.name}", "it may have rows without a value.", "practice")
 
 
 def _form(info: ArrayInfo) -> str:
@@ -351,20 +354,6 @@ def _check_values(checker: CxgChecker, name: str, info: ArrayInfo, rule: str) ->
     elif values.dtype != "float32" and name != SHIFT:
         is_mild = name in checker.embeddings and values.dtype == "float64"
         checker.report("C03", name, f"its values are {values.dtype}.", "practice" if is_mild else None)
-
-
-def _check_half(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
-    rule, other = HALVES[name]
-    if not info.sparse or len(info.axes) != 1:
-        checker.report(rule, name, f"it is {_form(info)}; expected a sparse array of one axis.")
-    index = info.attribute(other)
-    if index is None or index.dtype.kind not in "iu" or index.variable:
-        what = "missing" if index is None else f"{index.dtype}"
-        checker.report(rule, name, f"its attribute {other} is {what}; expected an integer.")
-    more = [one for one in info.names if one not in (ANONYMOUS, other)]
-    if more and index is not None:
-        checker.report(rule, name, f"it has more attributes: {', '.join(map(repr, more))}.", "practice")
-    _check_values(checker, name, info, rule)
 
 
 def check_shift(checker: CxgChecker) -> None:
@@ -510,24 +499,6 @@ def check_metadata(checker: CxgChecker) -> None:
         elif kind is None:
             checker.report("C26", GROUP_METADATA, "it does not exist, so this is the unnamed version.", "practice")
         return
-    _check_version(checker)
-    for key in checker.arrays[GROUP_METADATA].metadata:
-        if key.startswith(_OWN) and key not in GROUP_KEYS:
-            checker.report("C52", GROUP_METADATA, f"it has the unknown key {key}.")
-    properties = _check_properties(checker)
-    _check_colors(checker)
-    corpora = _check_corpora(checker)
-    _compare(checker, properties or {}, corpora or {})
-
-
-def version_of(checker: CxgChecker) -> str:
-    """Return the declared version of a CXG, `UNNAMED` if there is none."""
-    info = checker.arrays.get(GROUP_METADATA)
-    version = None if info is None else info.metadata.get(VERSION)
-    return version if isinstance(version, str) else UNNAMED
-
-
-def _check_version(checker: CxgChecker) -> None:
     stored = checker.arrays[GROUP_METADATA].metadata.get(VERSION)
     known = VERSIONS[1:]
     if stored is None:
@@ -543,6 +514,20 @@ def _check_version(checker: CxgChecker) -> None:
         checker.report("C70", GROUP_METADATA, f"it declares version {checker.version}, but {XR} exists.")
     if checker.version == "0.1" and CORPORA in checker.arrays[GROUP_METADATA].metadata:
         checker.report("C70", GROUP_METADATA, f"it declares version 0.1, but {CORPORA} exists.")
+    for key in checker.arrays[GROUP_METADATA].metadata:
+        if key.startswith(_OWN) and key not in GROUP_KEYS:
+            checker.report("C52", GROUP_METADATA, f"it has the unknown key {key}.")
+    properties = _check_properties(checker)
+    _check_colors(checker)
+    corpora = _check_corpora(checker)
+    _compare(checker, properties or {}, corpora or {})
+
+
+def version_of(checker: CxgChecker) -> str:
+    """Return the declared version of a CXG, `UNNAMED` if there is none."""
+    info = checker.arrays.get(GROUP_METADATA)
+    version = None if info is None else info.metadata.get(VERSION)
+    return version if isinstance(version, str) else UNNAMED
 
 
 def _check_properties(checker: CxgChecker) -> dict[str, Any] | None:

@@ -246,8 +246,19 @@ class CxgSink:
         if self._contents.uns:
             write_metadata_array(self._folder / UNS, self._contents.uns)
         write_extra_arrays(self._folder, self._contents.arrays)
-        _check_opens(self._folder)
-        self._publish()
+        try:
+            broken = [str(problem) for problem in validate(self._folder) if problem.level == "must"]
+            cxg_source(self._folder).close()
+        except (NotFoundError, SourceError, LimitError) as error:
+            broken = [str(error)]
+        if broken:
+            raise CorruptError(
+                f"What was written cannot be read back ({broken[0]}), so nothing was kept. This is an error of raggedatlas; please report it."
+            )
+        with tiledb_errors(self.path, writes=True):
+            # After a kill between the two renames, the next run moves the old CXG back (`_remove_abandoned`).
+            publish_folder(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
+        self._remove_work()
         return str(self.path)
 
     def abort(self) -> None:
@@ -308,7 +319,14 @@ class CxgSink:
         tables = self._encode()
         contents = collect_metadata(self._uns, tables[0], self.options)
         self.losses = sort_losses([*self._losses, *tables[0].losses, *tables[1].losses, *contents.losses])
-        self._check_strict()
+        bad = [loss for loss in self.losses if loss.fate in STRICT_KINDS]
+        if self.options.strict and bad:
+            details = "; ".join(str(loss) for loss in bad[:8]) + (
+                "" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more"
+            )
+            raise SourceError(
+                f"A CXG cannot represent everything, and strict is set: {details}. Leave these elements out, or unset strict."
+            )
         if self.options.on_losses is not None:
             self.options.on_losses(self.losses)
         # `_tables` marks the start; the frames are released before rows arrive, as the tables replace them.
@@ -361,16 +379,6 @@ class CxgSink:
                 )
         return names
 
-    def _check_strict(self) -> None:
-        bad = [loss for loss in self.losses if loss.fate in STRICT_KINDS]
-        if self.options.strict and bad:
-            details = "; ".join(str(loss) for loss in bad[:8]) + (
-                "" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more"
-            )
-            raise SourceError(
-                f"A CXG cannot represent everything, and strict is set: {details}. Leave these elements out, or unset strict."
-            )
-
     def _report_nonfinite(self, main: MatrixWriter) -> None:
         """Report NaN and infinite values of the matrix, known only after all rows were written."""
         if main.first_nonfinite is None:
@@ -396,31 +404,6 @@ class CxgSink:
         writer = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
         writer.append_values(coordinates)
         writer.finish()
-
-    def _publish(self) -> None:
-        with tiledb_errors(self.path, writes=True):
-            # After a kill between the two renames, `_remove_abandoned` of the next run moves the old CXG back.
-            publish_folder(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
-        self._remove_work()
-
-
-def _check_opens(folder: Path) -> None:
-    """Open a complete CXG by the reader's own rules, metadata only.
-
-    Raises
-    ------
-    CorruptError
-        If it breaks one, which is an error of the writer.
-    """
-    try:
-        broken = [str(problem) for problem in validate(folder) if problem.level == "must"]
-        cxg_source(folder).close()
-    except (NotFoundError, SourceError, LimitError) as error:
-        broken = [str(error)]
-    if broken:
-        raise CorruptError(
-            f"What was written cannot be read back ({broken[0]}), so nothing was kept. This is an error of raggedatlas; please report it."
-        )
 
 
 class _EmbeddingWriter:

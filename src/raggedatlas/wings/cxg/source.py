@@ -320,7 +320,16 @@ class _CxgReader:
             values |= read_unstructured(self.path / UNS)
         elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
-        arrays = self._extras()
+        arrays: dict[str, Callable[[], Any]] = {}
+        for name in self.detection.members:
+            # `coverage` is a member of the format without a place in AnnData.
+            if name not in (COVERAGE, *self.detection.extras):
+                continue
+            size = stored_bytes(self.path / name)
+            if size > MAX_EXTRA_BYTES:
+                self.left_out[name] = f"{size:,} bytes, more than the limit for arrays outside the format"
+            else:
+                arrays[name] = partial(_read_extra, self.path / name)
         readers: dict[str, Callable[[], Any]] = {key: partial(values.__getitem__, key) for key in values}
         if side or arrays:
             readers[SIDE] = partial(_read_side_data, side, arrays)
@@ -379,19 +388,6 @@ class _CxgReader:
         if not labels or any(label not in table for label in labels):
             return None
         return np.array([str(table[label]) for label in labels], dtype=object)
-
-    def _extras(self) -> dict[str, Callable[[], Any]]:
-        readers: dict[str, Callable[[], Any]] = {}
-        for name in self.detection.members:
-            # `coverage` is a member of the format without a place in AnnData.
-            if name not in (COVERAGE, *self.detection.extras):
-                continue
-            size = stored_bytes(self.path / name)
-            if size > MAX_EXTRA_BYTES:
-                self.left_out[name] = f"{size:,} bytes, more than the limit for arrays outside the format"
-            else:
-                readers[name] = partial(_read_extra, self.path / name)
-        return readers
 
 
 def obsm_name(name: str, all_names: Sequence[str]) -> str:

@@ -354,7 +354,31 @@ class _Encoder:
             series = series.astype(bool)
         dtype: Any = series.dtype
         if isinstance(dtype, pd.CategoricalDtype):
-            return self._categorical(name, series)
+            import pandas as pd
+
+            values: Any = series.array
+            if values.ordered:
+                self.note(name, "converted", "that the categories are ordered; they keep their order")
+            kind = values.categories.dtype
+            if isinstance(kind, np.dtype) and kind.kind in "iuf":
+                return self._numbers(name, values)
+            if kind.kind == "b":
+                self.note(name, "converted", "booleans as categories are written as text")
+            labels = self.labels[name] = [_text(category) for category in values.categories]
+            if len(set(labels)) < len(labels):
+                self.note(name, "changed", "different categories with the same text become one")
+                texts = pd.Series(pd.Categorical(values)).map(dict(zip(values.categories, labels, strict=True)))
+                values = pd.Categorical(texts, categories=list(dict.fromkeys(labels)))
+            else:
+                values = pd.Categorical.from_codes(values.codes, categories=pd.Index(labels, dtype=object))
+            if self.options.sort_categories:
+                values = values.reorder_categories(sorted(values.categories))
+            if _has_too_many(values):
+                self.note(name, "converted", f"its {len(values.categories):,} categories are written as text")
+                # `collect_metadata` writes colours for every column with labels; as text this one has no categories.
+                del self.labels[name]
+                return self._text(name, pd.Series(values.astype(object)))
+            return self._categories(name, values)
         if isinstance(dtype, pd.StringDtype) or dtype.kind in "OUS":
             if not all(isinstance(value, str) for value in series.dropna()):
                 self.note(name, "converted", "values that are no text are written as text")
@@ -424,7 +448,14 @@ class _Encoder:
         known = series[~missing].to_numpy(f"{series.dtype.kind}8" if nullable else None)
         low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         if low < INT32.min or high > INT32.max or (missing.any() and max(-low, high) > EXACT_IN_FLOAT32):
-            return self._wide_integers(name, series, (low, high))
+            extent = (low, high)
+            if self.options.wide_integers != "text":
+                raise SourceError(
+                    f"C28: {self.options.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
+                    "has 32 bits (24 with missing values). Scale them, leave the column out, or pass wide_integers='text'."
+                )
+            self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
+            return self._text(name, series, by_codes=self.options.by_codes)
         if missing.any():
             self.note(name, "converted", f"{series.dtype} with missing values is written as float32 with NaN")
             return EncodedColumn(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
@@ -432,15 +463,6 @@ class _Encoder:
             self.note(name, "converted", f"{series.dtype} is written as int32")
         # `known` is the column itself here, since nothing is missing.
         return EncodedColumn(name, known.astype(np.int32), {"type": "int32"})
-
-    def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> EncodedColumn:
-        if self.options.wide_integers != "text":
-            raise SourceError(
-                f"C28: {self.options.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
-                "has 32 bits (24 with missing values). Scale them, leave the column out, or pass wide_integers='text'."
-            )
-        self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
-        return self._text(name, series, by_codes=self.options.by_codes)
 
     def _floats(self, name: str, values: NDArray[Any]) -> EncodedColumn:
         with np.errstate(over="ignore"):
@@ -457,33 +479,6 @@ class _Encoder:
         elif values.dtype == np.float64:
             self.note(name, "converted", "float64 is written as float32; every value is exact")
         return EncodedColumn(name, small, {"type": "float32"})
-
-    def _categorical(self, name: str, series: "pd.Series[Any]") -> EncodedColumn:
-        import pandas as pd
-
-        values: Any = series.array
-        if values.ordered:
-            self.note(name, "converted", "that the categories are ordered; they keep their order")
-        kind = values.categories.dtype
-        if isinstance(kind, np.dtype) and kind.kind in "iuf":
-            return self._numbers(name, values)
-        if kind.kind == "b":
-            self.note(name, "converted", "booleans as categories are written as text")
-        labels = self.labels[name] = [_text(category) for category in values.categories]
-        if len(set(labels)) < len(labels):
-            self.note(name, "changed", "different categories with the same text become one")
-            texts = pd.Series(pd.Categorical(values)).map(dict(zip(values.categories, labels, strict=True)))
-            values = pd.Categorical(texts, categories=list(dict.fromkeys(labels)))
-        else:
-            values = pd.Categorical.from_codes(values.codes, categories=pd.Index(labels, dtype=object))
-        if self.options.sort_categories:
-            values = values.reorder_categories(sorted(values.categories))
-        if _has_too_many(values):
-            self.note(name, "converted", f"its {len(values.categories):,} categories are written as text")
-            # `collect_metadata` writes colours for every column with labels; as text this one has no categories.
-            del self.labels[name]
-            return self._text(name, pd.Series(values.astype(object)))
-        return self._categories(name, values)
 
     def _categories(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
         labels = [str(category) for category in categorical.categories]

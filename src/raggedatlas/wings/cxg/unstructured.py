@@ -350,7 +350,8 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     result.obs.update(_kept_metadata(side, "obs_metadata", (HINTS, GENESETS), result))
     result.var.update(_kept_metadata(side, "var_metadata", (HINTS,), result))
     corpora = _corpora(left, result)
-    given = _text_or_none(left.pop("title", None))
+    value = left.pop("title", None)
+    given = None if value is None else str(value)
     title = options.title if options.title is not None else given
     if corpora:
         result.group[CORPORA] = json.dumps(
@@ -409,10 +410,6 @@ def _kept_metadata(side: Mapping[str, Any], name: str, reserved: Sequence[str], 
         else:
             kept[str(key)] = tuple(plain) if isinstance(plain, list) else plain
     return kept
-
-
-def _text_or_none(value: Any) -> str | None:  # noqa: ANN401
-    return None if value is None else str(value)
 
 
 def _json_value(value: Any) -> Any:  # noqa: ANN401

@@ -100,7 +100,16 @@ def check_values(checker: CxgChecker) -> None:
     shift = checker.arrays.get(SHIFT)
     if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
         with checker.guarded(SHIFT):
-            _read_shift(checker, shift)
+            with open_array(checker.path / SHIFT) as array:
+                read = array[:]
+            values = values_of(read)
+            bad = np.flatnonzero(~np.isfinite(values))
+            if len(bad):
+                checker.report(
+                    "C44", SHIFT, f"{len(bad):,} of {shift.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
+                )
+            elif not values.any():
+                checker.report("C45", SHIFT, "it is zero for every feature.")
     _read_matrix(checker)
 
 
@@ -141,19 +150,6 @@ def _read_embedding(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
         checker.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
     if not known:
         checker.report("C24", name, "every coordinate is missing.")
-
-
-def _read_shift(checker: CxgChecker, info: ArrayInfo) -> None:
-    with open_array(checker.path / SHIFT) as array:
-        read = array[:]
-    values = values_of(read)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        checker.report(
-            "C44", SHIFT, f"{len(bad):,} of {info.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
-        )
-    elif not values.any():
-        checker.report("C45", SHIFT, "it is zero for every feature.")
 
 
 def _read_matrix(checker: CxgChecker) -> None:
@@ -370,7 +366,13 @@ def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None
         # Within the loop: a damaged column must not hide problems of the others.
         with checker.guarded(f"{name}/{attribute.name}"):
             if attribute.dtype.kind in "iu" and isinstance(categories, list) and hint.get("type") == "categorical":
-                _read_codes(checker, name, attribute.name, len(categories))
+                n_categories = len(categories)
+                low, high = _read_extent(checker, name, attribute.name)
+                where = f"{name}/{attribute.name}"
+                if high >= n_categories:
+                    checker.report("C31", where, f"it has the code {high:,}, but {n_categories:,} categories.")
+                if low < -1:
+                    checker.report("C31", where, f"it has the code {low:,}; expected -1 or more.")
             elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
                 _read_booleans(checker, name, attribute.name)
             elif attribute.name:
@@ -397,15 +399,6 @@ def _read_extent(checker: CxgChecker, name: str, column: str) -> tuple[int, int]
     # The extent (0, -1) breaks none of the bounds that callers test.
     lows, highs = zip(*extents, strict=True) if extents else ((0,), (-1,))
     return min(lows), max(highs)
-
-
-def _read_codes(checker: CxgChecker, name: str, column: str, n_categories: int) -> None:
-    low, high = _read_extent(checker, name, column)
-    where = f"{name}/{column}"
-    if high >= n_categories:
-        checker.report("C31", where, f"it has the code {high:,}, but {n_categories:,} categories.")
-    if low < -1:
-        checker.report("C31", where, f"it has the code {low:,}; expected -1 or more.")
 
 
 def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:

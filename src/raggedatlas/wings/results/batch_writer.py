@@ -88,7 +88,12 @@ class FragmentWriter:
         start = 0
         while start < batch.num_rows:
             if self._file is None:
-                self._begin()
+                from lance.file import LanceFileWriter
+
+                self._path = self.folder / f"{uuid4().hex}.lance"
+                self._n_rows = self._n_bytes = 0
+                with lance_errors(str(self._path)):
+                    self._file = LanceFileWriter(str(self._path), self.schema, version=FILE_FORMAT)
             piece = batch.slice(start, MAX_ROWS - self._n_rows)
             with lance_errors(str(self._path)):
                 self._file.write_batch(piece)
@@ -97,14 +102,6 @@ class FragmentWriter:
             self._n_bytes += piece.nbytes
             if self._n_rows >= MAX_ROWS or self._n_bytes >= MAX_BYTES:
                 self.finish_file()
-
-    def _begin(self) -> None:
-        from lance.file import LanceFileWriter
-
-        self._path = self.folder / f"{uuid4().hex}.lance"
-        self._n_rows = self._n_bytes = 0
-        with lance_errors(str(self._path)):
-            self._file = LanceFileWriter(str(self._path), self.schema, version=FILE_FORMAT)
 
     def finish_file(self) -> None:
         """Finish the current file; the next batch starts a new one."""
@@ -435,7 +432,15 @@ class BatchWriter(ABC):
 
     def _write(self, ids: list[str], outputs: Mapping[str, NDArray[Any]], what: str) -> None:
         """Raise for duplicate ids, then write the batch."""
-        batch, hashes = _record_batch(ids, outputs, self.columns), hash_ids(ids)
+        schema = results_schema(self.columns, {})
+        try:
+            stored = [pa.array(ids, pa.string())]
+        except UnicodeEncodeError as error:
+            raise SourceError(f"An id is not valid Unicode text: {error}.") from error
+        for column in self.columns:
+            values = pa.array(outputs[column.name].reshape(-1))
+            stored.append(pa.FixedSizeListArray.from_arrays(values, type=schema.field(column.name).type))
+        batch, hashes = pa.RecordBatch.from_arrays(stored, schema=schema), hash_ids(ids)
         if self._seen.may_contain(hashes):
             self._raise_for_duplicates(ids, what)
         try:
@@ -582,21 +587,6 @@ def _make_columns(outputs: Mapping[str, NDArray[Any]], batch: int) -> tuple[Resu
 def _has_shape(data: Any) -> bool:  # noqa: ANN401
     """Return whether an empty batch has a shape, as an array has and an empty list has not."""
     return all(hasattr(each, "shape") for each in (data.values() if isinstance(data, Mapping) else [data]))
-
-
-def _record_batch(
-    ids: list[str], outputs: Mapping[str, NDArray[Any]], columns: tuple[ResultColumn, ...]
-) -> pa.RecordBatch:
-    """Convert a batch to Arrow without copying the values."""
-    schema = results_schema(columns, {})
-    try:
-        stored = [pa.array(ids, pa.string())]
-    except UnicodeEncodeError as error:
-        raise SourceError(f"An id is not valid Unicode text: {error}.") from error
-    for column in columns:
-        values = pa.array(outputs[column.name].reshape(-1))
-        stored.append(pa.FixedSizeListArray.from_arrays(values, type=schema.field(column.name).type))
-    return pa.RecordBatch.from_arrays(stored, schema=schema)
 
 
 MAX_RUN = 2**20

@@ -117,13 +117,6 @@ class NpyResults:
             )
         self.index = read_npy_header(folder / INDEX_FILE, -1, (_ID, _NUMBER)).map()
         self.n_rows = len(self.index)
-        self.batches = self._find_batches(strict=strict)
-        self.starts = np.cumsum([0, *(batch.n_rows for batch in self.batches)], dtype=np.int64)
-        # A mapped file stays open as long as its array lives.
-        self.open_batch = lru_cache(_OPEN_FILES)(lambda position: self.batches[position].map())
-
-    def _find_batches(self, *, strict: bool) -> list[RecordFile]:
-        """Read the headers of all batch files, ordered by batch number."""
         found = {int(hit[1]): path for path in self.folder.iterdir() if (hit := _BATCH.fullmatch(path.name))}
         expected: Counter[int] = Counter()
         for block in self._blocks():
@@ -144,7 +137,10 @@ class NpyResults:
                 raise CorruptError(
                     f"{batch.path} has {batch.n_rows:,} rows; {INDEX_FILE} says {expected[batch.number]:,}."
                 )
-        return batches
+        self.batches = batches
+        self.starts = np.cumsum([0, *(batch.n_rows for batch in self.batches)], dtype=np.int64)
+        # A mapped file stays open as long as its array lives.
+        self.open_batch = lru_cache(_OPEN_FILES)(lambda position: self.batches[position].map())
 
     def _blocks(self) -> Iterator[NDArray[Any]]:
         """Iterate over the index in blocks."""
@@ -165,7 +161,14 @@ class NpyResults:
         for batch in self.batches:
             names = batch.map()[_ID]
             # An id after the last one gets the last place, where the comparison finds another id.
-            places = np.minimum(_bisect(self.index, names), self.n_rows - 1)
+            low, high = np.zeros(len(names), np.int64), np.full(len(names), len(self.index), np.int64)
+            while np.any(low < high):
+                middle = (low + high) // 2
+                open_ = low < high
+                # Where the search has ended, `middle` may be one beyond the end; `open_` discards the comparison.
+                less = open_ & (self.index[np.minimum(middle, len(self.index) - 1)][_ID] < names)
+                low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
+            places = np.minimum(low, self.n_rows - 1)
             expected = self.index[places]
             wrong = np.flatnonzero((expected[_ID] != names) | (expected[_NUMBER] != batch.number))
             if len(wrong):
@@ -296,18 +299,6 @@ def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordF
             "model again, or copy the file again from its origin."
         )
     return RecordFile(path, number, dtype, shape[0], offset)
-
-
-def _bisect(index: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int64]:
-    """Return insertion points of names in a memory-mapped index sorted by id, touching few of its pages."""
-    low, high = np.zeros(len(names), np.int64), np.full(len(names), len(index), np.int64)
-    while np.any(low < high):
-        middle = (low + high) // 2
-        open_ = low < high
-        # Where the search has ended, `middle` may be one beyond the end; `open_` discards the comparison.
-        less = open_ & (index[np.minimum(middle, len(index) - 1)][_ID] < names)
-        low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
-    return low
 
 
 def _abbreviate(numbers: list[int]) -> str:

@@ -257,7 +257,7 @@ def _find_pages(
     """List the data files and their pages in row order; return None if a page is not plain rows."""
     paths: list[Path] = []
     pages: list[_Page] = []
-    field = _field_id(table, column.name)
+    field = next(int(field.id()) for field in table.lance_schema.fields() if field.name() == column.name)
     with result_errors(table):
         for fragment in table.get_fragments():
             files = [file for file in fragment.data_files() if field in file.fields]
@@ -272,10 +272,6 @@ def _find_pages(
             paths.append(path)
             pages += found
     return (paths, pages) if pages else None
-
-
-def _field_id(table: "lance.LanceDataset", name: str) -> int:
-    return next(int(field.id()) for field in table.lance_schema.fields() if field.name() == name)
 
 
 def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> list[_Page] | None:

@@ -74,24 +74,20 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     if level not in get_args(Level):
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
     with local_copy(result_dir) as folder:
-        return _validate(folder, level)
-
-
-def _validate(folder: Path, level: Level) -> Problems:
-    if not is_committed(folder):
-        return Problems(_check_npy(folder, level))
-    try:
-        table = open_table(results_location(folder))
-        read_columns(table.schema, str(folder))
-        files = list_table_files(table, folder)
-        problems = _compare_files(folder, files, level)
-        # Damaged files are not read any further.
-        found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
-    except NotFoundError:
-        raise
-    except AtlasError as error:
-        return Problems([*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)])
-    return Problems([*problems, *found, *_check_config(folder)])
+        if not is_committed(folder):
+            return Problems(_check_npy(folder, level))
+        try:
+            table = open_table(results_location(folder))
+            read_columns(table.schema, str(folder))
+            files = list_table_files(table, folder)
+            problems = _compare_files(folder, files, level)
+            # Damaged files are not read any further.
+            found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
+        except NotFoundError:
+            raise
+        except AtlasError as error:
+            return Problems([*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)])
+        return Problems([*problems, *found, *_check_config(folder)])
 
 
 def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:

@@ -262,31 +262,27 @@ class ResultDatasetWriter(BatchWriter):
             raise
         try:
             checkpoint = read_manifest(self._checkpoint) if resume else None
-            self._check_folder(checkpoint, overwrite=overwrite)
+            table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
+            if table is not None and not overwrite:
+                raise DuplicateError(
+                    f"{self.result_dir} already holds {table.count_rows():,} results; choose another folder, or pass overwrite=True."
+                )
+            resumed = {} if checkpoint is None else checkpoint.facts
+            for name in sorted({*resumed, *self.facts} if checkpoint is not None else ()):
+                if resumed.get(name) != self.facts.get(name):
+                    raise QueryError(
+                        f"The interrupted run in {self.result_dir} had {name} {resumed.get(name)!r}, and this one has "
+                        f"{self.facts.get(name)!r}; their results cannot be mixed. Start again without resume."
+                    )
+            # The commit fails if the table has a newer version by then.
+            self._replaced = None if table is None else int(table.version)
+            self._remove_unused_files(checkpoint)
             if checkpoint is not None:
                 self._manifest = checkpoint
                 self._resume_from(checkpoint)
         except BaseException:
             self._release()
             raise
-
-    def _check_folder(self, checkpoint: RunManifest | None, *, overwrite: bool) -> None:
-        """Raise if results would be overwritten unasked, or two runs be mixed; remove remains of killed writers."""
-        table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
-        if table is not None and not overwrite:
-            raise DuplicateError(
-                f"{self.result_dir} already holds {table.count_rows():,} results; choose another folder, or pass overwrite=True."
-            )
-        resumed = {} if checkpoint is None else checkpoint.facts
-        for name in sorted({*resumed, *self.facts} if checkpoint is not None else ()):
-            if resumed.get(name) != self.facts.get(name):
-                raise QueryError(
-                    f"The interrupted run in {self.result_dir} had {name} {resumed.get(name)!r}, and this one has "
-                    f"{self.facts.get(name)!r}; their results cannot be mixed. Start again without resume."
-                )
-        # The commit fails if the table has a newer version by then.
-        self._replaced = None if table is None else int(table.version)
-        self._remove_unused_files(checkpoint)
 
     def _remove_unused_files(self, checkpoint: RunManifest | None = None) -> None:
         """Remove files that no table version and no resumable run needs, and versions replaced longer than `grace` ago.
@@ -393,24 +389,6 @@ class ResultDatasetWriter(BatchWriter):
         if self._state != "open":
             raise ReadOnlyError(f"The results in {self.result_dir} are {self._state}; create a new writer.")
 
-    def _collect(self) -> None:
-        """Collect the files of all parts, and raise for ids that occur in two of them."""
-        missing = unfinished_parts(self._parts)
-        if missing:
-            raise ConflictError(
-                f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes before commit(). "
-                "If one of them died, write its part again."
-            )
-        try:
-            for part in self._parts:
-                receipt = read_manifest(part.receipt)
-                if receipt is not None and receipt.columns:
-                    verify_files(receipt, self._table / "data", f"Part {part.number}")
-                    self._add(receipt, f"Part {part.number}")
-        except BaseException:
-            self.abort()
-            raise
-
     def _add(self, receipt: RunManifest, what: str) -> None:
         """Add the files of one part."""
         if not receipt.fragments:
@@ -440,7 +418,21 @@ class ResultDatasetWriter(BatchWriter):
         if self._state == "committed":
             return
         self._require_open()
-        self._collect()
+        missing = unfinished_parts(self._parts)
+        if missing:
+            raise ConflictError(
+                f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes before commit(). "
+                "If one of them died, write its part again."
+            )
+        try:
+            for part in self._parts:
+                receipt = read_manifest(part.receipt)
+                if receipt is not None and receipt.columns:
+                    verify_files(receipt, self._table / "data", f"Part {part.number}")
+                    self._add(receipt, f"Part {part.number}")
+        except BaseException:
+            self.abort()
+            raise
         replaced = self._replaced is not None
         config = config_text(self.result_dir, self.original_dataset_config, self.original_dataset, replace=replaced)
         if not replaced:

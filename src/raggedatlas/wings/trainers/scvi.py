@@ -82,7 +82,13 @@ class ScviDataModule(AtlasDataModule):
     def __init__(self, query: Query, batch_size: int = 128, **choices: Unpack[ScviChoices]) -> None:
         given: dict[str, Any] = dict(choices)
         # First, so that a missing package is reported before anything else.
-        self._release = _scvi_release()
+        try:
+            import scvi
+        except ImportError as error:
+            raise MissingExtraError(
+                "ScviDataModule needs scvi-tools, which is not installed; pip install 'raggedatlas[scvi]'."
+            ) from error
+        self._release = str(scvi.__version__)
         self.unlabeled_category = str(given.pop("unlabeled_category", "Unknown"))
         self.model_name = str(given.pop("model_name", "SCVI"))
         self._keys = {name: given.pop(name, None) for name in (*_KEYS, "size_factor_key")}
@@ -339,13 +345,3 @@ def _codes(name: str, known: NDArray[np.object_] | None, column: str | None) -> 
     """Describe a field of codes."""
     stats = {f"n_{name}": 0 if known is None else len(known)}
     return _field("obs", f"_scvi_{name}", {"categorical_mapping": known, "original_key": column}, stats)
-
-
-def _scvi_release() -> str:
-    try:
-        import scvi
-    except ImportError as error:
-        raise MissingExtraError(
-            "ScviDataModule needs scvi-tools, which is not installed; pip install 'raggedatlas[scvi]'."
-        ) from error
-    return str(scvi.__version__)

@@ -161,7 +161,13 @@ class Analysis:
         asked = group
         if len(group) > MOST_ASKED:
             asked = np.sort(np.random.default_rng(0).choice(group, MOST_ASKED, replace=False))
-        rows, distances = _nearest(vectors, asked, among, k)
+        near = exact_neighbors(vectors.__getitem__, len(vectors), vectors[asked].astype(np.float64), k, among=among)
+        # A cell may be near several of the selected ones; the least of its distances counts.
+        least = np.full(len(vectors), np.inf)
+        np.minimum.at(least, near.rows[near.rows >= 0], near.distances[near.rows >= 0])
+        rows = np.flatnonzero(np.isfinite(least))
+        rows = rows[np.argsort(least[rows], kind="stable")]
+        distances = least[rows]
         chosen = np.zeros(self.scene.n, bool)
         inside = point_of[rows] >= 0
         chosen[point_of[rows[inside]]] = True
@@ -207,19 +213,6 @@ class Analysis:
         labels = ad.AnnData(obs=pd.DataFrame({column: [label] * len(uids)}, index=uids), uns={"atlas": origin})
         report = atlas.annotate(labels, f"{column}: {label}", columns=[column], on_conflict=conflict)
         return {"name": report.name, "n": len(uids), "status": report.status}
-
-
-def _nearest(
-    vectors: NDArray[Any], asked: NDArray[np.int64], among: NDArray[np.int64], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rows that are among the k nearest of any row asked for, nearest first, and their squared Euclidean distances."""
-    near = exact_neighbors(vectors.__getitem__, len(vectors), vectors[asked].astype(np.float64), k, among=among)
-    # A cell may be near several of the selected ones; the least of its distances counts.
-    least = np.full(len(vectors), np.inf)
-    np.minimum.at(least, near.rows[near.rows >= 0], near.distances[near.rows >= 0])
-    rows = np.flatnonzero(np.isfinite(least))
-    rows = rows[np.argsort(least[rows], kind="stable")]
-    return rows, least[rows]
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

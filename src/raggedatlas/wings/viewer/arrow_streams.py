@@ -45,7 +45,11 @@ def ids_part(scene: Scene) -> bytes:
     if not is_hex(scene.ids):
         return _stream({VALUE: scene.ids})
     # Piece by piece: Python strings of all ids at once would take far more memory than the ids.
-    kept = b"".join(bytes.fromhex("".join(piece.to_pylist())) for piece in _pieces(scene.ids))
+    size = 2**16
+    kept = b"".join(
+        bytes.fromhex("".join(piece.to_pylist()))
+        for piece in [scene.ids.slice(start, size) for start in range(0, len(scene.ids), size)]
+    )
     kind = pa.binary(_HEX_BYTES)
     return _stream({VALUE: pa.FixedSizeBinaryArray.from_buffers(kind, scene.n, [None, pa.py_buffer(kept)])})
 
@@ -53,10 +57,6 @@ def ids_part(scene: Scene) -> bytes:
 def is_hex(ids: pa.Array) -> bool:
     """Return whether all ids are those of cells: 16 hexadecimal digits in lower case."""
     return len(ids) > 0 and bool(pc.all(pc.match_substring_regex(ids, _HEX)).as_py())
-
-
-def _pieces(ids: pa.Array, size: int = 2**16) -> list[pa.Array]:
-    return [ids.slice(start, size) for start in range(0, len(ids), size)]
 
 
 def column_part(column: PointColumn) -> bytes:

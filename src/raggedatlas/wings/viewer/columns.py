@@ -73,7 +73,11 @@ def read_column(
     if pa.types.is_boolean(kind):
         return _category(name, pc.cast(array, pa.string()), ["false", "true"], colors or {})
     if pa.types.is_integer(kind):
-        return _read_whole(name, array, colors or {})
+        n_distinct = pc.count_distinct(array).as_py()
+        if 0 < n_distinct <= _FEW_WHOLE and len(array) > 2 * n_distinct:
+            distinct = sorted(pc.unique(array).drop_null().to_pylist())
+            return _category(name, array.cast(pa.string()), [str(value) for value in distinct], (colors or {}))
+        return PointColumn(name, "number", _floats(array.cast(pa.float64(), safe=False)))
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return PointColumn(name, "number", _floats(array.cast(pa.float64())))
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
@@ -95,14 +99,6 @@ def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str,
     if len(order) > MOST_CATEGORIES:
         return PointColumn(name, "text", texts.fill_null(""))
     return _category(name, texts, order, colors)
-
-
-def _read_whole(name: str, array: pa.Array, colors: Mapping[str, str]) -> PointColumn:
-    n_distinct = pc.count_distinct(array).as_py()
-    if 0 < n_distinct <= _FEW_WHOLE and len(array) > 2 * n_distinct:
-        distinct = sorted(pc.unique(array).drop_null().to_pylist())
-        return _category(name, array.cast(pa.string()), [str(value) for value in distinct], colors)
-    return PointColumn(name, "number", _floats(array.cast(pa.float64(), safe=False)))
 
 
 def _read_text(name: str, array: pa.Array, colors: Mapping[str, str]) -> PointColumn:

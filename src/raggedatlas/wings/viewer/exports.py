@@ -128,7 +128,21 @@ def write_vitessce(
     folder, replaced = work / "new", work / "replaced"
     try:
         folder.mkdir(parents=True)
-        _write_cells(scene, folder / CELLS, genes)
+        import anndata as ad
+        import pandas as pd
+
+        names = [_member(column.name, i) for i, column in enumerate(scene.columns)]
+        obs = pd.DataFrame(index=pd.Index(scene.ids.to_pylist(), dtype=object, name=ID))
+        for name, column in zip(names, scene.columns, strict=True):
+            # Without their index: pandas would align a series with the ids, and all values would be missing.
+            obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
+        found = scene.read_genes(genes)
+        values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
+        var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
+        adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
+        with warnings_as("ignore"):
+            # Chunks of one gene, so that a viewer that shows a gene fetches only its column.
+            adata.write_zarr(folder / CELLS, chunks=(scene.n, 1) if genes else None)
         (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
         publish_folder(folder, target, replaced, overwrite=overwrite)
     except OSError as error:
@@ -138,24 +152,6 @@ def write_vitessce(
         if target.exists() or not replaced.exists():
             shutil.rmtree(work, ignore_errors=True)
     return target
-
-
-def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
-    import anndata as ad
-    import pandas as pd
-
-    names = [_member(column.name, i) for i, column in enumerate(scene.columns)]
-    obs = pd.DataFrame(index=pd.Index(scene.ids.to_pylist(), dtype=object, name=ID))
-    for name, column in zip(names, scene.columns, strict=True):
-        # Without their index: pandas would align a series with the ids, and all values would be missing.
-        obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
-    found = scene.read_genes(genes)
-    values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
-    var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
-    adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
-    with warnings_as("ignore"):
-        # Chunks of one gene, so that a viewer that shows a gene fetches only its column.
-        adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
 
 
 def _series(column: PointColumn) -> Any:  # noqa: ANN401  (a pandas series)
@@ -195,6 +191,20 @@ def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
         options["obsFeatureMatrix"] = {"path": "X"}
     views = [_view("scatterplot", 0, 0, 8, 12, embedding=True), _view("obsSets", 8, 0, 4, 6)]
     views += [_view("featureList", 8, 6, 4, 6)] if genes else []
+    address = scene.look.address
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        raise QueryError(
+            f"address={address!r} is none that Vitessce reads from; write where the folder will be served, "
+            "e.g. 'http://localhost:8000'."
+        )
+    found = []
+    for column in scene.columns:
+        if column.kind == "category":
+            labels = column.values.dictionary.to_pylist()
+            given = read_colors({column.name: column.colors}).get(column.name, {})
+            for label, color in zip(labels, category_colors(labels, given), strict=True):
+                found.append({"path": [column.name, label], "color": list(bytes.fromhex(color[1:]))})
     return {
         "version": _VITESSCE,
         "name": scene.look.title,
@@ -203,40 +213,17 @@ def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
             {
                 "uid": _ROOT,
                 "name": scene.look.title,
-                "files": [{"fileType": "anndata.zarr", "url": _address(scene), "options": options}],
+                "files": [{"fileType": "anndata.zarr", "url": f"{address.rstrip('/')}/{CELLS}", "options": options}],
             }
         ],
         "coordinationSpace": {
             "dataset": {_ROOT: _ROOT},
             "embeddingType": {_ROOT: "map"},
-            "obsSetColor": {_ROOT: _set_colors(scene)},
+            "obsSetColor": {_ROOT: found},
         },
         "layout": views,
         "initStrategy": "auto",
     }
-
-
-def _address(scene: Scene) -> str:
-    address = scene.look.address
-    parts = urlsplit(address)
-    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
-        raise QueryError(
-            f"address={address!r} is none that Vitessce reads from; write where the folder will be served, "
-            "e.g. 'http://localhost:8000'."
-        )
-    return f"{address.rstrip('/')}/{CELLS}"
-
-
-def _set_colors(scene: Scene) -> list[dict[str, Any]]:
-    """Return the colour of every category, as the page shows it."""
-    found = []
-    for column in scene.columns:
-        if column.kind == "category":
-            labels = column.values.dictionary.to_pylist()
-            given = read_colors({column.name: column.colors}).get(column.name, {})
-            for label, color in zip(labels, category_colors(labels, given), strict=True):
-                found.append({"path": [column.name, label], "color": list(bytes.fromhex(color[1:]))})
-    return found
 
 
 def _view(component: str, x: int, y: int, w: int, h: int, *, embedding: bool = False) -> dict[str, Any]:

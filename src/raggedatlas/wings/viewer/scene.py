@@ -265,7 +265,15 @@ def make_scene(
     if len(named) != len(places):
         raise QueryError(f"There are {len(named):,} ids and {len(places):,} points; each point has one id.")
     # Sampling comes before the join, so that metadata are taken only of the points that are shown.
-    rows, notes = _choose(places, look)
+    check_seed(look.seed)
+    if look.max_points < 1:
+        raise QueryError(f"max_points={look.max_points}; show at least one.")
+    rows = np.flatnonzero(np.isfinite(places).all(axis=1))
+    notes: tuple[str, ...] = ()
+    if len(rows) < len(places):
+        notes = (f"{len(places) - len(rows):,} cells have no place in the map and are left out.",)
+    # The first entries of a permutation are a uniform sample, and its order is the order of drawing.
+    rows = np.random.default_rng(look.seed).permutation(rows)[: look.max_points]
     scene = Scene(
         named.take(pa.array(rows)),
         places[rows],
@@ -375,19 +383,6 @@ def _read_ids(ids: Any, whose: str) -> pa.Array:  # noqa: ANN401
             f"{len(twice):,} ids more than once; each must occur once, so keep one row of each."
         )
     return array
-
-
-def _choose(places: NDArray[np.float32], look: Look) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Choose which points are shown, in an order by chance, and say what is left out."""
-    check_seed(look.seed)
-    if look.max_points < 1:
-        raise QueryError(f"max_points={look.max_points}; show at least one.")
-    rows = np.flatnonzero(np.isfinite(places).all(axis=1))
-    notes: tuple[str, ...] = ()
-    if len(rows) < len(places):
-        notes = (f"{len(places) - len(rows):,} cells have no place in the map and are left out.",)
-    # The first entries of a permutation are a uniform sample, and its order is the order of drawing.
-    return np.random.default_rng(look.seed).permutation(rows)[: look.max_points], notes
 
 
 def _describe(scene: Scene, table: pa.Table, id_column: str) -> Scene:

@@ -195,7 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         token, _, path = address.path.removeprefix("/").partition("/")
         # In constant time, and as bytes, because `compare_digest` refuses text that is not ASCII.
-        if not self._is_own_host() or not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
+        if self.headers.get("Host") not in self.hosts or not hmac.compare_digest(
+            token.encode("utf-8", "replace"), self.token.encode()
+        ):
             self._refuse(
                 HTTPStatus.FORBIDDEN, "This address requires its token; open the address that raggedatlas view printed."
             )
@@ -214,10 +216,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, *answer)
 
     do_HEAD = do_GET
-
-    def _is_own_host(self) -> bool:
-        """Return whether the Host header names this server, which rejects DNS rebinding."""
-        return self.headers.get("Host") in self.hosts
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self._send(status, why.encode(), "text/plain; charset=utf-8")

@@ -267,7 +267,12 @@ class QueryCells:
     def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Read an embedding of the chosen cells."""
         if name in vector_results(self.query.catalog):
-            return _held_vectors(self.query, name)
+            record = vector_results(self.query.catalog)[name]
+            cells, _ = plan_rows(
+                self.query.spec, self.query.catalog, cell_columns(self.query.catalog), (), (record.column,)
+            )
+            places, valid = column_vectors(cells, record.column)
+            return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
         if name in self._spaces():
             # layers and features of the query are those of genes; an embedding has neither
             plain = Query(self.query.catalog, replace(self.query.spec, layers=(), features=()))
@@ -322,14 +327,6 @@ class QueryCells:
         snapshot = self.query.catalog.snapshot
         subtitle = look.subtitle or ("" if snapshot is None else f"snapshot {snapshot.version}")
         return _with_colors(replace(look, subtitle=subtitle), stored_colors(self.query, table))
-
-
-def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
-    """Read a result stored in the cell table, of the cells that have it."""
-    record = vector_results(query.catalog)[name]
-    cells, _ = plan_rows(query.spec, query.catalog, cell_columns(query.catalog), (), (record.column,))
-    places, valid = column_vectors(cells, record.column)
-    return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
 
 
 @contextmanager

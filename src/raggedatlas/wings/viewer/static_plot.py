@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.store.location import local_path
-from raggedatlas.wings.viewer.columns import PointColumn
 from raggedatlas.wings.viewer.page import refuse_existing
 from raggedatlas.wings.viewer.palette import MISSING, category_colors
 from raggedatlas.wings.viewer.scene import Scene
@@ -82,7 +81,33 @@ def draw(scene: Scene) -> "Figure":
     name = scene.colored_by()
     column = next((c for c in scene.columns if c.name == name and c.kind != "text"), None)
     if column is not None and column.kind == "category":
-        _draw_categories(axes, scene, column, ink)
+        from matplotlib.lines import Line2D
+
+        labels = column.values.dictionary.to_pylist()
+        # The last colour is for missing values, whose code is the number of labels.
+        palette = np.array([*category_colors(labels, column.colors), MISSING])
+        codes = column.values.indices.fill_null(len(labels)).to_numpy(zero_copy_only=False)
+        _dots(axes, scene, np.arange(scene.n), palette[codes])
+        handles = [
+            Line2D([], [], marker="o", linestyle="", markersize=6, color=color, label=_short(label))
+            for label, color in zip(labels[:_MOST_NAMED], palette, strict=False)
+        ]
+        if len(labels) > _MOST_NAMED:
+            handles.append(Line2D([], [], linestyle="", label=f"and {len(labels) - _MOST_NAMED} more"))
+        legend = axes.legend(
+            handles=handles,
+            title=column.name,
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=ink,
+            ncols=1 + (len(handles) - 1) // _ROWS,
+            handletextpad=0.2,
+            alignment="left",
+        )
+        legend.get_title().set_color(ink)
+        legend.get_title().set_fontweight("bold")
     elif name is not None:
         values = scene.gene(name) if column is None else column.values.to_numpy(zero_copy_only=False)
         _draw_numbers(figure, axes, scene, values, name, ink)
@@ -97,36 +122,6 @@ def _dots(axes: "Axes", scene: Scene, rows: NDArray[Any], colors: Any, **more: A
     size = float(np.clip(12_000 / max(scene.n, 1), 0.15, 12))
     places = scene.coordinates[rows]
     return axes.scatter(places[:, 0], places[:, 1], s=size, c=colors, linewidths=0, rasterized=True, **more)
-
-
-def _draw_categories(axes: "Axes", scene: Scene, column: PointColumn, ink: str) -> None:
-    from matplotlib.lines import Line2D
-
-    labels = column.values.dictionary.to_pylist()
-    # The last colour is for missing values, whose code is the number of labels.
-    palette = np.array([*category_colors(labels, column.colors), MISSING])
-    codes = column.values.indices.fill_null(len(labels)).to_numpy(zero_copy_only=False)
-    _dots(axes, scene, np.arange(scene.n), palette[codes])
-    handles = [
-        Line2D([], [], marker="o", linestyle="", markersize=6, color=color, label=_short(label))
-        for label, color in zip(labels[:_MOST_NAMED], palette, strict=False)
-    ]
-    if len(labels) > _MOST_NAMED:
-        handles.append(Line2D([], [], linestyle="", label=f"and {len(labels) - _MOST_NAMED} more"))
-    legend = axes.legend(
-        handles=handles,
-        title=column.name,
-        loc="center left",
-        bbox_to_anchor=(1.01, 0.5),
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=ink,
-        ncols=1 + (len(handles) - 1) // _ROWS,
-        handletextpad=0.2,
-        alignment="left",
-    )
-    legend.get_title().set_color(ink)
-    legend.get_title().set_fontweight("bold")
 
 
 def _short(label: str) -> str:

@@ -130,7 +130,11 @@ def visualize(
     """
     target = as_path(path)
     # First, so that an unknown ending is refused before cells are read.
-    writer = _writer_of(target)
+    if target.suffix not in WRITERS:
+        raise QueryError(
+            f"{target} ends in {target.suffix!r}; what can be written ends in one of {', '.join(WRITERS)}."
+        )
+    writer = WRITERS[target.suffix]
     unused = {name: choices.get(name) is not None for name in _UNUSED.get(target.suffix, ())}
     refuse_unused("visualize", f"on a {target.suffix} file", **unused)
     plain = not genes and choices.get("color") is None
@@ -218,14 +222,26 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     alone = cells is None and _are_cells(embedding)
     given: Any = embedding if alone else cells
     known = None if given is None else open_cells(given)
-    look = _look(embedding, known, choices)
+    # None means not given, so that `Look` has the defaults; `layer` is no part of the look.
+    given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
+    unknown = sorted(set(given) - set(ViewOptions.__annotations__))
+    if unknown:
+        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewOptions.__annotations__)}.")
+    if given.get("theme", "light") not in {"light", "dark"}:
+        raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
+    if "title" not in given:
+        given["title"] = _title(embedding, known)
+    look = Look(**given)
     layer = choices.get("layer")
     if known is None and layer is not None:
         raise QueryError(
             f"layer={layer!r} says which values of genes are shown; name an atlas or file to read them from."
         )
     if known is not None and alone:
-        return _first_map(known, look, layer)
+        name = default_embedding(known)
+        # Of more than three dimensions the first two, as scanpy draws principal components.
+        wide = look.axes is None and known.coordinates(name)[1].shape[1] > SPACE
+        return scene_of_embedding(name, known, replace(look, axes=(0, 1)) if wide else look, layer)
     results = _results(embedding, known)
     if results is None:
         if known is None:
@@ -248,13 +264,6 @@ def _are_cells(what: Any) -> bool:  # noqa: ANN401
     return is_cells_path(what)
 
 
-def _first_map(cells: KnownCells, look: Look, layer: str | None) -> Scene:
-    name = default_embedding(cells)
-    # Of more than three dimensions the first two, as scanpy draws principal components.
-    wide = look.axes is None and cells.coordinates(name)[1].shape[1] > SPACE
-    return scene_of_embedding(name, cells, replace(look, axes=(0, 1)) if wide else look, layer)
-
-
 def _results(embedding: Any, cells: KnownCells | None) -> Results | None:  # noqa: ANN401
     """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
     if isinstance(embedding, Results):
@@ -267,19 +276,6 @@ def _results(embedding: Any, cells: KnownCells | None) -> Results | None:  # noq
         return None
     found: Results = answer("load_results_dataset")({}, embedding)
     return found
-
-
-def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401
-    # None means not given, so that `Look` has the defaults; `layer` is no part of the look.
-    given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
-    unknown = sorted(set(given) - set(ViewOptions.__annotations__))
-    if unknown:
-        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewOptions.__annotations__)}.")
-    if given.get("theme", "light") not in {"light", "dark"}:
-        raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
-    if "title" not in given:
-        given["title"] = _title(embedding, cells)
-    return Look(**given)  # type: ignore[arg-type]
 
 
 def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
@@ -311,9 +307,3 @@ _UNUSED = {
     ".vitessce": ("theme",),
 }
 """Choices that have no effect on a kind of file."""
-
-
-def _writer_of(path: AnyPath) -> Callable[..., Path]:
-    if path.suffix not in WRITERS:
-        raise QueryError(f"{path} ends in {path.suffix!r}; what can be written ends in one of {', '.join(WRITERS)}.")
-    return WRITERS[path.suffix]

@@ -218,20 +218,17 @@ class _ComputedRows:
         while len(next(iter(self._left.values()))) < n:
             _, outputs = next(self._results)
             # Before the concatenation, which would promote another dtype without an error.
-            self._check(outputs)
+            found = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
+            wanted = {name: (column.shape, column.dtype) for name, column in self._known.items()}
+            if found != wanted:
+                raise SourceError(
+                    f"The model gives {found}, and the results that are to be updated hold {wanted}; they are of another model. "
+                    "Compute all cells, without update."
+                )
             self._left = {name: np.concatenate([values, outputs[name]]) for name, values in self._left.items()}
         taken = {name: values[:n] for name, values in self._left.items()}
         self._left = {name: values[n:] for name, values in self._left.items()}
         return taken
-
-    def _check(self, outputs: Mapping[str, NDArray[Any]]) -> None:
-        found = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-        wanted = {name: (column.shape, column.dtype) for name, column in self._known.items()}
-        if found != wanted:
-            raise SourceError(
-                f"The model gives {found}, and the results that are to be updated hold {wanted}; they are of another model. "
-                "Compute all cells, without update."
-            )
 
 
 @contextmanager
@@ -321,25 +318,21 @@ def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[st
 def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
     """Return where results come from, for the metadata of their table."""
     source = provenance(query.spec, query.catalog)
-    return {
-        "result:verb": verb,
-        "result:model": run.model.name,
-        "result:model_hash": run.model.digest,
-        INPUTS: _input_digest(run.loader),
-        "atlas:uri": str(source["uri"]),
-        "atlas:version": str(source["snapshot"]),
-        "atlas:query": str(source["summary"]),
-    }
-
-
-def _input_digest(loader: Loader) -> str:
-    """Describe what a model is given of a cell: features in their order, layers and dtypes, as one digest."""
+    loader = run.loader
     digest = hashlib.sha256()
     for name, space in loader.plan.spaces.items():
         part = [name, [str(each) for each in loader.features.get(name, ())], [str(each) for each in space.layers]]
         digest.update(json.dumps(part).encode())
     digest.update(str(loader.plan.options.dtype).encode())
-    return digest.hexdigest()
+    return {
+        "result:verb": verb,
+        "result:model": run.model.name,
+        "result:model_hash": run.model.digest,
+        INPUTS: digest.hexdigest(),
+        "atlas:uri": str(source["uri"]),
+        "atlas:version": str(source["snapshot"]),
+        "atlas:query": str(source["summary"]),
+    }
 
 
 def open_previous_results(results: Any, facts: Mapping[str, str]) -> ResultDataset:  # noqa: ANN401  (results, or their folder)

@@ -440,8 +440,19 @@ def open_onnx(
     sizes = {each.shape[0] for each in wanted if each.shape and isinstance(each.shape[0], int) and each.shape[0] > 0}
     if len(sizes) > 1:
         raise SourceError(f"{os.fspath(path)}: the inputs want batches of different sizes: {sorted(sizes)}.")
+    size = next(iter(sizes), None)
+    inside = [name for name, _ in names]
+
+    def run(batch: TrainingBatch) -> dict[str, Any]:
+        n = len(batch)
+        fed = {each.name: _padded(each.read(batch), size) for each in wanted}
+        given = session.run(inside, fed)
+        # a model with batches of one size computes rows for padding too
+        cut = [values[:n] if size is not None and n < size and len(values) == size else values for values in given]
+        return {outside: values for (_, outside), values in zip(names, cut, strict=True)}
+
     return Model(
-        _runner(session, wanted, names, next(iter(sizes), None)),
+        run,
         os.fspath(path),
         "dense",
         digest,
@@ -525,25 +536,6 @@ def _checker(values: list[_Input], path: str) -> Callable[[Mapping[str, NDArray[
                 )
 
     return check
-
-
-def _runner(
-    session: Any,  # noqa: ANN401  (an InferenceSession)
-    wanted: list[_Input],
-    names: list[tuple[str, str]],
-    size: int | None,
-) -> Callable[[TrainingBatch], Any]:
-    inside = [name for name, _ in names]
-
-    def run(batch: TrainingBatch) -> dict[str, Any]:
-        n = len(batch)
-        fed = {each.name: _padded(each.read(batch), size) for each in wanted}
-        given = session.run(inside, fed)
-        # a model with batches of one size computes rows for padding too
-        cut = [values[:n] if size is not None and n < size and len(values) == size else values for values in given]
-        return {outside: values for (_, outside), values in zip(names, cut, strict=True)}
-
-    return run
 
 
 def _padded(values: NDArray[Any], size: int | None) -> NDArray[Any]:

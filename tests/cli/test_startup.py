@@ -62,7 +62,7 @@ def verbs(*words):
     return set(typer.main.get_command(import_command(*words)).commands)
 for verb, home in FREQUENT.items():
     assert verb in verbs(verb), verb
-assert "raggedatlas.cli.models" in sys.modules or "infer" not in verbs("ls")
+assert "raggedatlas.wings.results.commands" in sys.modules or "infer" not in verbs("ls")
 every = verbs("typo")
 assert {*FREQUENT, "infer", "genes"} <= every and verbs() == every
 """

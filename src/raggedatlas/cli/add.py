@@ -165,19 +165,18 @@ def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> None:
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
+    from raggedatlas.ingest.add import asset_kind
     from raggedatlas.model.reports import AddReport, IngestReport
     from raggedatlas.store.location import with_options
-    from raggedatlas.wings.results.sources import is_results
-    from raggedatlas.wings.vectors.sources import is_geometry
 
     first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
-    is_shapes = not several and is_geometry(first)
-    if workers > 1 and (is_shapes or (not several and is_results(first))):
+    kind = None if several else asset_kind(first)
+    if workers > 1 and kind is not None:
         raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
-    if is_shapes:
+    if kind is not None and kind.noun == "geometry":
         choices = arguments_of(library.GeometryOptions, options, link_options) | link_options.read_texts()
         choices |= options.one_space("geometry", "morphology")
-    elif not several and is_results(first):
+    elif kind is not None:
         choices = arguments_of(library.ResultOptions, options) | options.one_space("result", "embedding")
     else:
         choices = arguments_of(library.IngestOptions, options) | options.read_texts()

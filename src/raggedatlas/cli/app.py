@@ -133,6 +133,8 @@ BUILD, INSPECT, QUERY, MODELS, SNAPSHOTS, MAINTENANCE = (
     "Snapshots",
     "Maintenance",
 )
+PANELS = (BUILD, INSPECT, SNAPSHOTS, MAINTENANCE, MODELS, QUERY)
+"""Panels of the help, in order."""
 
 
 class Commands(TyperGroup):

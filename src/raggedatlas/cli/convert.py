@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,108 +20,11 @@ from raggedatlas.cli.options import (
     print_losses,
     repeatable,
 )
-from raggedatlas.cli.printing import print_status, progress
-from raggedatlas.model.choices import CrossLevel, Layout
+from raggedatlas.cli.printing import progress
+from raggedatlas.model.wings import built_in_wings
 
 if TYPE_CHECKING:
     from raggedatlas.model.protocols import Sink
-    from raggedatlas.store.location import AnyPath
-    from raggedatlas.wings.cxg.options import ConversionLoss
-    from raggedatlas.wings.vectors.converters.convert import Conversion
-    from raggedatlas.wings.vectors.pyramid import PyramidOptions
-
-ENDINGS = (
-    ".zv", ".csv", ".tsv", ".parquet", ".obj", ".ply", ".stl", ".geojson", ".geoparquet",
-)  # fmt: skip
-"""File extensions of geometry, known without importing its readers."""
-
-
-@dataclass(frozen=True)
-class GeometryOptions:
-    """Options that convert geometry."""
-
-    format_in: str | None = option("FORMAT", "Geometry: what the source is", "--from")
-    format_out: str | None = option("FORMAT", "Geometry: what to write, e.g. spatialdata, store", "--to")
-    options: Strings = repeatable(
-        "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
-    )
-    writing: Strings = repeatable("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option")
-    level: int | None = option(None, "Geometry: which level of a store becomes a file", show="0", min=0)
-    layout: Layout = option(None, "Geometry: layout of a store", default="0.9")
-    chunk_shape: str | None = option("X,Y,...", "Geometry: edges of a chunk, world units", show="by the data")
-    levels: int = option(None, "Geometry: how many coarser levels a store gets", default=0, min=0)
-    factor: float = option(None, "Geometry: how many times fewer vertices each level has", default=8.0)
-    sparsity: float = option(None, "Geometry: share of the objects that each level keeps", default=1.0)
-    level_links: CrossLevel = option(None, "Geometry: links between levels", default="none")
-
-    def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
-        """Return how to convert."""
-        from raggedatlas.wings.vectors.builder import ChunkingOptions
-        from raggedatlas.wings.vectors.converters.convert import Conversion
-
-        options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
-        # Readers take a list for it, and the command line has only text.
-        if "axes" in options:
-            options["axes"] = str(options["axes"]).split(",")
-        return Conversion(
-            self.format_in,
-            self.format_out,
-            options,
-            self.level,
-            self.layout,
-            self._steps(),
-            ChunkingOptions(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
-            strict,
-            overwrite,
-            {key: _value(text) for key, text in parse_pairs(self.writing, "--write-option").items()},
-        )
-
-    def _steps(self) -> "PyramidOptions | None":
-        from raggedatlas.wings.vectors.pyramid import PyramidOptions
-
-        return PyramidOptions(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
-
-    def _chunk_shape(self) -> tuple[float, ...] | None:
-        if self.chunk_shape is None:
-            return None
-        try:
-            return tuple(float(part) for part in self.chunk_shape.split(","))
-        except ValueError:
-            raise typer.BadParameter("expected numbers, e.g. 100,100,50", param_hint="--chunk-shape") from None
-
-
-def _value(text: str) -> object:
-    """Read a number or a truth value; anything else is text."""
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if text.lstrip("-").isdecimal() else text
-
-
-def is_geometry(source: "AnyPath", target: "AnyPath", geometry: GeometryOptions) -> bool:
-    """Return whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
-    if geometry.format_in or geometry.format_out:
-        return True
-    if any(path.suffix.lower() in ENDINGS for path in (source, target)):
-        return True
-    # Names have decided nothing; the converters are imported, and a server asked, only for what may be a store.
-    from raggedatlas.formats.containers import HDF5_ENDINGS
-
-    if source.suffix in HDF5_ENDINGS or (isinstance(source, Path) and not (source / "zarr.json").is_file()):
-        return False
-    from raggedatlas.wings.vectors.converters.convert import is_store
-
-    return is_store(source)
-
-
-def convert_geometry(source: "AnyPath", target: "AnyPath", how: "Conversion", *, as_json: bool) -> tuple[Any, str]:
-    """Convert, and report what was lost."""
-    from raggedatlas.wings.vectors.converters.convert import convert
-
-    losses = convert(source, target, how)
-    for loss in [] if as_json else losses:
-        print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
-    return {"path": str(target), "losses": losses}, f"Wrote {target}"
-
 
 NONE = "none"
 
@@ -178,10 +82,6 @@ class OutputOptions:
         return found
 
 
-@command(
-    BUILD,
-    "convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
-)
 def convert(
     source: Annotated[
         str,
@@ -194,29 +94,31 @@ def convert(
     subset: SubsetOptions,
     output_options: OutputOptions,
     cxg: CxgOptions,
-    geometry: GeometryOptions,
+    other: Any,  # noqa: ANN401  (the options of what a wing converts; `CONVERSION`)
     as_json: AsJson = False,
 ) -> tuple[Any, str]:
     """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
     from raggedatlas.store.location import as_path
 
-    options = output_options.storage_options
-    if is_geometry(as_path(source, options), as_path(target, options), geometry):
+    paths = [as_path(path, output_options.storage_options) for path in (source, target)]
+    if other.takes(*paths):
         # `--strict` is an option of geometry too, so it does not count here.
         foreign = (subset, replace(cxg, strict=False)) != (SubsetOptions(), CxgOptions())
         if foreign or output_options.compression is not None or output_options.zarr_format is not None:
             raise typer.BadParameter(
                 "--where, --features, --layers, --compression and similar options do not apply to geometry"
             )
-        how = geometry.conversion(strict=cxg.strict, overwrite=output_options.overwrite)
-        return convert_geometry(as_path(source, options), as_path(target, options), how, as_json=as_json)
+        made: tuple[Any, str] = other.convert(
+            *paths, strict=cxg.strict, overwrite=output_options.overwrite, as_json=as_json
+        )
+        return made
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import is_multimodal
     from raggedatlas.formats.registry import open_source
 
-    losses: list[ConversionLoss] = []
+    losses: list[Any] = []
 
-    def report_losses(found: "tuple[ConversionLoss, ...]") -> None:
+    def report_losses(found: tuple[Any, ...]) -> None:
         losses.extend(found)
         if not as_json:
             print_losses(found)
@@ -227,7 +129,7 @@ def convert(
     try:
         several = subset.modality is None and is_multimodal(opened)
         with progress(f"write {target}") as callback:
-            made = copy(
+            written = copy(
                 opened,
                 sink_of(target, {**output_options.options(), **more}, multimodal=several),
                 where=subset.where,
@@ -238,7 +140,26 @@ def convert(
             )
     finally:
         opened.close()
-    return {"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})}, f"Wrote {made}"
+    return {"path": written, **({"losses": [asdict(loss) for loss in losses]} if more else {})}, f"Wrote {written}"
+
+
+@dataclass(frozen=True)
+class NoConversion:
+    """What a package without a wing that converts has in the place of its options."""
+
+    def takes(self, *_: Any) -> bool:  # noqa: ANN401
+        """Return False: every conversion is one of cells."""
+        return False
+
+
+CONVERSION: Any = next((resolve_name(wing.conversion) for wing in built_in_wings() if wing.conversion), NoConversion)
+
+# The options of a wing are known only here, not where `convert` is written.
+convert.__annotations__["other"] = CONVERSION
+command(
+    BUILD,
+    "convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
+)(convert)
 
 
 def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from raggedatlas.catalog.catalog import Catalog
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import AnyPath, Location
-    from raggedatlas.wings.cxg.options import ConversionLoss
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 Strings = list[str]
@@ -513,7 +512,7 @@ class CxgOptions:
         None, "What to do with integers beyond 32 bits, which a .cxg cannot hold", show="refuse"
     )
 
-    def options(self, target: str, on_losses: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
+    def options(self, target: str, on_losses: Callable[[tuple[Any, ...]], None]) -> dict[str, Any]:
         """Return the options of `open_sink` for a target.
 
         Parameters
@@ -545,12 +544,12 @@ def make_embedder(method: Method | None) -> Any:  # noqa: ANN401  (an Embedder o
     """Return what computes the embedding of a CXG, or None."""
     if method is None:
         return None
-    from raggedatlas.wings.results.verbs.reduction import embedder
+    from raggedatlas.model.wings import answer
 
-    return embedder(method.value)
+    return answer("embedder")(method.value)
 
 
-def print_losses(losses: tuple["ConversionLoss", ...]) -> None:
+def print_losses(losses: tuple[Any, ...]) -> None:
     """Print what a CXG loses or changes, one line each, on stderr."""
     for loss in losses:
         print_status(str(loss))

@@ -1,8 +1,7 @@
 """Verbs ``validate`` and ``inspect``: atlases, files, CXG, results and geometry stores."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -20,6 +19,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import console, print_json, print_text
+from raggedatlas.model.wings import FileKind, answer, built_in_wings
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import Inspection
@@ -95,25 +95,26 @@ def validate(
             raise typer.BadParameter(
                 "is used without the options of an atlas, --level and --fix", param_hint="--schema"
             )
-        from raggedatlas.wings.cxg.curation import validate_schema
-
-        _show_problems(atlas_options, validate_schema(atlas_options.atlas, schema), schema)
+        _show_problems(atlas_options, answer("validate_schema")(atlas_options.atlas, schema), schema)
         return
-    kind = _kind_of(atlas_options)
+    # Kinds of wings first: a geometry store is also a Zarr folder, and results have a folder `lance_db` like an atlas.
+    kind = _kind_of_wing(atlas_options.path) or (FILE if is_file_or_store(atlas_options.path) else ATLAS)
     # One option has the levels of all targets, so typer cannot refuse those of another target.
     if level is not None and level not in kind.levels:
         raise typer.BadParameter(
-            f"{level} is not a level of {kind.name}; choose {' or '.join(kind.levels)}", param_hint="--level"
+            f"{level} is not a level of {kind.noun}; choose {' or '.join(kind.levels)}", param_hint="--level"
         )
-    for name, given, refusal in (
-        ("--fix", fix is not None, kind.no_fix),
-        ("--at", at is not None, kind.no_snapshots),
-        ("--workers", workers > 1, kind.no_workers),
-        ("--since", since is not None, kind.no_snapshots),
-        ("--root-hash", bool(root_hash), kind.no_snapshots),
+    of_atlas = dict.fromkeys(("--at", "--since", "--root-hash"), "a file has no snapshots") if kind is not ATLAS else {}
+    refusals = {**of_atlas, **kind.refusals}
+    for name, given in (
+        ("--fix", fix is not None),
+        ("--at", at is not None),
+        ("--workers", workers > 1),
+        ("--since", since is not None),
+        ("--root-hash", bool(root_hash)),
     ):
-        if given and refusal:
-            raise typer.BadParameter(refusal, param_hint=name)
+        if given and name in refusals:
+            raise typer.BadParameter(refusals[name], param_hint=name)
     if incremental and (kind is not ATLAS or level not in ("files", "deep")):
         raise typer.BadParameter("is used with an atlas and --level files or deep", param_hint="--incremental")
     if fix is not None:
@@ -130,100 +131,45 @@ def validate(
             )
         _show_problems(atlas_options, problems, level or kind.default)
     else:
-        assert kind.check is not None
-        _show_problems(atlas_options, kind.check(atlas_options, level or kind.default), level or kind.default)
+        check = _check_file if kind is FILE else resolve_name(kind.validate)
+        _show_problems(atlas_options, check(atlas_options.path, level or kind.default), level or kind.default)
 
 
-def _check_results(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401  (a literal)
-    from raggedatlas.wings.results.validation import validate_results
-
-    return validate_results(atlas_options.atlas, level)
-
-
-def _check_geometry(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
-    from raggedatlas.wings.vectors import validate as validate_geometry
-
-    return validate_geometry(atlas_options.location, level)
-
-
-def _check_cxg(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
-    from raggedatlas.wings import cxg
-
-    return cxg.validate(atlas_options.path, level)
-
-
-def _check_file(atlas_options: AtlasOptions, level: Any) -> "Problems":  # noqa: ANN401
+def _check_file(path: "AnyPath", level: Any) -> "Problems":  # noqa: ANN401
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    return validate_file(atlas_options.path, level, limits=Limits.of(atlas_options.path))
+    return validate_file(path, level, limits=Limits.of(path))
 
 
-@dataclass(frozen=True)
-class TargetKind:
-    """What ``validate`` takes of one kind of target.
-
-    Parameters
-    ----------
-    name : str
-        Name in messages.
-    levels : tuple of str
-        Levels of the check; `default` is one of them.
-    check : callable or None
-        Returns the problems at a level; None for an atlas, which is opened at a snapshot.
-    no_fix, no_snapshots, no_workers : str
-        Why ``--fix``, ``--at`` and ``--workers`` are refused; empty where they are taken.
-    """
-
-    name: str
-    levels: tuple[str, ...]
-    default: str
-    check: Callable[[AtlasOptions, str], "Problems"] | None = None
-    no_fix: str = ""
-    no_snapshots: str = "a file has no snapshots"
-    no_workers: str = ""
-
-
-_REWRITE = "a {} cannot be repaired; write it again from its source"
-FILE_LEVELS = ("metadata", "full")
-ATLAS = TargetKind(
-    "an atlas", ("quick", "rows", "files", "deep"), "quick",
-    no_fix="only files can be repaired by a copy; see raggedatlas repair", no_snapshots="",
+ATLAS = FileKind(
+    noun="an atlas", accepts="", validate="", levels=("quick", "rows", "files", "deep"), default="quick",
+    refusals={"--fix": "only files can be repaired by a copy; see raggedatlas repair"},
 )  # fmt: skip
-FILE = TargetKind("a file", FILE_LEVELS, "metadata", _check_file, no_workers="a file is read by one process")
-CXG = replace(FILE, check=_check_cxg, no_fix=_REWRITE.format("CXG"))
-GEOMETRY = TargetKind(
-    "a geometry store", ("structure", "metadata", "consistency", "conformance", "pyramid"), "pyramid", _check_geometry,
-    no_fix=_REWRITE.format("geometry store"), no_workers="a geometry store is read by one process",
-)  # fmt: skip
-RESULTS = TargetKind(
-    "results", ("quick", "deep"), "deep", _check_results, no_fix="results cannot be repaired; run the model again",
-    no_snapshots="results have no snapshots", no_workers="results are read by one process",
+FILE = FileKind(
+    noun="a file", accepts="", validate="", levels=("metadata", "full"), default="metadata",
+    refusals={"--workers": "a file is read by one process"},
 )  # fmt: skip
 
 
-def _kind_of(atlas_options: AtlasOptions) -> TargetKind:
-    from raggedatlas.wings.results.sources import is_results
-
-    # First, because results have a folder `lance_db` like an atlas.
-    if "://" not in atlas_options.atlas and is_results(atlas_options.atlas):
-        return RESULTS
-    # Before files, because a geometry store is also a Zarr folder.
-    if _is_vectors(atlas_options):
-        return GEOMETRY
-    if _is_cxg(atlas_options.path):
-        return CXG
-    return FILE if is_file_or_store(atlas_options.path) else ATLAS
+def _kind_of_wing(path: "AnyPath") -> FileKind | None:
+    kinds = (kind for wing in built_in_wings() for kind in wing.files)
+    return next((kind for kind in kinds if resolve_name(kind.accepts)(path)), None)
 
 
 def is_file_or_store(what: "Address") -> bool:
-    """Return whether a path is a file, Zarr folder or CXG, and not an atlas; of a remote path the ending decides."""
+    """Return whether a path is a file, a Zarr folder or another folder of cells, and not an atlas; of a remote path the ending decides."""
     from raggedatlas.store.location import Location, as_path
 
     path = as_path(what)
     if isinstance(path, Location):
         return path.is_web or path.suffix in REMOTE_ENDINGS
-    return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
+    if path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS):
+        return True
+    wings = built_in_wings()
+    if any(path.suffix in wing.writers for wing in wings):
+        return True
+    return any(resolve_name(detect)(path) for wing in wings for detect in wing.detectors.values())
 
 
 def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
@@ -256,24 +202,6 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
     return True
 
 
-def _is_cxg(path: "AnyPath") -> bool:
-    from raggedatlas.wings.cxg.inspection import is_cxg
-
-    # In an object store the ending decides: to look for members would list an atlas.
-    return path.suffix == ".cxg" or (isinstance(path, Path) and is_cxg(path))
-
-
-def _is_vectors(atlas_options: AtlasOptions) -> bool:
-    from raggedatlas.store.location import Location
-    from raggedatlas.wings.vectors.inspection import is_geometry_store
-
-    path = atlas_options.path
-    # Without a request where the ending decides; and web servers have no geometry stores.
-    if isinstance(path, Location) and (path.is_web or path.suffix in set(REMOTE_ENDINGS) - {".zarr"}):
-        return False
-    return is_geometry_store(atlas_options.location)
-
-
 def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str) -> None:
     if atlas_options.as_json:
         print_json(problems.to_dict())
@@ -291,7 +219,7 @@ def _fix_file(atlas_options: AtlasOptions, target: str, level: Any) -> None:  # 
     from raggedatlas.model.validation import Problems
 
     # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
-    before = _check_file(atlas_options, level)
+    before = _check_file(atlas_options.path, level)
     # Ends the command, since A00 is a `must` and `_show_problems` exits with an error.
     if any(problem.rule == "A00" and not problem.path for problem in before):
         _show_problems(atlas_options, before, level)
@@ -318,15 +246,10 @@ def inspect(
     from raggedatlas.cli.printing import printable
     from raggedatlas.formats.anndata.validation import inspect as inspect_file
     from raggedatlas.model.reports import size_text
-    from raggedatlas.wings import cxg
-    from raggedatlas.wings.vectors.inspection import inspect as inspect_geometry
 
-    found: Inspection
-    if _is_vectors(atlas_options):
-        found = inspect_geometry(atlas_options.location)
-    else:
-        path = atlas_options.path
-        found = (cxg.inspect if _is_cxg(path) else inspect_file)(path)
+    kind = _kind_of_wing(atlas_options.path)
+    describe = inspect_file if kind is None or not kind.inspect else resolve_name(kind.inspect)
+    found: Inspection = describe(atlas_options.path)
     if atlas_options.as_json:
         print_json(found.to_dict())
         return

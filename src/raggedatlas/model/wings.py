@@ -42,6 +42,35 @@ class AssetKind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileKind:
+    """One kind of file or folder, besides those of AnnData, that ``validate`` and ``inspect`` take.
+
+    Parameters
+    ----------
+    noun : str
+        What messages call it.
+    accepts : str
+        Where a function is that says whether a path is of this kind: ``(path) -> bool``.
+    validate : str
+        Where a function is that checks one: ``(path, level) -> Problems``.
+    levels : tuple of str
+        Levels of the check; `default` is one of them.
+    inspect : str
+        Where a function is that describes one: ``(path) -> Inspection``; empty for none.
+    refusals : mapping of str to str
+        Option of ``validate`` -> why it is refused.
+    """
+
+    noun: str
+    accepts: str
+    validate: str
+    levels: tuple[str, ...]
+    default: str
+    inspect: str = ""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wing:
     """What one wing adds to the core. Every text says where something is, as an entry point does: ``"package.module:name"``.
 
@@ -63,6 +92,10 @@ class Wing:
         Name of a function that the core calls but does not have -> where it is.
     commands : mapping of str to str
         Name of a command -> function with typer's annotations.
+    files : tuple of FileKind
+        What it validates and inspects.
+    conversion : str
+        Where the options are with which ``convert`` asks it first (built-in wings only).
 
     Examples
     --------
@@ -78,6 +111,8 @@ class Wing:
     assets: tuple[AssetKind, ...] = ()
     answers: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[FileKind, ...] = ()
+    conversion: str = ""
 
 
 @cache

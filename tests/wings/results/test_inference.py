@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.cli.models import result_folder
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.wings.results import batch_writer, infer, infer_part
+from raggedatlas.wings.results.commands import result_folder
 from raggedatlas.wings.viewer.scene import match_ids
 from support.processes import dask_workers, started
 

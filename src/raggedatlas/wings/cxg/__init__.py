@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from raggedatlas.model.wings import Wing, lazy_attributes
+from raggedatlas.model.wings import FileKind, Wing, lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.wings.cxg.inspection import CxgInspection, inspect
@@ -17,7 +17,23 @@ WING = Wing(
     answers={
         "curation_sink": "raggedatlas.wings.cxg.curation:CurationSink",
         "missing_facts": "raggedatlas.wings.cxg.curation:missing_facts",
+        "validate_schema": "raggedatlas.wings.cxg.curation:validate_schema",
     },
+    commands={"serve": "raggedatlas.wings.cxg.commands:serve"},
+    files=(
+        FileKind(
+            noun="a file",
+            accepts="raggedatlas.wings.cxg.inspection:is_named_cxg",
+            validate="raggedatlas.wings.cxg.validation:validate",
+            levels=("metadata", "full"),
+            default="metadata",
+            inspect="raggedatlas.wings.cxg.inspection:inspect",
+            refusals={
+                "--fix": "a CXG cannot be repaired; write it again from its source",
+                "--workers": "a file is read by one process",
+            },
+        ),
+    ),
 )
 
 _HOMES = {

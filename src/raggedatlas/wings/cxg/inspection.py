@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import NotFoundError, SourceError
@@ -82,6 +83,11 @@ def is_cxg(path: AnyPath) -> bool:
     arrays = [name for name in MEMBERS if tiledb_kind(path / name) is not None]
     # Copying can drop the empty file that marks the group, so two arrays of a CXG are enough without it (C01).
     return bool(arrays) if tiledb_kind(path) == "group" else {OBS, VAR} <= set(arrays)
+
+
+def is_named_cxg(path: AnyPath) -> bool:
+    """Return whether a path ends in ``.cxg`` or looks like one; in an object store its ending decides, so that no atlas is listed."""
+    return path.suffix == ".cxg" or (isinstance(path, Path) and is_cxg(path))
 
 
 def detect(path: Address) -> Detection:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from raggedatlas.model.wings import AssetKind, Wing, lazy_attributes
+from raggedatlas.model.wings import AssetKind, FileKind, Wing, lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.wings.results.verbs.evaluation import ScoredResults, Scores, test
@@ -21,8 +21,36 @@ WING = Wing(
     ),
     answers={
         "add_vectors": "raggedatlas.wings.results.attachment:add_vectors",
+        "embedder": "raggedatlas.wings.results.verbs.reduction:embedder",
         "load_results_dataset": "raggedatlas.wings.results.npy_results:load_results_dataset",
     },
+    commands={
+        "infer": "raggedatlas.wings.results.commands:infer",
+        "test": "raggedatlas.wings.results.commands:measure",
+        "engine": "raggedatlas.wings.results.commands:engine",
+        "pca": "raggedatlas.wings.results.commands:pca",
+        "umap": "raggedatlas.wings.results.commands:umap",
+        "lookup": "raggedatlas.wings.results.commands:lookup",
+        "save_to_database": "raggedatlas.wings.results.commands:save_to_database",
+        "neighbors": "raggedatlas.wings.results.commands:neighbors",
+        "convert_results": "raggedatlas.wings.results.commands:convert_results",
+    },
+    files=(
+        FileKind(
+            noun="results",
+            accepts="raggedatlas.wings.results.sources:is_local_results",
+            validate="raggedatlas.wings.results.validation:validate_results",
+            levels=("quick", "deep"),
+            default="deep",
+            refusals={
+                "--fix": "results cannot be repaired; run the model again",
+                "--at": "results have no snapshots",
+                "--since": "results have no snapshots",
+                "--root-hash": "results have no snapshots",
+                "--workers": "results are read by one process",
+            },
+        ),
+    ),
 )
 
 _HOMES = {

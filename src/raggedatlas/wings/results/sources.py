@@ -2,9 +2,10 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from raggedatlas.store.location import Location, as_path
+from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.wings.results.folder import DATABASE, TABLE
 
 OBJECTS = {
@@ -24,3 +25,8 @@ def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be adde
         table = f"{folder.uri}/{DATABASE}/{TABLE}.lance"
         return not (folder.is_web or folder.suffix) and Location(table, folder.storage_options).is_dir()
     return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
+
+
+def is_local_results(path: AnyPath) -> bool:
+    """Return whether a path is a folder of results on this machine, which alone is validated."""
+    return isinstance(path, Path) and is_results(path)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from raggedatlas.model.wings import AssetKind, Wing, lazy_attributes
+from raggedatlas.model.wings import AssetKind, FileKind, Wing, lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.wings.vectors.inspection import VectorInspection, inspect
@@ -22,6 +22,21 @@ WING = Wing(
         "within": "raggedatlas.wings.vectors.cell_geometry:within",
         "read_shapes": "raggedatlas.wings.vectors.cell_geometry:read_shapes",
     },
+    files=(
+        FileKind(
+            noun="a geometry store",
+            accepts="raggedatlas.wings.vectors.inspection:is_store_path",
+            validate="raggedatlas.wings.vectors.validation.validator:validate",
+            levels=("structure", "metadata", "consistency", "conformance", "pyramid"),
+            default="pyramid",
+            inspect="raggedatlas.wings.vectors.inspection:inspect",
+            refusals={
+                "--fix": "a geometry store cannot be repaired; write it again from its source",
+                "--workers": "a geometry store is read by one process",
+            },
+        ),
+    ),
+    conversion="raggedatlas.wings.vectors.commands:GeometryConversion",
 )
 
 _HOMES = {

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
@@ -199,6 +200,12 @@ def _with_sizes(element: Element, sizes: dict[str, int]) -> Element:
         n_stored=sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/")),
         children=tuple(_with_sizes(child, sizes) for child in element.children),
     )
+
+
+def is_store_path(path: AnyPath) -> bool:
+    """Return whether a path is a geometry store; asks no server where an ending tells that it is none (web servers have none)."""
+    of_cells = isinstance(path, Location) and (path.is_web or path.suffix in (*HDF5_ENDINGS, ".cxg"))
+    return not of_cells and is_geometry_store(path)
 
 
 def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:

@@ -7,7 +7,13 @@ from raggedatlas.model.wings import Wing, lazy_attributes
 if TYPE_CHECKING:
     from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
-WING = Wing(name="viewer")
+WING = Wing(
+    name="viewer",
+    commands={
+        "view": "raggedatlas.wings.viewer.commands:view",
+        "visualize": "raggedatlas.wings.viewer.commands:visualize",
+    },
+)
 
 _HOMES = {
     "make_view": "raggedatlas.wings.viewer.verbs",

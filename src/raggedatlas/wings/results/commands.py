@@ -1,4 +1,4 @@
-"""Verbs for models: apply and test them, reduce results, find results and neighbours."""
+"""Commands for models: apply and test them, reduce results, find results and neighbours."""
 
 import base64
 import json

@@ -1,0 +1,137 @@
+"""Command ``serve``: cells in CELLxGENE Explorer."""
+
+import signal
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raggedatlas.cli.app import QUERY, command
+from raggedatlas.cli.options import (
+    AtlasOptions,
+    AtSnapshot,
+    Method,
+    Overwrite,
+    Selection,
+    Strings,
+    argument,
+    make_embedder,
+    option,
+    print_losses,
+    repeatable,
+)
+from raggedatlas.cli.printing import print_result, print_status, progress
+
+if TYPE_CHECKING:
+    from raggedatlas.query.query import Query
+    from raggedatlas.wings.cxg.explorer import ExplorerServer, PreparedCxg
+
+
+ServeSource = Annotated[
+    AtlasOptions, argument("An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes", "ATLAS|FILE")
+]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of the CXG that is served."""
+
+    embedding: Strings = repeatable("NAME", "Include only this member of obsm, such as X_umap", "--embedding", "-e")
+    compute_embedding: Method | None = option(None, "Compute an embedding if there is none; umap needs the extra umap")
+    x: str = option("MATRIX", "Matrix of a file: X, or layers/NAME", "--x", default="X")
+    title: str | None = option(None, "Title of the page")
+    output: str | None = option(
+        "FOLDER", "Keep the CXG in this folder (a .cxg)", "--output", "-o", show="a temporary folder"
+    )
+    overwrite: Overwrite = False
+
+    def choices(self) -> dict[str, Any]:
+        """Return the options of `prepare`."""
+        return {
+            "title": self.title,
+            "embeddings": self.embedding or None,
+            "compute_embedding": make_embedder(self.compute_embedding),
+            "x": self.x,
+            "overwrite": self.overwrite,
+            "on_losses": print_losses,
+        }
+
+
+@command(QUERY, "serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca")
+def serve(
+    atlas_options: ServeSource,
+    *,
+    selection: Selection,
+    options: ServeOptions,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="Install cellxgene first if it is missing; needs Python 3.11 and the network."),
+    ] = False,
+    prepare_only: Annotated[
+        bool, typer.Option("--prepare-only", help="Write the CXG of --output without serving it.")
+    ] = False,
+    at: AtSnapshot = None,
+) -> None:
+    """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C."""
+    source = _open_serve_source(atlas_options, selection, at)
+    if prepare_only:
+        _prepare(source, options, as_json=atlas_options.as_json)
+        return
+    if install:
+        from raggedatlas.wings.cxg.explorer import install_explorer
+
+        with progress("install cellxgene"):
+            install_explorer()
+    from raggedatlas.wings.cxg.explorer import serve as start
+
+    _handle_signals_as_interrupt()  # before anything starts, so that no process outlives this one
+    # With the stack the progress bar can end before the address is printed, and the server later.
+    with ExitStack() as stack:
+        with progress("prepare a CXG"):
+            served = stack.enter_context(start(source, target=options.output, port=port, **options.choices()))
+        with suppress(KeyboardInterrupt):  # also before `wait` is called
+            _show(served, as_json=atlas_options.as_json, browser=browser)
+            served.wait()
+
+
+def _show(served: "ExplorerServer", *, as_json: bool, browser: bool) -> None:
+    # Only this goes to stdout, so that a script can read the address.
+    print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=as_json)
+    print_status("Only this machine can open it. Press Ctrl-C to stop.")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(served.url)
+
+
+def _handle_signals_as_interrupt() -> None:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped too."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+
+
+def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str | None) -> "Query | str":
+    """Return the path of a file, or the query of an atlas."""
+    from raggedatlas.cli.validate import is_cell_file
+
+    # Any option that differs from its default is a selection, also `--missing` or `--seed`.
+    if is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
+        return atlas_options.atlas
+    return selection.ask(atlas_options.open_snapshot(at))
+
+
+def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> None:
+    from raggedatlas.wings.cxg.explorer import prepare
+
+    if options.output is None:
+        raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
+    with progress(f"write {options.output}"):
+        found: PreparedCxg = prepare(source, options.output, **options.choices())
+    print_result(
+        {"path": str(found.path), "made": found.written},
+        f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged",
+        as_json=as_json,
+    )

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import zarr
 
-from geometry_stores import CUT, attributes, edit, edit_block, put, stored, with_level
 from raggedatlas.errors import CorruptError, LimitError, SourceError
 from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
@@ -23,6 +22,7 @@ from raggedatlas.wings.vectors.storage.codecs import FragmentIndex, encode_ragge
 from raggedatlas.wings.vectors.storage.layouts import group_json, plain_array
 from raggedatlas.wings.vectors.storage.zarr_reader import decompress
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import CUT, attributes, edit, edit_block, put, stored, with_level
 from support.spatial import EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 
 

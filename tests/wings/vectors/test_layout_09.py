@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import zarr
 
-from geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
@@ -36,6 +35,7 @@ from raggedatlas.wings.vectors.storage.cross_links import (
 )
 from raggedatlas.wings.vectors.storage.layouts import plain_array, shard_shape, vlen_array
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
 from support.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 
 pytestmark = pytest.mark.fast

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geometry_stores import CUT, LAYOUTS, stored, with_level
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.store.location import Location
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
@@ -22,6 +21,7 @@ from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Shapes, take_objects
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import CUT, LAYOUTS, stored, with_level
 from support.hypothesis_profile import examples
 from support.spatial import (
     ALL,

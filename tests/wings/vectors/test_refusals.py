@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geometry_stores import CUT, LAYOUTS, attributes, data_files, edit, edit_block, edit_root, stored, with_level
 from raggedatlas.errors import (
     AtlasError,
     CorruptError,
@@ -32,6 +31,17 @@ from raggedatlas.wings.vectors.storage import codecs as draco
 from raggedatlas.wings.vectors.storage import layouts as families
 from raggedatlas.wings.vectors.storage.codecs import encode_fragments, encode_manifests
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import (
+    CUT,
+    LAYOUTS,
+    attributes,
+    data_files,
+    edit,
+    edit_block,
+    edit_root,
+    stored,
+    with_level,
+)
 from support.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 
 pytestmark = pytest.mark.fast

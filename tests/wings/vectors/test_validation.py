@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geometry_stores import LAYOUTS, data_files, edit, edit_block, edit_root, with_level
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors import writer as writing
@@ -21,6 +20,7 @@ from raggedatlas.wings.vectors.geometry import Geometry
 from raggedatlas.wings.vectors.shapes import Shapes
 from raggedatlas.wings.vectors.validation.rules import DEPTH_OF, LEVELS, RULES, PlacedProblem, rules_page
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import LAYOUTS, data_files, edit, edit_block, edit_root, with_level
 from support.hypothesis_profile import examples
 from support.spatial import ALL, EDGE, mesh, walk
 

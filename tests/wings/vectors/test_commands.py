@@ -100,7 +100,7 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
 
 def test_the_page_knows_the_options_of_geometry() -> None:
     """docs/reference/command.md names each option of geometry that a verb has, with its verb, and none that the verb lacks."""
-    page = (Path(__file__).parents[2] / "docs/reference/command.md").read_text("utf-8").split("## Geometry")[1]
+    page = (Path(__file__).parents[3] / "docs/reference/command.md").read_text("utf-8").split("## Geometry")[1]
     told: dict[str, set[str]] = {}
     verbs: list[str] = []
     for line in page.splitlines():

@@ -25,7 +25,7 @@ from raggedatlas.cli.printing import print_result, print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
-    from raggedatlas.wings.cxg.explorer import ExplorerServer, PreparedCxg
+    from raggedatlas.wings.cxg.explorer import PreparedCxg
 
 
 ServeSource = Annotated[
@@ -78,7 +78,17 @@ def serve(
     """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C."""
     source = _open_serve_source(atlas_options, selection, at)
     if prepare_only:
-        _prepare(source, options, as_json=atlas_options.as_json)
+        from raggedatlas.wings.cxg.explorer import prepare
+
+        if options.output is None:
+            raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
+        with progress(f"write {options.output}"):
+            found: PreparedCxg = prepare(source, options.output, **options.choices())
+        print_result(
+            {"path": str(found.path), "made": found.written},
+            f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged",
+            as_json=atlas_options.as_json,
+        )
         return
     if install:
         from raggedatlas.wings.cxg.explorer import install_explorer
@@ -87,30 +97,22 @@ def serve(
             install_explorer()
     from raggedatlas.wings.cxg.explorer import serve as start
 
-    _handle_signals_as_interrupt()  # before anything starts, so that no process outlives this one
+    # As Ctrl-C, so that the server is stopped too; before anything starts, so that no process outlives this one.
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
     # With the stack the progress bar can end before the address is printed, and the server later.
     with ExitStack() as stack:
         with progress("prepare a CXG"):
             served = stack.enter_context(start(source, target=options.output, port=port, **options.choices()))
         with suppress(KeyboardInterrupt):  # also before `wait` is called
-            _show(served, as_json=atlas_options.as_json, browser=browser)
+            # Only this goes to stdout, so that a script can read the address.
+            print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=atlas_options.as_json)
+            print_status("Only this machine can open it. Press Ctrl-C to stop.")
+            if browser:
+                import webbrowser
+
+                webbrowser.open(served.url)
             served.wait()
-
-
-def _show(served: "ExplorerServer", *, as_json: bool, browser: bool) -> None:
-    # Only this goes to stdout, so that a script can read the address.
-    print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=as_json)
-    print_status("Only this machine can open it. Press Ctrl-C to stop.")
-    if browser:
-        import webbrowser
-
-        webbrowser.open(served.url)
-
-
-def _handle_signals_as_interrupt() -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped too."""
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.default_int_handler)
 
 
 def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str | None) -> "Query | str":
@@ -121,17 +123,3 @@ def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str
     if is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
         return atlas_options.atlas
     return selection.ask(atlas_options.open_snapshot(at))
-
-
-def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> None:
-    from raggedatlas.wings.cxg.explorer import prepare
-
-    if options.output is None:
-        raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
-    with progress(f"write {options.output}"):
-        found: PreparedCxg = prepare(source, options.output, **options.choices())
-    print_result(
-        {"path": str(found.path), "made": found.written},
-        f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged",
-        as_json=as_json,
-    )

@@ -235,7 +235,13 @@ class CxgSink:
         assert self._contents is not None
         self._main.finish()
         _check_rows(self.options.x, self._main.n_rows, self._main.shape[0])
-        self._report_nonfinite(self._main)
+        if self._main.first_nonfinite is not None:
+            row, column = self._main.first_nonfinite
+            what = f"{self._main.n_nonfinite:,} values are NaN or infinite, first at cell {row:,}, feature {column:,}; viewers cannot test such features for differential expression"
+            losses = (ConversionLoss(self.options.x, "kept", what),)
+            self.losses = sort_losses([*self.losses, *losses])
+            if self.options.on_losses is not None:
+                self.options.on_losses(losses)
         for writer in self._embeddings.values():
             writer.finish()
         self._compute()
@@ -378,17 +384,6 @@ class CxgSink:
                     ConversionLoss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}")
                 )
         return names
-
-    def _report_nonfinite(self, main: MatrixWriter) -> None:
-        """Report NaN and infinite values of the matrix, known only after all rows were written."""
-        if main.first_nonfinite is None:
-            return
-        row, column = main.first_nonfinite
-        what = f"{main.n_nonfinite:,} values are NaN or infinite, first at cell {row:,}, feature {column:,}; viewers cannot test such features for differential expression"
-        losses = (ConversionLoss(self.options.x, "kept", what),)
-        self.losses = sort_losses([*self.losses, *losses])
-        if self.options.on_losses is not None:
-            self.options.on_losses(losses)
 
     def _compute(self) -> None:
         embedder = self.options.embedder

@@ -153,10 +153,21 @@ def make_geometry(
     levels = [replace(cuts[0].level, encoding=cutting.encoding)]
     for step in coarser:
         _check(step.shapes, cutting)
-        place = _coarse_grid(step, grid, len(levels))
-        cuts.append(
-            chunk_shapes(step.shapes, replace(grid, chunk_shape=place["chunk_shape"], bin_shape=place["bin_shape"]))
-        )
+        number = len(levels)
+        n_dims = step.shapes.n_dims
+        if len(step.bin_ratio) != n_dims or min(step.bin_ratio) < 1:
+            raise SourceError(f"Level {number}: bin_ratio is {step.bin_ratio}; expected {n_dims} positive integers.")
+        # Without bins a chunk is one bin, so chunks have to grow with the bins.
+        ratio = step.chunk_ratio or (step.bin_ratio if grid.bin_shape is None else (1,) * n_dims)
+        if len(ratio) != n_dims or min(ratio) < 1:
+            raise SourceError(f"Level {number}: chunk_ratio is {ratio}; expected {n_dims} positive integers.")
+        base = grid.bin_shape or grid.chunk_shape
+        bins = tuple(float(edge) * times for edge, times in zip(base, step.bin_ratio, strict=True))
+        chunks = tuple(float(edge) * times for edge, times in zip(grid.chunk_shape, ratio, strict=True))
+        # Called for its error: bins of every level must divide its chunks (V100).
+        bins_per_chunk(chunks, bins)
+        place = {"bin_shape": bins, "chunk_shape": chunks, "bin_ratio": [int(times) for times in step.bin_ratio]}
+        cuts.append(chunk_shapes(step.shapes, replace(grid, chunk_shape=chunks, bin_shape=bins)))
         levels.append(_coarse_level(cuts[-1].level, step, place, levels[0]))
     levels = _add_cross_level_links(levels, cuts, coarser, cutting.cross_level_storage)
     convention = default_links_convention(shapes, grid)
@@ -276,23 +287,6 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuse a value that is not one of the choices."""
     if value not in choices:
         raise SourceError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
-
-
-def _coarse_grid(step: CoarseLevel, grid: Grid, number: int) -> dict[str, Any]:
-    """Return bin and chunk edges of a coarser level, after checking that they nest."""
-    n_dims = step.shapes.n_dims
-    if len(step.bin_ratio) != n_dims or min(step.bin_ratio) < 1:
-        raise SourceError(f"Level {number}: bin_ratio is {step.bin_ratio}; expected {n_dims} positive integers.")
-    # Without bins a chunk is one bin, so chunks have to grow with the bins.
-    ratio = step.chunk_ratio or (step.bin_ratio if grid.bin_shape is None else (1,) * n_dims)
-    if len(ratio) != n_dims or min(ratio) < 1:
-        raise SourceError(f"Level {number}: chunk_ratio is {ratio}; expected {n_dims} positive integers.")
-    base = grid.bin_shape or grid.chunk_shape
-    bins = tuple(float(edge) * times for edge, times in zip(base, step.bin_ratio, strict=True))
-    chunks = tuple(float(edge) * times for edge, times in zip(grid.chunk_shape, ratio, strict=True))
-    # Called for its error: bins of every level must divide its chunks (V100).
-    bins_per_chunk(chunks, bins)
-    return {"bin_shape": bins, "chunk_shape": chunks, "bin_ratio": [int(times) for times in step.bin_ratio]}
 
 
 def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest: Level) -> Level:

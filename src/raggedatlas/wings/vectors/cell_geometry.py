@@ -82,7 +82,16 @@ def read_shapes(
         ids = cells.table.column(f"{record.column}.object_id").take(pa.array(rows)).to_numpy().astype(np.int64)
         objects[rows] = ids
         if record.owner:
-            shapes = read_points(catalog, record, ids, _box(cells.table, record, rows), attributes)
+            at = pa.array(rows)
+            ends = []
+            for end, least in (("min", np.nanmin), ("max", np.nanmax)):
+                parts = [
+                    cells.table.column(f"{record.column}.{a}_{end}").take(at).to_numpy()
+                    for a in AXES[: len(record.axes)]
+                ]
+                # Cells without points have no box. Of nothing but NaN, `nanmin` would be NaN, with a warning.
+                ends.append([float(least(part)) if np.isfinite(part).any() else 0.0 for part in parts])
+            shapes = read_points(catalog, record, ids, (ends[0], ends[1]), attributes)
         else:
             shapes = read_objects(catalog, record, ids, level=level, budget=budget, attributes=attributes)
         read.append((rows, shapes))
@@ -112,17 +121,6 @@ def read_shapes(
         made.kind, made.positions, made.offsets, made.ids, made.links, made.link_offsets, made.vertex_attributes,
         made.link_attributes, {**made.object_attributes, **own},
     )  # fmt: skip
-
-
-def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Return the bounding box of the shapes of some rows."""
-    at = pa.array(rows)
-    ends = []
-    for end, least in (("min", np.nanmin), ("max", np.nanmax)):
-        parts = [table.column(f"{record.column}.{a}_{end}").take(at).to_numpy() for a in AXES[: len(record.axes)]]
-        # Cells without points have no box. Of nothing but NaN, `nanmin` would be NaN, with a warning.
-        ends.append([float(least(part)) if np.isfinite(part).any() else 0.0 for part in parts])
-    return ends[0], ends[1]
 
 
 def store_of(catalog: Catalog, record: GeometryRecord) -> VectorStore:
@@ -379,7 +377,16 @@ class Within(Filter):
             return self._either(self.by)
         # One query asks for its SQL several times; the shapes are read the first time.
         if "exact" not in self._memo:
-            self._memo["exact"] = self._exact()
+            inside = self._either("bbox", inside=True)
+            # A shape whose own box is inside meets the box for certain and is not read.
+            where = all_of(self._either("bbox"), negation(inside))
+            uids: list[str] = []
+            for column in dict.fromkeys(record.column for record in self.records):
+                rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
+                for record in self.records:
+                    if record.column == column:
+                        uids += self._meeting(record, rows)
+            self._memo["exact"] = any_of(inside, in_list("uid", sorted(uids)))
         return self._memo["exact"]
 
     def _either(self, by: str, *, inside: bool = False) -> str:
@@ -391,19 +398,6 @@ class Within(Filter):
             for column, groups in found.items()
         ]
         return any_of(*(all_of(*part) for part in parts))
-
-    def _exact(self) -> str:
-        """Read the shapes of cells whose bounding box intersects this one but is not inside it."""
-        inside = self._either("bbox", inside=True)
-        # A shape whose own box is inside meets the box for certain and is not read.
-        where = all_of(self._either("bbox"), negation(inside))
-        uids: list[str] = []
-        for column in dict.fromkeys(record.column for record in self.records):
-            rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
-            for record in self.records:
-                if record.column == column:
-                    uids += self._meeting(record, rows)
-        return any_of(inside, in_list("uid", sorted(uids)))
 
     def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
         own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
@@ -507,7 +501,14 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
         parts = shapes.vertex_attributes.get(PART)
         part = np.zeros(len(of), np.int64) if parts is None else parts.values[links[:, 0]].astype(np.int64)
         n_parts = int(part.max(initial=0)) + 1
-        odd = _encloses(positions, links, of * n_parts + part, lo, len(met) * n_parts)
+        a, b = positions[links[:, 0]], positions[links[:, 1]]
+        # Of two edges that meet at the height of the point, `>` counts one or both or none, as parity needs.
+        spans = (a[:, 1] > lo[1]) != (b[:, 1] > lo[1])
+        rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)
+        crossing = a[:, 0] + (lo[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
+        # A point is inside if an odd number of edges is to its right.
+        right = (of * n_parts + part)[spans & (lo[0] < crossing)]
+        odd = np.bincount(right, minlength=len(met) * n_parts) % 2 == 1
         met |= odd.reshape(len(met), n_parts).any(axis=1)
     return met
 
@@ -577,16 +578,3 @@ def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[N
             fans = [links[:, [0, i, i + 1]] for i in range(1, links.shape[1] - 1)]
             links = np.concatenate(fans)
     return links, owner[links[:, 0]]
-
-
-def _encloses(
-    positions: Floats, links: NDArray[np.int64], of: NDArray[np.int64], point: Floats, n: int
-) -> NDArray[np.bool_]:
-    """Test which outlines enclose a point, by the parity of edges to its right."""
-    a, b = positions[links[:, 0]], positions[links[:, 1]]
-    # Of two edges that meet at the height of the point, `>` counts one or both or none, as parity needs.
-    spans = (a[:, 1] > point[1]) != (b[:, 1] > point[1])
-    rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)
-    crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
-    odd: NDArray[np.bool_] = np.bincount(of[spans & (point[0] < crossing)], minlength=n) % 2 == 1
-    return odd

@@ -20,7 +20,7 @@ from raggedatlas.wings.vectors.chunking import (
     stable_order,
 )
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry, Level, level_chunk_shape, level_json, level_scale
-from raggedatlas.wings.vectors.shapes import Attribute, Attributes, Groups, counts_to_offsets, fill_value
+from raggedatlas.wings.vectors.shapes import Attribute, Attributes, counts_to_offsets, fill_value
 from raggedatlas.wings.vectors.storage.codecs import (
     STRINGS,
     Blobs,
@@ -620,7 +620,19 @@ def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: st
     yield group_json(root, facts)
     zero = ".".join("0" for _ in range(level.chunks.shape[1]))
     for family in chunk_arrays(level):
-        path, block = _array_09(family, level, zero)
+        path, block = family.path, dict(family.attributes)
+        if path in {"vertex_fragments", "link_fragments"}:
+            block["encoding"] = "fragment_index_v1"
+        if block["zv_array"] in {"attribute", "fragment_attribute", "link_attribute"}:
+            block["row_shape"] = block.pop("shape")
+        if path == "links/0" or path.startswith("link_attributes/"):
+            width = 1 if level.links is None else level.links.width
+            path += "/" + ("_".join([zero] * (width - 1)) or "self")
+            block["offsets"] = [[0] * level.chunks.shape[1]] * (width - 1)
+            # The number of links is declared once, by the group of the delta, see `_link_files_09`.
+            block.pop("num_links", None)
+            if family.path == "links/0":
+                block["has_perm"] = False
         own = replace(grid, compression=_compression(level, family, compression))
         yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
     yield from _link_files_09(geometry, k, grid)
@@ -638,24 +650,6 @@ def _compression(level: Level, family: ArrayData, requested: str | None) -> str 
     if requested != "default":
         return requested
     return "lz4" if level.objects is None and family.path.startswith("vertex_attributes/") else None
-
-
-def _array_09(family: ArrayData, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
-    """Return path and attributes of a family in layout 0.9."""
-    path, block = family.path, dict(family.attributes)
-    if path in {"vertex_fragments", "link_fragments"}:
-        block["encoding"] = "fragment_index_v1"
-    if block["zv_array"] in {"attribute", "fragment_attribute", "link_attribute"}:
-        block["row_shape"] = block.pop("shape")
-    if path == "links/0" or path.startswith("link_attributes/"):
-        width = 1 if level.links is None else level.links.width
-        path += "/" + ("_".join([zero] * (width - 1)) or "self")
-        block["offsets"] = [[0] * level.chunks.shape[1]] * (width - 1)
-        # The number of links is declared once, by the group of the delta, see `_link_files_09`.
-        block.pop("num_links", None)
-        if family.path == "links/0":
-            block["has_perm"] = False
-    return path, block
 
 
 def _link_files_09(geometry: Geometry, k: int, grid: CellGridOptions) -> Iterator[File]:
@@ -732,7 +726,11 @@ def _object_files_09(root: str, level: Level) -> Iterator[File]:
     yield from _tables_09(f"{root}/object_attributes", "object_attribute", level.object_attributes)
     if groups is not None:
         block = {"zv_array": "groups", "num_groups": groups.n_groups}
-        run = _is_range(groups)
+        first, counts = groups.offsets[:-1], np.diff(groups.offsets)
+        run = counts >= MIN_RANGE_LENGTH
+        # Counts the steps other than 1: ids are consecutive between two places with equal counts.
+        broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
+        run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
         firsts = groups.offsets[:-1][run]
         ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
         if run.any():
@@ -756,13 +754,3 @@ def _tables_09(path: str, kind: str, attributes: Attributes) -> Iterator[File]:
             block["fill_sentinel_meaning"] = "absent"
         fill = fill_value(attribute.values.dtype)
         yield from plain_array(f"{path}/{name}", _filled(attribute), block, "zstd", _ROWS, fill)
-
-
-def _is_range(groups: Groups) -> NDArray[np.bool_]:
-    """Return which groups are consecutive ids and long enough to be stored as a range: (G,) bool."""
-    first, counts = groups.offsets[:-1], np.diff(groups.offsets)
-    run = counts >= MIN_RANGE_LENGTH
-    # Counts the steps other than 1: ids are consecutive between two places with equal counts.
-    broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
-    run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
-    return np.asarray(run)

@@ -176,8 +176,7 @@ def test_colours_have_two_spellings(cxg: Path, spelled: str) -> None:
 
 @pytest.mark.long
 def test_everything_else_is_carried_through(cxg: Path) -> None:
-    """Gene sets, coverage, unknown arrays, groups and metadata, and embeddings in 64 bits go through AnnData, and are put back."""
-    tiledb = import_tiledb()
+    """Gene sets, unknown metadata, and embeddings in 64 bits go through AnnData, and are put back; unknown arrays are told."""
     sets = {"s": {"geneset_name": "s", "genes": [{"gene_symbol": "LYZ", "gene_description": ""}]}}
     cxg_files.set_meta(cxg / "obs", genesets=json.dumps(sets), more="text")
     cxg_files.set_meta(
@@ -187,68 +186,25 @@ def test_everything_else_is_carried_through(cxg: Path) -> None:
     )
     cxg_files.write_dense(cxg / "emb" / "fine", np.linspace(0, 1, 12).reshape(6, 2))
     cxg_files.write_dense(cxg / "scores", np.arange(6.0))
-    cxg_files.make_group(cxg / "own")
-    cxg_files.write_dense(cxg / "own" / "inner", np.arange(4).reshape(2, 2))
-    axes = [
-        tiledb.Dim("chrom", domain=(1, 25), tile=1, dtype=np.uint32, ctx=context()),
-        tiledb.Dim("bin", domain=(0, 99), tile=10, dtype=np.uint32, ctx=context()),
-        tiledb.Dim("cell_type", domain=(None, None), tile=None, dtype="ascii", ctx=context()),
-    ]
-    attributes = [tiledb.Attr("coverage", dtype=np.float32, ctx=context())]
-    cxg_files.create(cxg / "coverage", axes, attributes, sparse=True)
-    with open_array(cxg / "coverage", "w") as array:
-        array[[1, 2], [5, 7], np.array([b"B", b"T"])] = np.array([1.5, 2.5], np.float32)
-    cxg_files.set_meta(cxg / "coverage", cell_id_map=json.dumps({"B": 0}))
+    cxg_files.make_group(cxg / "coverage")
+    for name in ("obs", "cxg_group_metadata"):
+        cxg_files.set_meta(cxg / name, pair=(1, 2))
+    source = open_source(cxg)
+    assert {"scores", "coverage"} <= set(source.describe().left_out)
+    source.close()
     back = through_h5ad(cxg)
     obs, group = array_metadata(back / "obs"), array_metadata(back / "cxg_group_metadata")
     assert (json.loads(obs["genesets"]), obs["more"], group["note"]) == (sets, "text", "kept")
     assert json.loads(group["cxg_properties"]) == {"title": "T", "about": "https://a.b", "x": 1}
     assert json.loads(group["corpora"])["default_embedding"] == "X_umap"
     assert array_values(back / "emb" / "fine").dtype == np.float64
-    np.testing.assert_array_equal(array_values(back / "scores"), np.arange(6.0))
-    np.testing.assert_array_equal(array_values(back / "own" / "inner"), np.arange(4).reshape(2, 2))
-    with open_array(back / "coverage") as array:
-        assert [array.schema.domain.dim(i).name for i in range(3)] == ["chrom", "bin", "cell_type"]
-    found = array_values(back / "coverage")
-    assert (found["coverage"].tolist(), found["bin"].tolist()) == ([1.5, 2.5], [5, 7])
-    assert [bytes(v) if isinstance(v, bytes) else v.encode() for v in found["cell_type"]] == [b"B", b"T"]
-    assert json.loads(array_metadata(back / "coverage")["cell_id_map"]) == {"B": 0}
+    assert (obs["pair"], group["pair"]) == ((1, 2), (1, 2))
+    assert not (back / "scores").exists()
 
 
 def through_h5ad(cxg: Path) -> Path:
     """Write a CXG as h5ad, and that as a CXG again."""
     return Path(copy(copy(cxg, cxg.with_name("b.h5ad")), open_sink(cxg.with_name("b.cxg"))))
-
-
-@pytest.mark.parametrize("name", ["table", "values", "axes", "metadata", "obs", "X"])
-def test_arrays_of_a_group_have_any_names(cxg: Path, name: str) -> None:
-    """An array of an unknown group may have the name of a part of a description, or of a member of the whole."""
-    cxg_files.make_group(cxg / "own")
-    cxg_files.write_dense(cxg / "own" / name, np.arange(4.0))
-    cxg_files.set_meta(cxg / "own" / name, note="kept", pair=(1, 2))
-    back = through_h5ad(cxg) / "own" / name
-    np.testing.assert_array_equal(array_values(back), np.arange(4.0))
-    assert array_metadata(back) == {"note": "kept", "pair": (1, 2)}
-
-
-def test_several_attributes_and_numbers_are_kept(cxg: Path) -> None:
-    """A dense array of several attributes, and several numbers under one key of metadata, go through AnnData, and are put back."""
-    tiledb = import_tiledb()
-    axes = [
-        tiledb.Dim(f"d{i}", domain=(0, n - 1), tile=n, dtype=np.uint32, ctx=context()) for i, n in enumerate((2, 3))
-    ]
-    attributes = [tiledb.Attr(name, dtype=dtype, ctx=context()) for name, dtype in (("a", "f8"), ("b", "i4"))]
-    cxg_files.create(cxg / "two", axes, attributes)
-    values = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(6, dtype="i4").reshape(2, 3)}
-    with open_array(cxg / "two", "w") as array:
-        array[:] = values
-    for name in ("obs", "cxg_group_metadata"):
-        cxg_files.set_meta(cxg / name, pair=(1, 2))
-    back = through_h5ad(cxg)
-    for name, expected in values.items():
-        np.testing.assert_array_equal(array_values(back / "two")[name], expected)
-    for name in ("obs", "cxg_group_metadata"):
-        assert array_metadata(back / name)["pair"] == (1, 2)
 
 
 def test_a_negative_row_is_refused_by_columns(cxg: Path) -> None:
@@ -466,15 +422,6 @@ def test_the_extra_is_named(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect_format(cxg) == "cxg"
     with pytest.raises(MissingExtraError, match=r"raggedatlas\[cxg\]"):
         open_source(cxg)
-
-
-def test_large_unknown_arrays_are_left_out_and_told(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays beyond the limit are not read, and the source says so."""
-    cxg_files.write_dense(cxg / "scores", np.arange(6.0))
-    monkeypatch.setattr("raggedatlas.wings.cxg.source.MAX_EXTRA_BYTES", 10)
-    source = open_source(cxg)
-    assert "more than the limit" in source.describe().left_out["scores"]
-    source.close()
 
 
 # The input was written by anndata 0.7.

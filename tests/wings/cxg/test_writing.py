@@ -58,14 +58,14 @@ def test_what_cannot_be_opened_is_not_published(
 ) -> None:
     """A CXG that breaks a rule of its readers is an error of ours, and nothing has its name; one that was there stays."""
     target = write(small(7), tmp_path / "x.cxg")
-    finish = sink.write_extra_arrays
+    finish = sink.write_metadata_array
 
-    def odd(folder: Path, arrays: Any) -> None:
-        finish(folder, arrays)
+    def odd(path: Path, metadata: Any) -> None:
+        finish(path, metadata)
         for name in gone:
-            shutil.rmtree(folder / name, ignore_errors=True)
+            shutil.rmtree(path.parent / name, ignore_errors=True)
 
-    monkeypatch.setattr(sink, "write_extra_arrays", odd)
+    monkeypatch.setattr(sink, "write_metadata_array", odd)
     for name in ("x.cxg", "new.cxg"):
         with pytest.raises(CorruptError, match=f"{rule}.*nothing was kept"):
             write(small(), tmp_path / name, overwrite=True)

@@ -15,20 +15,16 @@ from raggedatlas.errors import ValuesError
 from raggedatlas.formats.external_sort import ExternalColumnSort, merge_slices
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import is_pandas
 from raggedatlas.wings.cxg.array_reader import DenseArray, LazyArray, SparseRowReader
 from raggedatlas.wings.cxg.options import (
     ANONYMOUS,
-    COVERAGE,
     HINTS,
-    MEMBERS,
     OBS,
     VAR,
     XC,
     XR,
     CxgOptions,
     X,
-    is_path_name,
 )
 from raggedatlas.wings.cxg.table_encoder import SpilledColumn, Table
 from raggedatlas.wings.cxg.tiledb_arrays import (
@@ -41,7 +37,7 @@ from raggedatlas.wings.cxg.tiledb_arrays import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 ZSTD_LEVEL = 3
 """Compression level; level 22, which other writers use, takes about 75 times as long and saves an eighth."""
@@ -181,14 +177,6 @@ def create_group(path: Path) -> None:
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=True):
         tiledb.group_create(absolute_uri(path), ctx=context())
-
-
-def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
-    """Write metadata of an array; lists become tuples, the form of several numbers in TileDB."""
-    if values:
-        with open_array(path, "w") as array:
-            for key, value in values.items():
-                array.meta[key] = tuple(value) if isinstance(value, list) else value
 
 
 def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
@@ -377,98 +365,8 @@ class DenseBandWriter:
             self._band[:] = 0
 
 
-def write_sparse_table(path: Path, frame: "pd.DataFrame", axes: list[dict[str, Any]]) -> None:
-    """Write a sparse array whose cells are the rows of a table.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the new array.
-    frame : pandas.DataFrame
-        The cells: a column for each axis, and one for each attribute.
-    axes : list of dict
-        ``name`` and ``dtype`` of each axis, and ``domain`` and ``tile`` unless it is of text.
-    """
-    names = [axis["name"] for axis in axes]
-    values = _storable_columns(frame.drop(columns=names))
-    packed, dim = filters(), import_tiledb().Dim
-    with tiledb_errors(path, writes=True):
-        dimensions = [
-            dim(
-                *(axis["name"], tuple(axis.get("domain", (None, None))), axis.get("tile"), packed),
-                dtype=np.dtype(axis["dtype"]) if "domain" in axis else "ascii",
-                ctx=context(),
-            )
-            for axis in axes
-        ]
-        attributes = [_attribute(name, _dtype_name(column), packed) for name, column in values.items()]
-        _create_array(path, dimensions, attributes, sparse=True)
-    if len(frame):
-        with open_array(path, "w") as array:
-            array[tuple(frame[name].to_numpy() for name in names)] = values
-
-
-def _storable_columns(frame: "pd.DataFrame") -> dict[str, NDArray[Any]]:
-    """Return the columns of a table as arrays of numbers, booleans, or text as objects."""
-    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    return {name: v if v.dtype.kind in "biuf" else v.astype(object) for name, v in columns.items()}
-
-
 def _dtype_name(values: NDArray[Any] | SpilledColumn) -> str:
     return TEXT if values.dtype == object else str(values.dtype)
-
-
-def write_extra_arrays(folder: Path, arrays: Any) -> None:  # noqa: ANN401
-    """Write arrays outside the format that `source` read from a CXG; other values are ignored."""
-    if not isinstance(arrays, Mapping):
-        return
-    # Members come from the AnnData itself; `coverage` has no place there, so `source` keeps it among the extras.
-    _write_members(folder, {name: value for name, value in arrays.items() if name == COVERAGE or name not in MEMBERS})
-
-
-def _write_members(folder: Path, members: Mapping[str, Any]) -> None:
-    for name, value in members.items():
-        if isinstance(value, Mapping) and is_path_name(str(name)):
-            _write(folder / str(name), value)
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one array, or a group, whose members are mappings and may have the names of the parts of an array."""
-    table: Any = value.get("table")
-    values, axes = value.get("values"), value.get("axes")
-    if is_pandas(table, "DataFrame") and isinstance(axes, str):
-        write_sparse_table(path, table, json.loads(axes))
-    elif is_pandas(table, "DataFrame"):
-        columns = _storable_columns(table)
-        if len(table):
-            create(path, grid_spec((len(table),), {n: _dtype_name(v) for n, v in columns.items()}))
-            with open_array(path, "w") as array:
-                array[:] = columns
-    elif isinstance(values, np.ndarray):
-        _write_values(path, {ANONYMOUS: values})
-    # An array in a group, called `values`, has no part but that, or its metadata, which is text.
-    elif (
-        isinstance(values, Mapping)
-        and {*values} - {"values"}
-        and all(isinstance(v, np.ndarray) for v in values.values())
-    ):
-        _write_values(path, values)
-    else:
-        create_group(path)
-        _write_members(path, value)
-        return
-    text = value.get("metadata")
-    write_metadata(path, json.loads(text) if isinstance(text, str) else {})
-
-
-def _write_values(path: Path, attributes: Mapping[str, NDArray[Any]]) -> None:
-    columns = {name: v.astype(object) if v.dtype.kind in "OUS" else v for name, v in attributes.items()}
-    shape = next(iter(columns.values())).shape
-    if not shape or 0 in shape:
-        return
-    create(path, grid_spec(shape, {name: _dtype_name(v) for name, v in columns.items()}))
-    with open_array(path, "w") as array:
-        array[:] = columns if len(columns) > 1 else next(iter(columns.values()))
 
 
 READ_ENTRIES = 1 << 21

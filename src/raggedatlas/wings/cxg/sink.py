@@ -32,7 +32,6 @@ from raggedatlas.wings.cxg.array_writer import (
     MatrixWriter,
     create_group,
     grid_spec,
-    write_extra_arrays,
     write_metadata_array,
     write_table,
 )
@@ -251,7 +250,6 @@ class CxgSink:
         write_metadata_array(self._folder / GROUP_METADATA, self._contents.group)
         if self._contents.uns:
             write_metadata_array(self._folder / UNS, self._contents.uns)
-        write_extra_arrays(self._folder, self._contents.arrays)
         try:
             broken = [str(problem) for problem in validate(self._folder) if problem.level == "must"]
             cxg_source(self._folder).close()

@@ -59,14 +59,10 @@ from raggedatlas.wings.cxg.tiledb_arrays import (
     context,
     import_tiledb,
     open_array,
-    stored_bytes,
     tiledb_errors,
     values_of,
 )
 from raggedatlas.wings.cxg.unstructured import from_json, restore_arrays
-
-MAX_EXTRA_BYTES = 256 << 20
-"""Maximum size on disk of arrays outside the format that are read into ``uns``."""
 
 
 def cxg_source(
@@ -320,19 +316,13 @@ class _CxgReader:
             values |= read_unstructured(self.path / UNS)
         elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
-        arrays: dict[str, Callable[[], Any]] = {}
         for name in self.detection.members:
-            # `coverage` is a member of the format without a place in AnnData.
-            if name not in (COVERAGE, *self.detection.extras):
-                continue
-            size = stored_bytes(self.path / name)
-            if size > MAX_EXTRA_BYTES:
-                self.left_out[name] = f"{size:,} bytes, more than the limit for arrays outside the format"
-            else:
-                arrays[name] = partial(_read_extra, self.path / name)
+            # `coverage` is a member of the format, and AnnData has no place for it either.
+            if name in (COVERAGE, *self.detection.extras):
+                self.left_out[name] = "an array that AnnData has no place for"
         readers: dict[str, Callable[[], Any]] = {key: partial(values.__getitem__, key) for key in values}
-        if side or arrays:
-            readers[SIDE] = partial(_read_side_data, side, arrays)
+        if side:
+            readers[SIDE] = partial(dict, side)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}
         return readers
 
@@ -417,60 +407,6 @@ def _decode_bytes(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, tuple):
         return np.array(value)
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
-
-
-def _read_side_data(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    return {**side, "arrays": {name: read() for name, read in arrays.items()}} if arrays else dict(side)
-
-
-def _read_extra(path: AnyPath) -> dict[str, Any]:
-    """Read an array outside the format, or all arrays of a group; ``metadata`` is JSON."""
-    if tiledb_kind(path) != "array":
-        return {name: _read_extra(path / name) for name in list_members(path)}
-    import pandas as pd
-
-    with open_array(path) as array:
-        sparse, meta = bool(array.schema.sparse), {k: _decode_bytes(v) for k, v in array.meta.items()}
-        axes = [_axis(array.schema.domain.dim(i)) for i in range(array.schema.domain.ndim)]
-        check_text_offsets(path, array.schema)
-        read = array[:]
-    parts: dict[str, Any] = {}
-    if sparse or (isinstance(read, dict) and set(read) != {ANONYMOUS}):
-        table = {name: _decode_texts(np.asarray(values)) for name, values in read.items()}
-        flat = all(values.ndim == 1 for values in table.values())
-        parts["table" if flat else "values"] = (
-            pd.DataFrame(table).rename(columns={ANONYMOUS: "value"}) if flat else table
-        )
-        if flat:
-            parts["table"].index = parts["table"].index.astype(str)
-            parts |= {"axes": json.dumps(axes)} if sparse else {}
-    else:
-        parts["values"] = values_of(read)
-    # Numbers of metadata may be NumPy's, which JSON does not know.
-    plain = {key: getattr(value, "tolist", lambda value=value: value)() for key, value in meta.items()}
-    kept = {key: value for key, value in plain.items() if isinstance(value, str | int | float | list)}
-    return {**parts, "metadata": json.dumps(kept)} if kept else parts
-
-
-def _axis(axis: Any) -> dict[str, Any]:  # noqa: ANN401  (a TileDB dimension)
-    """Describe a dimension so that it can be recreated; text dimensions have neither domain nor tile."""
-    if axis.dtype.kind not in "iuf":
-        return {"name": axis.name, "dtype": "ascii"}
-    low, high = (value.item() for value in axis.domain)
-    return {
-        "name": axis.name,
-        "dtype": str(axis.dtype),
-        "domain": [low, high],
-        "tile": getattr(axis.tile, "item", lambda: axis.tile)(),
-    }
-
-
-def _decode_texts(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind not in "SO":
-        return values
-    return np.array(
-        [v.decode("utf-8", errors="replace") if isinstance(v, bytes) else v for v in values.tolist()], object
-    )
 
 
 def read_unstructured(path: AnyPath) -> dict[str, Any]:

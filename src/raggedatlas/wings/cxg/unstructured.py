@@ -285,7 +285,7 @@ CORPORA_KEYS = (
 """Keys of ``uns`` that belong to the schema of CELLxGENE, in files that follow it."""
 
 _SIDE_PARTS: Mapping[str, type] = {
-    **dict.fromkeys(("arrays", "metadata", "obs_metadata", "properties", "var_metadata"), Mapping),
+    **dict.fromkeys(("metadata", "obs_metadata", "properties", "var_metadata"), Mapping),
     **dict.fromkeys(("colors", "var_index"), str),
 }
 """Keys of the side data, as `source` names them -> type of the value."""
@@ -297,7 +297,7 @@ _TERM = "_ontology_term_id"
 
 @dataclass(frozen=True, slots=True)
 class CxgMetadata:
-    """Metadata of a CXG, and arrays outside the format.
+    """Metadata of a CXG.
 
     Parameters
     ----------
@@ -307,8 +307,6 @@ class CxgMetadata:
         Metadata of the tables, other than their hints.
     uns : dict of str to str
         JSON of ``spatial``, where there is some.
-    arrays : mapping
-        Arrays outside the format, as `source` returns them.
     losses : list of ConversionLoss
         Elements that are not preserved.
     """
@@ -317,7 +315,6 @@ class CxgMetadata:
     obs: dict[str, Any] = field(default_factory=dict)
     var: dict[str, Any] = field(default_factory=dict)
     uns: dict[str, str] = field(default_factory=dict)
-    arrays: Mapping[str, Any] = field(default_factory=dict)
     losses: list[ConversionLoss] = field(default_factory=list)
 
     def lose(self, key: str, fate: LossKind, what: str) -> None:
@@ -343,7 +340,7 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
         With losses for what a CXG has no place for.
     """
     side = _side(uns)
-    result = CxgMetadata(arrays=_mapping(side.get("arrays")))
+    result = CxgMetadata()
     # Whatever finds a place below is removed from `left`; the rest is reported as lost.
     left = {key: value for key, value in uns.items() if key != SIDE}
     _report_unknown(uns, result)
@@ -370,9 +367,7 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
         _spatial(left.pop(SPATIAL), result)
     for key in left:
         result.lose(f"uns/{key}", "lost", "a CXG has no place for it")
-    return CxgMetadata(
-        {VERSION: options.profile, **result.group}, result.obs, result.var, result.uns, result.arrays, result.losses
-    )
+    return CxgMetadata({VERSION: options.profile, **result.group}, result.obs, result.var, result.uns, result.losses)
 
 
 def stored_var_index(uns: Mapping[str, Any]) -> str | None:

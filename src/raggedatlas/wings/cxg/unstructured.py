@@ -271,12 +271,6 @@ def color_table(labels: Sequence[str], colors: Any) -> dict[str, str] | None:  #
     return dict(zip(labels, valid, strict=True)) if len(valid) == len(labels) and labels else None
 
 
-def is_lossless(colors: Any, table: Mapping[str, str]) -> bool:  # noqa: ANN401
-    """Return whether a table has exactly the given colours, in the same spelling except for capitals."""
-    given = np.asarray(colors, dtype=object).reshape(-1).tolist()
-    return [str(color).lower() for color in given] == list(table.values())
-
-
 CORPORA_KEYS = (
     "schema_version", "schema_reference", "title", "default_embedding", "X_approximate_distribution", "X_normalization", "batch_condition",
     "version", "contributors", "preprint_doi", "publication_doi", "default_field", "tags", "project_name", "project_description",
@@ -446,7 +440,8 @@ def _colors(
         table = color_table(obs.labels[named], left[key])
         if table is None:
             continue
-        if not is_lossless(left[key], table):
+        given = np.asarray(left[key], dtype=object).reshape(-1).tolist()
+        if [str(color).lower() for color in given] != list(table.values()):
             result.lose(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
         shown = hints.get(obs.names[named], {}).get("categories", ())
         # In 0.2.0 missing values are a category `nan`, which has no colour in AnnData.

@@ -167,11 +167,6 @@ class ResultPartWriter(BatchWriter):
         return f"Part {self.part.number} of the results in {self.result_dir} has already been written."
 
 
-def unfinished_parts(parts: list[ResultPart]) -> list[int]:
-    """Return the numbers of the parts that are not finished."""
-    return [part.number for part in parts if not part.receipt.is_file()]
-
-
 CHECKPOINT = ".checkpoint"
 """File in the database folder that records the finished work of a running writer."""
 
@@ -418,7 +413,7 @@ class ResultDatasetWriter(BatchWriter):
         if self._state == "committed":
             return
         self._require_open()
-        missing = unfinished_parts(self._parts)
+        missing = [part.number for part in self._parts if not part.receipt.is_file()]
         if missing:
             raise ConflictError(
                 f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes before commit(). "

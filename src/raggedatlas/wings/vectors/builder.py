@@ -305,13 +305,7 @@ def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest
         return replace(level, metadata=metadata)
     # All levels list the same objects, so the count of the finest is that of the parent, as V101 requires.
     metadata |= {"preserves_object_ids": True, "inherited_num_objects": finest.objects.n_objects}
-    return replace(pad_objects(level, finest.objects.ids), metadata=metadata)
-
-
-def pad_objects(level: Level, ids: NDArray[np.int64]) -> Level:
-    """Return a level whose index lists all `ids`; missing objects are empty, and absent in its attributes."""
-    objects = level.objects
-    assert objects is not None
+    objects, ids = level.objects, finest.objects.ids
     stray = np.setdiff1d(objects.ids, ids)
     if stray.size:
         raise SourceError(f"Object {stray[0]} of a coarser level is not in the finest level.")
@@ -320,9 +314,8 @@ def pad_objects(level: Level, ids: NDArray[np.int64]) -> Level:
     counts = np.zeros(len(ids), np.int64)
     counts[at] = np.diff(objects.bounds)
     attributes = {name: _pad_attribute(attribute, at, len(ids)) for name, attribute in level.object_attributes.items()}
-    return replace(
-        level, objects=replace(objects, ids=ids, bounds=counts_to_offsets(counts)), object_attributes=attributes
-    )
+    index = replace(objects, ids=ids, bounds=counts_to_offsets(counts))
+    return replace(level, objects=index, object_attributes=attributes, metadata=metadata)
 
 
 def _pad_attribute(attribute: Attribute, at: NDArray[np.int64], n_rows: int) -> Attribute:

@@ -340,27 +340,6 @@ def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -
     return Paths(members, offsets, links[ends[:, 1], 0] == members[offsets[:-1]])
 
 
-def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which vertices always stay: branch points, ends, isolated vertices, ends of loops, and roots of skeletons."""
-    degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
-    fixed: NDArray[np.bool_] = degree != 2
-    # A link from a vertex to itself counts twice, so that the vertex looks like an inner one.
-    fixed[links[links[:, 0] == links[:, 1], 0]] = True
-    if shapes.kind == "skeleton":
-        has_parent = np.zeros(shapes.n_vertices, bool)
-        has_parent[links[:, 0]] = True
-        # Links on both sides of a root point to it, so no single link can replace them.
-        fixed |= ~has_parent
-    return fixed
-
-
-def required_inner_vertices(chains: Paths) -> NDArray[np.int64]:
-    """Return how many inner vertices each path must keep so that no loop and no parallel path is lost."""
-    ends = np.sort(np.stack([chains.members[chains.offsets[:-1]], chains.members[chains.offsets[1:] - 1]], 1), 1)
-    _, which, counts = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
-    return np.where(ends[:, 0] == ends[:, 1], 2, np.where(counts[which.ravel()] > 1, 1, 0))
-
-
 def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of graphs and skeletons.
 
@@ -371,10 +350,24 @@ def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     links = shapes.edges()
     if links.shape[1] != 2:
         raise SourceError(f"Links of a {shapes.kind} have {links.shape[1]} ends; expected 2.")
-    chains = find_paths(links, shapes.n_vertices, fixed_vertices(shapes, links))
+    # These always stay: branch points, ends, isolated vertices, ends of loops, and roots of skeletons.
+    degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
+    fixed: NDArray[np.bool_] = degree != 2
+    # A link from a vertex to itself counts twice, so that the vertex looks like an inner one.
+    fixed[links[links[:, 0] == links[:, 1], 0]] = True
+    if shapes.kind == "skeleton":
+        has_parent = np.zeros(shapes.n_vertices, bool)
+        has_parent[links[:, 0]] = True
+        # Links on both sides of a root point to it, so no single link can replace them.
+        fixed |= ~has_parent
+    chains = find_paths(links, shapes.n_vertices, fixed)
     points = shapes.positions.astype(np.float64)
     along = vertex_tolerances(points[chains.members], chains.offsets)
-    keep_heaviest(along, chains.offsets, required_inner_vertices(chains))
+    ends = np.sort(np.stack([chains.members[chains.offsets[:-1]], chains.members[chains.offsets[1:] - 1]], 1), 1)
+    _, which, counts = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
+    # So many inner vertices of each path stay that no loop and no parallel path is lost.
+    required = np.where(ends[:, 0] == ends[:, 1], 2, np.where(counts[which.ravel()] > 1, 1, 0))
+    keep_heaviest(along, chains.offsets, required)
     weights = np.full(shapes.n_vertices, np.inf)
     weights[chains.members] = along
     chain = np.repeat(np.arange(len(chains.forward)), np.diff(chains.offsets))

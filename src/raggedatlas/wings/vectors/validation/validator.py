@@ -55,7 +55,12 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     >>> validate(folder)
     []
     """
-    depth = depth_of(level)
+    if isinstance(level, str) and level in LEVELS:
+        depth = LEVELS.index(level) + 1
+    elif isinstance(level, int) and 1 <= level <= len(LEVELS):
+        depth = level
+    else:
+        raise SourceError(f"Unknown level {level!r}; expected 1 to 5 or one of {', '.join(LEVELS)}.")
     place = Location.of(location)
     if not place.holds_files():
         raise NotFoundError(f"{place.uri} does not exist; check the path.")
@@ -63,15 +68,6 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     if check_root(checker):
         _check_levels(checker)
     return checker.by_rule()
-
-
-def depth_of(level: int | str) -> int:
-    """Return the number of a validation level; `SourceError` if it is unknown."""
-    if isinstance(level, str) and level in LEVELS:
-        return LEVELS.index(level) + 1
-    if isinstance(level, int) and 1 <= level <= len(LEVELS):
-        return level
-    raise SourceError(f"Unknown level {level!r}; expected 1 to 5 or one of {', '.join(LEVELS)}.")
 
 
 def _check_levels(checker: StoreChecker) -> None:

@@ -275,39 +275,36 @@ def _member(folder: AnyPath, name: str, kind: TiledbKind, prefix: str = "") -> E
     if kind == "group":
         return _group(at, name, tuple(_member(path, *member, f"{at}/") for member in list_members(path).items()))
     try:
-        return _array(at, path, read_array_info(path))
+        info = read_array_info(path)
+        # A sparse array is declared with every possible cell; fragments know how many are stored.
+        n_cells = written_cells(path) if info.sparse else prod(info.shape)
+        encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"
+        metadata = tuple(_metadata(at, key, value) for key, value in sorted(info.metadata.items()))
+        hints = _hints(info)
+        table = name in (OBS, VAR) and not info.sparse
+        columns = tuple(_column(at, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
+        anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
+        if table:
+            encoding = f"{encoding}, {len(columns):,} columns"
+        if name == GROUP_METADATA:
+            encoding = f"{encoding} for metadata"
+        width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
+        return Element(
+            at,
+            name,
+            encoding,
+            "array",
+            info.shape,
+            str(info.attributes[0].dtype) if anonymous else "",
+            info.tile,
+            compression=info.attributes[0].filters if anonymous else "",
+            n_bytes=n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse)),
+            n_stored=stored_bytes(path),
+            n_entries=n_cells if info.sparse and name == X else None,
+            children=(*(() if anonymous else columns), *metadata),
+        )
     except SourceError as error:
         return Element(at, name, "array", "array", fault=str(error).removeprefix("C00: "))
-
-
-def _array(path: str, at: AnyPath, info: ArrayInfo) -> Element:
-    # A sparse array is declared with every possible cell; fragments know how many are stored.
-    name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
-    encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"
-    metadata = tuple(_metadata(path, key, value) for key, value in sorted(info.metadata.items()))
-    hints = _hints(info)
-    table = name in (OBS, VAR) and not info.sparse
-    columns = tuple(_column(path, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
-    anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
-    if table:
-        encoding = f"{encoding}, {len(columns):,} columns"
-    if name == GROUP_METADATA:
-        encoding = f"{encoding} for metadata"
-    width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
-    return Element(
-        path,
-        name,
-        encoding,
-        "array",
-        info.shape,
-        str(info.attributes[0].dtype) if anonymous else "",
-        info.tile,
-        compression=info.attributes[0].filters if anonymous else "",
-        n_bytes=n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse)),
-        n_stored=stored_bytes(at),
-        n_entries=n_cells if info.sparse and name == X else None,
-        children=(*(() if anonymous else columns), *metadata),
-    )
 
 
 def _hints(info: ArrayInfo) -> dict[str, Any]:

@@ -234,7 +234,20 @@ class _CxgReader:
 
     def _rows(self) -> RowReader:
         if self.detection.layout == "split":
-            return self._split()
+            by_row = LazyArray(self.path / XR)
+            with closing(LazyArray(self.path / XC)) as by_column:
+                for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
+                    if opened.shape() != (n,):
+                        raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
+                # Rows need `Xr` alone; `Xc` is checked all the same, so that `columns` does not fail later.
+                by_column.attribute(ANONYMOUS, "C16")
+                for opened, name, rule in ((by_row, VAR, "C15"), (by_column, OBS, "C16")):
+                    dtype = opened.attribute(name, rule)
+                    if dtype.kind not in "iu":
+                        raise SourceError(
+                            f"{rule}: {opened.path} holds positions ({name!r}) of {dtype}; expected integers. Write the CXG again."
+                        )
+            return SparseRowReader(by_row, self.shape, "C15")
         opened = LazyArray(self.path / X)
         extents = opened.shape()
         if extents != self.shape:
@@ -243,22 +256,6 @@ class _CxgReader:
             return DenseRows(DenseArray(opened, "C14"), self._place(X))
         rows = SparseRowReader(opened, self.shape, "C40")
         return rows if self.shift is None else ShiftedRowReader(rows, self.shift)
-
-    def _split(self) -> SparseRowReader:
-        by_row = LazyArray(self.path / XR)
-        with closing(LazyArray(self.path / XC)) as by_column:
-            for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
-                if opened.shape() != (n,):
-                    raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
-            # Rows need `Xr` alone; `Xc` is checked all the same, so that `columns` does not fail later.
-            by_column.attribute(ANONYMOUS, "C16")
-            for opened, name, rule in ((by_row, VAR, "C15"), (by_column, OBS, "C16")):
-                dtype = opened.attribute(name, rule)
-                if dtype.kind not in "iu":
-                    raise SourceError(
-                        f"{rule}: {opened.path} holds positions ({name!r}) of {dtype}; expected integers. Write the CXG again."
-                    )
-        return SparseRowReader(by_row, self.shape, "C15")
 
     def _shift(self) -> NDArray[Any] | None:
         """Read the column shifts; return None if there are none."""

@@ -342,15 +342,8 @@ def merge_local_links(level: Level) -> Level:
         return level
     others = tuple(links for links in level.cross_links if links.delta)
     left = () if not crosses_chunks.any() else (select_links(crossing, np.flatnonzero(crosses_chunks)),)
-    return replace(
-        level,
-        links=_append_local_links(level, select_links(crossing, np.flatnonzero(~crosses_chunks))),
-        cross_links=(*left, *others),
-    )
-
-
-def _append_local_links(level: Level, links: CrossLinks) -> Links:
-    """Return the links within chunks plus the given ones, sorted by the fragment of their first end."""
+    # These join the links within chunks, sorted by the fragment of their first end.
+    links = select_links(crossing, np.flatnonzero(~crosses_chunks))
     chunk = KeyIndex(level.chunks).find(links.chunks[:, 0])
     own = level.links
     rows, places, attributes, counts = [links.rows], [chunk], [links.attributes], [links.n_links]
@@ -379,7 +372,11 @@ def _append_local_links(level: Level, links: CrossLinks) -> Links:
     starts = begin[:-1] - np.repeat(begin[fragments.bounds[:-1]], np.diff(fragments.bounds))
     parts = Fragments(fragments.bounds, np.ones(len(sizes), bool), starts, sizes, np.zeros(0, np.int64))
     kind = smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0)))
-    return Links(bounds, ends[order].astype(kind), parts, take_attributes(values, order))
+    return replace(
+        level,
+        links=Links(bounds, ends[order].astype(kind), parts, take_attributes(values, order)),
+        cross_links=(*left, *others),
+    )
 
 
 def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:

@@ -331,29 +331,25 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         If safetensors is needed and not installed.
     """
     with local_copy(path) as local:
-        return _read_weights(local)
+        import torch
 
-
-def _read_weights(path: Path) -> Mapping[str, Any]:
-    import torch
-
-    if path.suffix == _SAFE:
-        return _read_safetensors(path)
-    try:
-        # To the CPU first: the tensors may be saved from a device that this machine does not have.
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    # What PyTorch raises for a damaged file is of many types, depending on where reading fails.
-    except Exception as error:
-        message = " ".join(str(error).split())[:200]
-        raise SourceError(
-            f"The weights {os.fspath(path)} do not read: {message or type(error).__name__}. Expected what "
-            "torch.save(module.state_dict(), path) writes, or .safetensors; a whole pickled module is never read."
-        ) from error
-    if isinstance(found, Mapping) and isinstance(found.get(_STATE), Mapping):
-        found = found[_STATE]
-    if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise SourceError(f"The weights {os.fspath(path)} hold a {type(found).__name__}; expected named tensors.")
-    return found
+        if local.suffix == _SAFE:
+            return _read_safetensors(local)
+        try:
+            # To the CPU first: the tensors may be saved from a device that this machine does not have.
+            found = torch.load(local, map_location="cpu", weights_only=True)
+        # What PyTorch raises for a damaged file is of many types, depending on where reading fails.
+        except Exception as error:
+            message = " ".join(str(error).split())[:200]
+            raise SourceError(
+                f"The weights {os.fspath(local)} do not read: {message or type(error).__name__}. Expected what "
+                "torch.save(module.state_dict(), path) writes, or .safetensors; a whole pickled module is never read."
+            ) from error
+        if isinstance(found, Mapping) and isinstance(found.get(_STATE), Mapping):
+            found = found[_STATE]
+        if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+            raise SourceError(f"The weights {os.fspath(local)} hold a {type(found).__name__}; expected named tensors.")
+        return found
 
 
 def _read_safetensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:

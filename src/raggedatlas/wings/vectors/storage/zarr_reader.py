@@ -331,32 +331,6 @@ class _Pipeline:
     separator: str
 
 
-def _parse_pipeline(node: dict[str, Any], where: str) -> _Pipeline:
-    """Parse the storage of an array of byte strings."""
-    kind = node.get("data_type")
-    name = kind.get("name") if isinstance(kind, dict) else kind
-    if node.get("node_type") != "array" or name not in {"variable_length_bytes", "bytes", "string"}:
-        raise CorruptError(f"{where} is not an array of byte strings.")
-    shape = tuple(int(size) for size in node["shape"])
-    outer = tuple(int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"])
-    codecs, inner, is_sharded, at_end = node["codecs"], outer, False, True
-    if codecs and isinstance(codecs[0], dict) and codecs[0].get("name") == "sharding_indexed":
-        settings = codecs[0]["configuration"]
-        inner = tuple(int(size) for size in settings["chunk_shape"])
-        at_end = settings.get("index_location", "end") == "end"
-        at_end &= codec_names(settings.get("index_codecs") or []) == ["bytes", "crc32c"]
-        # Only an index at the end, with a crc32c, is read by `map_shard` and `fetch_index`.
-        is_sharded, at_end = True, at_end and len(codecs) == 1
-        codecs = settings["codecs"]
-    check_shapes(where, shape, inner, outer if is_sharded else None)
-    names = codec_names(codecs)
-    is_supported = names[:1] in (["vlen-bytes"], ["vlen-utf8"]) and set(names[1:]) <= SUPPORTED_CODECS and at_end
-    encoding = node.get("chunk_key_encoding") or {}
-    separator = (encoding.get("configuration") or {}).get("separator", "/")
-    is_supported &= encoding.get("name", "default") == "default"
-    return _Pipeline(shape, inner, outer, is_sharded, names[1:], not is_supported, separator)
-
-
 class _InnerChunks:
     """The encoded inner chunks of an array."""
 
@@ -364,7 +338,30 @@ class _InnerChunks:
         self.files, self.path = files, path
         self.where = f"{files.root}/{path}"
         with zarr_errors(self.where):
-            self.pipeline = _parse_pipeline(node, self.where)
+            kind = node.get("data_type")
+            name = kind.get("name") if isinstance(kind, dict) else kind
+            if node.get("node_type") != "array" or name not in {"variable_length_bytes", "bytes", "string"}:
+                raise CorruptError(f"{self.where} is not an array of byte strings.")
+            shape = tuple(int(size) for size in node["shape"])
+            outer = tuple(int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"])
+            codecs, inner, is_sharded, at_end = node["codecs"], outer, False, True
+            if codecs and isinstance(codecs[0], dict) and codecs[0].get("name") == "sharding_indexed":
+                settings = codecs[0]["configuration"]
+                inner = tuple(int(size) for size in settings["chunk_shape"])
+                at_end = settings.get("index_location", "end") == "end"
+                at_end &= codec_names(settings.get("index_codecs") or []) == ["bytes", "crc32c"]
+                # Only an index at the end, with a crc32c, is read by `map_shard` and `fetch_index`.
+                is_sharded, at_end = True, at_end and len(codecs) == 1
+                codecs = settings["codecs"]
+            check_shapes(self.where, shape, inner, outer if is_sharded else None)
+            names = codec_names(codecs)
+            is_supported = (
+                names[:1] in (["vlen-bytes"], ["vlen-utf8"]) and set(names[1:]) <= SUPPORTED_CODECS and at_end
+            )
+            encoding = node.get("chunk_key_encoding") or {}
+            separator = (encoding.get("configuration") or {}).get("separator", "/")
+            is_supported &= encoding.get("name", "default") == "default"
+            self.pipeline = _Pipeline(shape, inner, outer, is_sharded, names[1:], not is_supported, separator)
         per_shard = [o // i for o, i in zip(self.pipeline.outer, self.pipeline.inner, strict=True)]
         self.per_shard = np.array(per_shard, np.int64)
         self.n_slots = product(per_shard)

@@ -109,13 +109,6 @@ def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
 def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Read every byte of a record's arrays.
 
-    Parameters
-    ----------
-    arrays : Location
-        The Zarr store.
-    record : DatasetRecord
-        One group.
-
     Returns
     -------
     list of Problem

@@ -448,13 +448,6 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in between,
     the remaining cells are invisible and `repair` removes them.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uid_or_name : str
-        The dataset.
-
     Raises
     ------
     NotFoundError
@@ -558,13 +551,6 @@ def drop_result(catalog: Catalog, name: str) -> "MaintenanceReport":
 
     The record is removed first, which makes the result invisible at once; then its column. If the process dies in between,
     the remaining column is invisible and `repair` removes it.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    name : str
-        The result.
 
     Raises
     ------

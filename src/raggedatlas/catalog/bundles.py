@@ -60,11 +60,6 @@ def pack_datasets(catalog: Catalog) -> list[str]:
     `gc` finds that no snapshot needs them. A dataset that another process changes meanwhile stays as it is. A bundle is written again with
     others when those are as much together, or when fewer than half of its datasets are left: so the bytes written are the bytes stored times
     their logarithm, whatever the number of calls.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
     """
     # Readers that cannot have this package find each array of such an atlas by its path.
     if catalog.codec() == STANDARD:

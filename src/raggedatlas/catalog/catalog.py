@@ -367,15 +367,7 @@ class DatasetRecords:
     records: tuple[DatasetRecord, ...]
 
     def updated(self, tables: Tables, version: int) -> "DatasetRecords":
-        """Return the records at a version; an atlas may have thousands, of which one `add` changes two.
-
-        Parameters
-        ----------
-        tables : Tables
-            Pinned to the version.
-        version : int
-            It.
-        """
+        """Return the records at a version; an atlas may have thousands, of which one `add` changes two."""
         if self.records and self.version < version:
             known = {record.zarr_group: record for record in self.records}
             changed = datasets_from_table(tables.read(DATASETS, where=f"{CHANGED_AT} > {self.version}"))

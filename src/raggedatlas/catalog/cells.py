@@ -522,13 +522,6 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
 def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    name : str
-        The annotation.
-
     Raises
     ------
     NotFoundError

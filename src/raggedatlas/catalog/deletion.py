@@ -300,13 +300,6 @@ def _is_running(catalog: Catalog, record: DeletionRecord) -> bool:
 def rows_left(catalog: Catalog, record: DatasetRecord) -> NDArray[np.int64] | None:
     """Return the rows of a dataset's cells that were not deleted, ascending; None if none was.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    record : DatasetRecord
-        The dataset's first record.
-
     Raises
     ------
     CorruptError, NotFoundError

@@ -248,13 +248,6 @@ def _infos(catalog: Catalog, stored: str) -> tuple[GeneTableInfo, ...]:
 def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
     """Keep tables in the atlas; one of a name that is there already replaces it.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    tables : sequence of GeneTable
-        As they were read.
-
     Raises
     ------
     DuplicateError

@@ -286,13 +286,6 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
     """Bring `_feature_identity` up to date, and return whether it, or what gene tables know of features, changed.
 
     After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    registries : mapping of str to str
-        Feature space -> registry table.
     """
     catalog.require_tip("identity.update()")
 
@@ -582,17 +575,7 @@ def restore_links(catalog: Catalog, then: Catalog) -> None:
 
 
 def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[Problem]:
-    """Check that the mapping of one space is one step long and names features that are there.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    space : str
-        Feature space.
-    uids : pyarrow.ChunkedArray of str
-        Its registered features.
-    """
+    """Check that the mapping of one space is one step long and names features that are there."""
     rows = read_identity(catalog, space)
     if rows is None:
         return []

@@ -131,24 +131,12 @@ class Inventory:
 
 
 def inventory(view: Catalog) -> Inventory:
-    """Return what a view reaches.
-
-    Parameters
-    ----------
-    view : Catalog
-        At the tip, or pinned.
-    """
+    """Return what a view reaches."""
     return Inventory(view)
 
 
 def dataset_folders(own: Sequence[DatasetRecord]) -> set[str]:
-    """Return the folders with files of a dataset, apart from its deleted rows; damaged records name all that their text may name.
-
-    Parameters
-    ----------
-    own : sequence of DatasetRecord
-        Its records.
-    """
+    """Return the folders with files of a dataset, apart from its deleted rows; damaged records name all that their text may name."""
     uid, found = own[0].uid, set[str]()
     try:
         facts = own[0].file_facts

@@ -20,15 +20,6 @@ from raggedatlas.store.bundle import SHARED
 def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
     """Give a dataset of the tip another name; snapshots keep the old one.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uid_or_name : str
-        The dataset.
-    name : str
-        Its new name.
-
     Raises
     ------
     NotFoundError, DuplicateError, NameRefusedError
@@ -77,13 +68,6 @@ def gc(
 
 def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     """Clean up after processes that died during an add, drop, purge or table creation; running adds are not affected.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    grace : timedelta
-        As in `gc`.
 
     Returns
     -------

@@ -73,13 +73,6 @@ if TYPE_CHECKING:
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     """Compare two snapshots: datasets, cells, features, columns, results, geometry.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    old, new : int or str
-        Numbers or labels.
-
     Returns
     -------
     Difference
@@ -465,13 +458,6 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     atlas wherever the process dies: datasets and results that go lose their records, then the cells become the snapshot's,
     then its others get their records back. Running it again finishes the job.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    version : int or str
-        Number or label.
-
     Raises
     ------
     NotFoundError
@@ -550,13 +536,6 @@ def _restore_cells_again(catalog: Catalog, then: Catalog, record: AtlasVersionRe
 
 def drop_snapshot(catalog: Catalog, version: int | str) -> MaintenanceReport:
     """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    version : int or str
-        Number or label.
 
     Returns
     -------

@@ -353,15 +353,6 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     The new columns, their values and the record of the annotation are one commit of the cell table. Columns that were there are
     not changed: the new ones cover them (`column_stacks`).
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : path, DataFrame, Series, Arrow table, mapping or AnnData
-        What `read_annotation_source` reads.
-    options : AnnotateOptions
-        The caller's choices.
-
     Raises
     ------
     AtlasError

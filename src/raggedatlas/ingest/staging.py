@@ -228,17 +228,6 @@ def plan_source(
 ) -> PlannedSource:
     """Open a source and plan it, without writing.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    opener : Opener
-        Opens the source.
-    options : IngestOptions
-        The caller's choices.
-    orders : mapping of str to sequence of str
-        See `order_columns`.
-
     Raises
     ------
     AtlasError

@@ -12,12 +12,7 @@ from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import OnConflict
-from raggedatlas.model.reports import (
-    AddReport,
-    AnnotationReport,
-    IngestReport,
-    MaintenanceReport,
-)
+from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas

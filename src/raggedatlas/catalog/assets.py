@@ -17,15 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError, StoreError
-from raggedatlas.model.assets import (
-    GEOMETRY_SCHEMA,
-    RESULTS_SCHEMA,
-    GeometryRecord,
-    ResultRecord,
-    without_deleted,
-)
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, ensure_table
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
@@ -263,12 +257,7 @@ class AssetTable(Generic[Asset]):
             If other writers win every retry, or a purge is unfinished.
         """
         tables = Tables(catalog.tables.location)
-        if not tables.has(self.name):
-            try:
-                tables.create(self.name, self.schema)
-            except StoreError:
-                if not tables.has(self.name):
-                    raise
+        ensure_table(tables, self.name, self.schema)
 
         def attempt() -> list[Asset]:
             # Read at a fixed version, which the commit below checks: `update` never works on outdated records.

@@ -250,10 +250,7 @@ class Catalog:
     def hold(self) -> "Catalog":
         """Return the same atlas, unpinned, whose tables are open, the datasets before the others; see `Tables.hold`."""
         tables = self.tables.hold()
-        map_requests(
-            lambda name: tables.open(name) if name else tables.names(),
-            ("", DATASETS, VERSIONS),
-        )
+        map_requests(lambda name: tables.open(name) if name else tables.names(), ("", DATASETS, VERSIONS))
         held = Catalog(self.location, tables, self.arrays)
         registries = [space.registry for space in held.spaces().values() if space.has_features]
         tables.open_all((CELLS, LAYOUTS, *OPTIONAL, *registries))
@@ -326,13 +323,8 @@ class Catalog:
                 )
             if known is None:
                 self.refuse_unfinished_purge("register_space")
-            if space.has_features and not self.tables.has(space.registry):
-                try:
-                    self.tables.create(space.registry, registry.arrow_schema())
-                # Another process may have created the same registry in the meantime.
-                except StoreError:
-                    if not self.tables.has(space.registry):
-                        raise
+            if space.has_features:
+                ensure_table(self.tables, space.registry, registry.arrow_schema())
             if known is None:
                 at = self.tables.version(DATASETS)
                 there = Tables(self.tables.location, {DATASETS: at}).metadata(DATASETS)
@@ -478,6 +470,16 @@ def open_held(location: Location) -> Catalog:
             "that wrote it."
         )
     return catalog
+
+
+def ensure_table(tables: Tables, name: str, schema: pa.Schema) -> None:
+    """Create a table where there is none; another process may do so at the same time."""
+    if not tables.has(name):
+        try:
+            tables.create(name, schema)
+        except StoreError:
+            if not tables.has(name):
+                raise
 
 
 def note_shared_bundles(catalog: Catalog) -> None:

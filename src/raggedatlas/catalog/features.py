@@ -257,12 +257,7 @@ class Registry:
         return Resolved(tuple(u for u, _ in found), tuple(h for _, h in found), tuple(unknown), ambiguous)
 
     def _lookup(
-        self,
-        name: str,
-        known: _Known,
-        among: Callable[[str], bool] = lambda _: True,
-        *,
-        follow: bool,
+        self, name: str, known: _Known, among: Callable[[str], bool] = lambda _: True, *, follow: bool
     ) -> tuple[str, list[str]]:
         """Return how a name is known and the features that it means, among those for which `among` holds."""
         by_id, by_symbol, by_previous, by_alias = known
@@ -357,11 +352,7 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
     facts, rows = read_facts(catalog, space), catalog.tables.read(definition.registry)
     refuse_wrong_columns(rows.schema, REGISTRY_COLUMNS, definition.registry)
     registry = Registry(
-        space,
-        with_facts(rows, facts),
-        read_identity(catalog, space),
-        facts,
-        partial(_measuring_datasets, catalog),
+        space, with_facts(rows, facts), read_identity(catalog, space), facts, partial(_measuring_datasets, catalog)
     )
     if catalog.read_only:
         catalog._memo[key] = registry

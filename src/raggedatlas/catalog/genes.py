@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE, Catalog
+from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE, Catalog, ensure_table
 from raggedatlas.catalog.layouts import BY_HAND
-from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError
 from raggedatlas.model.accessions import (
     GENES,
     GENES_SCHEMA,
@@ -313,12 +313,7 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
 
     A table that is loaded again unchanged keeps the time at which the atlas got it.
     """
-    if not catalog.tables.has(stored):
-        try:
-            catalog.tables.create(stored, schema)
-        except StoreError:
-            if not catalog.tables.has(stored):
-                raise
+    ensure_table(catalog.tables, stored, schema)
 
     def once() -> bool:
         # Before the rest is read: if that is newer, the commit below fails and the attempt is repeated.

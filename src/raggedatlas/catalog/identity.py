@@ -23,6 +23,7 @@ from raggedatlas.catalog.catalog import (
     LINKS,
     REGISTRY_COLUMNS,
     Catalog,
+    ensure_table,
     refuse_wrong_columns,
 )
 from raggedatlas.catalog.genes import Genes, NameResolver, find_connected_rows, read_genes
@@ -294,7 +295,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         with_tables = GENE_TABLE in there
         derived_tables = (IDENTITY, FACTS) if with_tables else (IDENTITY,)
         if with_tables:
-            _create(catalog, FACTS, FACTS_SCHEMA)
+            ensure_table(catalog.tables, FACTS, FACTS_SCHEMA)
         if not {*derived_tables} <= there.keys():
             there = _versions(catalog, registries)
         # Versions are taken before the rows are read: newer rows under an older stamp are only derived once more.
@@ -473,16 +474,6 @@ def _rows(registry: pa.Table, space: str, identity: Identity, said: _Said) -> pa
     return rows.sort_by("feature_uid")
 
 
-def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:
-    if catalog.tables.has(name):
-        return
-    try:
-        catalog.tables.create(name, schema)
-    except StoreError:
-        if not catalog.tables.has(name):
-            raise
-
-
 def change_links(
     catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
     evidence: str = "by hand", read_version: int | None = None,
@@ -514,7 +505,7 @@ def change_links(
         If the links have changed since `read_version`.
     """
     catalog.require_tip("identity.link()")
-    _create(catalog, LINKS, LINKS_SCHEMA)
+    ensure_table(catalog.tables, LINKS, LINKS_SCHEMA)
     gone = {*revoke, *links}
     name_of = dict(zip(registry.column("uid").to_pylist(), registry.column("feature_id").to_pylist(), strict=True))
 

@@ -4,16 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from raggedatlas.catalog.bundles import pack_datasets
-from raggedatlas.catalog.catalog import (
-    CELLS,
-    DATASETS,
-    IDENTITY,
-    IDENTITY_TABLES,
-    LAYOUTS,
-    OPTIONAL,
-    VERSIONS,
-    Catalog,
-)
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, OPTIONAL, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions

@@ -23,14 +23,7 @@ from raggedatlas.catalog.assets import (
     this_process,
 )
 from raggedatlas.catalog.bundles import leave_out
-from raggedatlas.catalog.catalog import (
-    CELLS,
-    DATASETS,
-    GEOMETRY,
-    RESULTS,
-    VERSIONS,
-    Catalog,
-)
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import LAYERS, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.integrity import seal_versions, write_manifest

@@ -11,25 +11,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.array_checks import BACK, described_paths
-from raggedatlas.catalog.assets import (
-    is_visible,
-    read_records,
-    read_specs,
-    visible_columns,
-)
-from raggedatlas.catalog.catalog import (
-    CELLS,
-    Catalog,
-)
+from raggedatlas.catalog.assets import is_visible, read_records, read_specs, visible_columns
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import AtlasError
-from raggedatlas.model.assets import (
-    GeometryRecord,
-    ResultRecord,
-    deleted_counts,
-    result_columns,
-    without_deleted,
-)
+from raggedatlas.model.assets import GeometryRecord, ResultRecord, deleted_counts, result_columns, without_deleted
 from raggedatlas.model.ids import uid_numbers
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import AXES, PointerKind, SparseZarrPointer, pointer_columns

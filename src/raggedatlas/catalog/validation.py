@@ -14,13 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.array_checks import check_arrays, check_specs
-from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
-    RESULT_ASSETS,
-    geometry_columns,
-    group_by_dataset,
-    read_records,
-)
+from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, geometry_columns, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
     CELLS,
@@ -56,13 +50,7 @@ from raggedatlas.catalog.row_checks import (
 from raggedatlas.catalog.versions import find_version, list_versions, registry_tables, tip_versions
 from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
-from raggedatlas.model.assets import (
-    GEOMETRY_SCHEMA,
-    RESULTS_SCHEMA,
-    GeometryRecord,
-    ResultRecord,
-    result_columns,
-)
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
 from raggedatlas.model.choices import Level
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, DatasetRecord

@@ -40,10 +40,9 @@ from raggedatlas.formats.registry import list_left_out, list_sources
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenGroup, matrix_facts
 from raggedatlas.ingest.options import AddOptions, IngestOptions, read_options
-from raggedatlas.ingest.plan import ColumnOrders, plan_cells
+from raggedatlas.ingest.plan import ColumnOrders, IngestPlan, plan_cells
 from raggedatlas.ingest.staging import (
     Opener,
-    PlannedSource,
     StagedDataset,
     find_replaced,
     plan_source,
@@ -54,6 +53,7 @@ from raggedatlas.ingest.staging import (
 from raggedatlas.model.arguments import Progress, no_progress
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
+from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import BundleFacts, DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
 from raggedatlas.model.spaces import pointer_field
@@ -399,15 +399,15 @@ def _stage_here(
     The last rows of a staged source are still being written when it is yielded; the caller calls `finish`.
     """
     orders: dict[str, Sequence[str]] = {}
-    ahead: deque[PlannedSource] = deque()
+    ahead: deque[Source] = deque()
 
-    def plan(opener: Opener) -> PlannedSource | AtlasError:
+    def plan(opener: Opener) -> IngestPlan | AtlasError:
         try:
-            planned = plan_source(catalog, opener, options, orders)
+            source, planned = plan_source(catalog, opener, options, orders)
         except AtlasError as error:
             return error
-        ahead.append(planned)
-        for features, order in planned.plan.column_orders.items():
+        ahead.append(source)
+        for features, order in planned.column_orders.items():
             orders.setdefault(features, order)
         # Older ones are committed, or refused.
         while len(orders) > COMMIT_DATASETS:
@@ -424,12 +424,12 @@ def _stage_here(
                 try:
                     if isinstance(planned, AtlasError):
                         raise planned
-                    yield stage(catalog, ahead.popleft(), options, progress)
+                    yield stage(catalog, ahead.popleft(), planned, options, progress)
                 except AtlasError as error:
                     yield error
     finally:
-        for planned in ahead:
-            planned.source.close()
+        for source in ahead:
+            source.close()
 
 
 def _stage_by_workers(
@@ -500,11 +500,11 @@ def _hash_features(opener: Opener) -> frozenset[str]:
 def _find_column_orders(catalog: Catalog, opener: Opener, options: IngestOptions) -> ColumnOrders:
     """Find out in which order a source would store its features."""
     try:
-        planned = plan_source(catalog, opener, options)
+        source, plan = plan_source(catalog, opener, options)
     except AtlasError:
         return {}  # `_stage_source` refuses it.
-    planned.source.close()
-    return planned.plan.column_orders
+    source.close()
+    return plan.column_orders
 
 
 def _stage_source(
@@ -512,7 +512,7 @@ def _stage_source(
 ) -> Outcome:
     """Write the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
     try:
-        done = stage(catalog, plan_source(catalog, opener, options, orders), options, no_progress, owner)
+        done = stage(catalog, *plan_source(catalog, opener, options, orders), options, no_progress, owner)
         if isinstance(done, StagedDataset):
             done.finish()
             return replace(done, report=replace(done.report, notes=(*done.report.notes, *opener.notes)))

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import (
-    CellColumn,
-    add_cell_columns,
-    column_conflict,
-    fit_values,
-    in_datasets,
-    join_facts,
-)
+from raggedatlas.catalog.cells import CellColumn, add_cell_columns, column_conflict, fit_values, in_datasets, join_facts
 from raggedatlas.catalog.deletion import describe_deleted
 from raggedatlas.errors import (
     ArgumentError,
@@ -400,11 +393,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
 
 
 def _write(
-    catalog: Catalog,
-    planned: AnnotationRecord,
-    cells: _Cells,
-    columns: Sequence[_NewColumn],
-    options: AnnotateOptions,
+    catalog: Catalog, planned: AnnotationRecord, cells: _Cells, columns: Sequence[_NewColumn], options: AnnotateOptions
 ) -> AnnotationReport:
     """Commit the columns, compared with the cells at the version that the commit is based on."""
     reports: list[AnnotationReport] = []
@@ -491,11 +480,7 @@ def _chosen(table: pa.Table, options: AnnotateOptions) -> dict[str, str]:
 
 
 def _new_columns(
-    catalog: Catalog,
-    given: AnnotationSource,
-    cells: _Cells,
-    columns: Mapping[str, str],
-    options: AnnotateOptions,
+    catalog: Catalog, given: AnnotationSource, cells: _Cells, columns: Mapping[str, str], options: AnnotateOptions
 ) -> list[_NewColumn]:
     """Return the columns that have a value for a cell, each with its values for the cells that are named."""
     schema = catalog.tables.schema(CELLS)

@@ -204,29 +204,10 @@ class Opener:
         return with_rule_id(self._checked, error)
 
 
-@dataclass(frozen=True)
-class PlannedSource:
-    """An open source and its plan.
-
-    Parameters
-    ----------
-    source : Source
-        Open source; the owner of this object closes it.
-    plan : IngestPlan
-        The plan.
-    """
-
-    source: Source
-    plan: IngestPlan
-
-
 def plan_source(
-    catalog: Catalog,
-    opener: Opener,
-    options: IngestOptions,
-    orders: ColumnOrders = MappingProxyType({}),
-) -> PlannedSource:
-    """Open a source and plan it, without writing.
+    catalog: Catalog, opener: Opener, options: IngestOptions, orders: ColumnOrders = MappingProxyType({})
+) -> tuple[Source, IngestPlan]:
+    """Open a source, which the caller closes, and plan it, without writing; `orders` are those of `order_columns`.
 
     Raises
     ------
@@ -237,7 +218,7 @@ def plan_source(
     try:
         plan = plan_ingest(catalog, source, options)
         plan = order_columns(catalog, source, plan, options, orders)
-        return PlannedSource(source, plan)
+        return source, plan
     except BaseException:
         source.close()
         raise
@@ -245,7 +226,8 @@ def plan_source(
 
 def stage(
     catalog: Catalog,
-    planned: PlannedSource,
+    source: Source,
+    plan: IngestPlan,
     options: IngestOptions,
     progress: Progress,
     owner: Mapping[str, Any] | None = None,
@@ -258,8 +240,10 @@ def stage(
     ----------
     catalog : Catalog
         At the tip.
-    planned : PlannedSource
+    source : Source
         Always closed at the end.
+    plan : IngestPlan
+        Its plan.
     options : IngestOptions
         The caller's choices.
     progress : callable
@@ -277,7 +261,6 @@ def stage(
     AtlasError
         If the source is refused; everything written is removed.
     """
-    source, plan = planned.source, planned.plan
     bundle, pending, frames = Bundle(plan.uid), list[PendingWrite](), dict[str, str]()
 
     def write_frames() -> None:

@@ -26,15 +26,7 @@ def described_paths(record: DatasetRecord) -> list[str]:
 
 
 def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
-    """Check that the arrays of a record agree with each other and with its counts and layers, without reading them.
-
-    Parameters
-    ----------
-    record : DatasetRecord
-        One group.
-    space : FeatureSpace or None
-        Its feature space; None skips the checks that need it.
-    """
+    """Check that the arrays of a record agree with each other and with its counts and layers, without reading them."""
 
     def wrong(message: str) -> Problem:
         return Problem("array-spec", "must", record.zarr_group, message, BACK)

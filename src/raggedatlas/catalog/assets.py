@@ -770,7 +770,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     for column in geometry_columns(catalog.tables.schema(CELLS)):
         # Readers pass over orphaned pointers, so those of a column that others keep changing can stay.
         with contextlib.suppress(ConflictError):
-            n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
+            n_cleared += catalog.tables.retry(CELLS, partial(_clear, catalog, column, grace))
     named = {record.column for record in GEOMETRY_ASSETS.read(catalog)}
     spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
     idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]

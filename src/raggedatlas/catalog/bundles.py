@@ -163,13 +163,7 @@ def _bundles(
 
 
 class _Files:
-    """Reads the files of datasets and compares them with what is recorded of them, because a bundle gets a hash of its own.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    """
+    """Reads the files of datasets and compares them with what is recorded of them, because a bundle gets a hash of its own."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -343,17 +337,7 @@ class Moves:
 
 
 def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
-    """Write every shared bundle that has files of a dataset again without them, and without what no version names.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip; no other process writes.
-    uid : str
-        The dataset.
-    versions : iterable of int
-        Versions of the table `datasets` that are kept.
-    """
+    """Write every shared bundle that has files of a dataset again without them, and without what no version names; no other process writes."""
     files = {f"{folder}/{FILE}" for folder in bundles_with(catalog, uid)}
     named: dict[str, dict[str, DatasetRecord]] = {file: {} for file in files}
     for version in sorted(set(versions)) if files else []:

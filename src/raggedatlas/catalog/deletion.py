@@ -50,17 +50,6 @@ def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool 
     with their rows. Then the cells of all datasets go in one commit. A process that dies in between has deleted nothing: a record
     whose cells are there has no effect, and `repair` and the next deletion remove it.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uids : pyarrow.Array of str
-        The cells.
-    where : str
-        How they were chosen, for the record.
-    dry_run : bool
-        Only report.
-
     Raises
     ------
     NotFoundError

@@ -445,13 +445,7 @@ class NameResolver:
         self._by_hand = {*np.flatnonzero(by_hand.to_numpy()).tolist()}
 
     def resolve(self, uids: Sequence[str]) -> NamedFeatures:
-        """Resolve all of them.
-
-        Parameters
-        ----------
-        uids : sequence of str
-            Feature uids, which decide between equals.
-        """
+        """Resolve all of them; feature uids decide between equals."""
         found = NamedFeatures(genes=dict(self._gene_of))
         of_gene: dict[str, list[tuple[int, _Candidate]]] = {}
         for row in self._plain:

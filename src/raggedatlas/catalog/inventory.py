@@ -28,13 +28,7 @@ _IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a view reaches; each part is read when it is first asked for.
-
-    Parameters
-    ----------
-    view : Catalog
-        At the tip, or pinned.
-    """
+    """What a view reaches; each part is read when it is first asked for."""
 
     view: Catalog
 

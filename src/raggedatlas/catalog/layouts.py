@@ -218,9 +218,17 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
             offered = given.column(name) if name in given.column_names else pa.nulls(given.num_rows, pa.string())
             columns[name] = pc.if_else(pa.array(better), offered, old.column(name))
     if _may_gain_aliases(old, given):
-        aliases, gained = _joined_aliases(old, given, columns["symbol"])
+        # Symbols that were not chosen become aliases.
+        none = [None] * old.num_rows
+        aliases = [names or [] for names in old.column("aliases").to_pylist()]
+        more = given.column("aliases").to_pylist() if "aliases" in given.column_names else none
+        offered = given.column("symbol").to_pylist() if "symbol" in given.column_names else none
+        known = (old.column("symbol"), columns["symbol"], old.column("feature_id"))
+        for row, (was, now, identifier) in enumerate(zip(*(column.to_pylist() for column in known), strict=True)):
+            names = sorted({*aliases[row], *(more[row] or ()), was, offered[row]} - {None, "", now, identifier})
+            changed[row] |= names != sorted(aliases[row])
+            aliases[row] = names
         columns["aliases"] = pa.array(aliases, old.schema.field("aliases").type)
-        changed |= gained
     kept = pa.array(changed, pa.bool_())
     return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(kept)
 
@@ -259,23 +267,6 @@ def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
     return bool(pc.any(pc.not_equal(given.column("symbol"), old.column("symbol"))).as_py())
 
 
-def _joined_aliases(
-    old: pa.Table, given: pa.Table, chosen: pa.ChunkedArray
-) -> tuple[list[list[str]], NDArray[np.bool_]]:
-    """Join aliases, and the symbols that were not chosen, and return which rows gained any."""
-    none = [None] * old.num_rows
-    aliases = [names or [] for names in old.column("aliases").to_pylist()]
-    gained = np.zeros(len(aliases), bool)
-    more = given.column("aliases").to_pylist() if "aliases" in given.column_names else none
-    offered = given.column("symbol").to_pylist() if "symbol" in given.column_names else none
-    known = zip(old.column("symbol").to_pylist(), chosen.to_pylist(), old.column("feature_id").to_pylist(), strict=True)
-    for row, (was, now, identifier) in enumerate(known):
-        names = sorted({*aliases[row], *(more[row] or ()), was, offered[row]} - {None, "", now, identifier})
-        gained[row] = names != sorted(aliases[row])
-        aliases[row] = names
-    return aliases, gained
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One ordered feature list.
@@ -309,19 +300,7 @@ def feature_set(feature_uids: Iterable[str]) -> str:
 def records_with_features(
     records: Iterable[DatasetRecord], space: str, n_features: int, wanted: str
 ) -> list[DatasetRecord]:
-    """Return the records of a space that have exactly some features, in any order.
-
-    Parameters
-    ----------
-    records : iterable of DatasetRecord
-        Those of all datasets.
-    space : str
-        Feature space.
-    n_features : int
-        Number of columns.
-    wanted : str
-        Their `feature_set`; empty for a space without features.
-    """
+    """Return the records of a space that have exactly some features, by their `feature_set`; empty for a space without features."""
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
     return [r for r in alike if (r.feature_set == wanted if wanted else not r.layout_uid)]
 

@@ -58,17 +58,6 @@ class _File:
 def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progress) -> MaintenanceReport:
     """Copy all snapshots of an atlas to another place, or bring an earlier mirror up to date.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip. What no snapshot reaches is not copied.
-    target : Location
-        An empty place, or an earlier mirror.
-    dry_run : bool
-        Only report what would be copied.
-    progress : callable
-        Called with ``"arrays"`` and ``"tables"``.
-
     Returns
     -------
     MaintenanceReport

@@ -28,19 +28,7 @@ WORTH_INDEXING = 1 << 14
 
 
 def index_table(catalog: Catalog, name: str, *, results: Sequence[ResultRecord] = (), least: int = 1) -> bool:
-    """Build or update the indexes of one table; return whether anything was written.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    name : str
-        Table.
-    results : sequence of ResultRecord
-        Results whose vector indexes are built anew.
-    least : int
-        Rows without an index from which it is updated.
-    """
+    """Build or update the indexes of one table from `least` rows without one, and vector indexes of `results` anew; return whether anything was written."""
     columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
     indexed = [index(catalog.tables, name, column, kind, least=least) for column, kind in columns]
     if name == CELLS:
@@ -153,13 +141,6 @@ def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:
     """Assign dense indices to the features of one space, or of all, in registries and layouts.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str or None
-        Feature space; None takes all that have a registry.
 
     Returns
     -------

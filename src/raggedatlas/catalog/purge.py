@@ -261,15 +261,6 @@ class _Rewritten:
 class _Rewriter:
     """Makes versions of the tables without one dataset.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip, held.
-    uid : str
-        The dataset.
-    tips : mapping of str to int
-        Versions of the tables with the current content.
-
     Attributes
     ----------
     found : dict of (str, int) to _Rewritten

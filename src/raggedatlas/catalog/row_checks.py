@@ -184,15 +184,7 @@ class CellCheck:
 
 
 class _Walk:
-    """What the batches of the cell table say, against the records of the datasets.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    records : sequence of DatasetRecord
-        Those of all datasets.
-    """
+    """What the batches of the cell table say, against the records of the datasets."""
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
         schema = catalog.tables.schema(CELLS)
@@ -307,13 +299,7 @@ def _count(column: pa.Array, counts: dict[str, int]) -> None:
 
 
 class _Uids:
-    """Uids of cells as numbers: 8 bytes each.
-
-    Parameters
-    ----------
-    n : int
-        How many at most.
-    """
+    """Uids of cells as numbers: 8 bytes each."""
 
     def __init__(self, n: int) -> None:
         self._numbers = np.empty(n, np.uint64)

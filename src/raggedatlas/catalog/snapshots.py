@@ -127,15 +127,6 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
 def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog | None = None) -> FileDifference:
     """Compare what two snapshots record of their files, without reading data.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    old, new : int or str
-        Numbers or labels.
-    other : Catalog or None
-        The atlas of `new`, if it is another one.
-
     Raises
     ------
     NotFoundError
@@ -252,13 +243,6 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
     process that dies on the way leaves either nothing or a recorded snapshot with at least the provisional tag, which
     clean-up turns into the final one. Datasets whose `add` is under way are left out.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    label : str or None
-        A name for people, unique in the atlas.
 
     Returns
     -------
@@ -574,19 +558,6 @@ def expire_snapshots(
     """Remove old snapshots from the list, in one commit; `gc` frees what only they referenced.
 
     A snapshot goes if every given condition says so. The newest snapshot always stays.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    older_than : timedelta or None
-        Only snapshots that were taken longer ago.
-    keep_last : int or None
-        All but the newest `keep_last`.
-    keep_labels : bool
-        Whether snapshots with a label stay.
-    dry_run : bool
-        Only report.
 
     Returns
     -------

@@ -60,17 +60,6 @@ def plan_columns(
 ) -> tuple[tuple[ColumnPlan, ...], tuple[ColumnReport, ...]]:
     """Decide what becomes of every obs column.
 
-    Parameters
-    ----------
-    cells : pyarrow.Table
-        The source's cells, index first.
-    table : pyarrow.Schema
-        Of the atlas's cell table as it is now.
-    options : IngestOptions
-        The caller's choices.
-    spaces : sequence of str
-        Names of pointer columns that this `add` brings.
-
     Returns
     -------
     tuple
@@ -89,7 +78,22 @@ def plan_columns(
         raise NotFoundError(
             f"cast={{...}} names {absent}, which are no obs columns of the source; it has {[f.name for f in offered]}."
         )
-    chosen = _chosen(offered, options)
+    names = [field.name for field in offered]
+    if isinstance(options.obs, str):
+        if len(names) > options.max_columns:
+            raise SchemaError(
+                f"The source has {len(names)} obs columns, more than max_columns={options.max_columns}; choose some with obs=[...], none "
+                "with obs=[], or raise the limit. Those not chosen stay in the dataset's own frame."
+            )
+        chosen = dict(zip(names, names, strict=True))
+    else:
+        chosen = dict(options.obs) if isinstance(options.obs, Mapping) else {name: name for name in options.obs}
+        absent = sorted(set(chosen) - set(names))
+        if absent:
+            raise NotFoundError(f"The source has no obs columns {absent}; it has {names}.")
+        if isinstance(options.obs, Mapping):
+            # A mapping renames some; all are taken.
+            chosen = {name: chosen.get(name, name) for name in names}
     results = result_columns(table)
     # Columns that files brought are not among them: datasets share the column of a name if the types agree.
     taken = {*FILLED, *RESERVED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
@@ -197,24 +201,6 @@ def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.
     return fit_values(plan.source, cells.column(plan.source), target)
 
 
-def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str, str]:
-    names = [f.name for f in offered]
-    if isinstance(options.obs, str):
-        if len(names) > options.max_columns:
-            raise SchemaError(
-                f"The source has {len(names)} obs columns, more than max_columns={options.max_columns}; choose some with obs=[...], none "
-                "with obs=[], or raise the limit. Those not chosen stay in the dataset's own frame."
-            )
-        return {name: name for name in names}
-    wanted = dict(options.obs) if isinstance(options.obs, Mapping) else {name: name for name in options.obs}
-    absent = sorted(set(wanted) - set(names))
-    if absent:
-        raise NotFoundError(f"The source has no obs columns {absent}; it has {names}.")
-    if isinstance(options.obs, Mapping):
-        return {name: wanted.get(name, name) for name in names}
-    return wanted
-
-
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
     """Return the cell column that a column of a file becomes, and a note for the report.
 
@@ -257,15 +243,6 @@ def merge_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> di
     """Read the colours of categories: column -> category -> colour.
 
     Colours that are not one text for each category are left out; they stay among the elements.
-
-    Parameters
-    ----------
-    source : Source
-        Its elements ``"uns/<column>_colors"`` are read.
-    cells : pyarrow.Table
-        With the facts of its columns.
-    elements : sequence of str
-        Keys that are kept.
     """
     found = {}
     for key in elements:

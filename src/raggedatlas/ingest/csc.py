@@ -302,17 +302,6 @@ def _gathered(
     """Put the entries of a band in the order of their columns, those of one column in the order in which they come.
 
     Each step is sorted by itself first, in the processor's cache, so that memory is written in runs.
-
-    Parameters
-    ----------
-    entries : iterator of Entries
-        What to put in order.
-    band : Band
-        Its columns.
-    starts : (n_columns + 1,) int64
-        Where each column of the band begins and the last ends.
-    kinds : sequence of numpy dtype
-        Of the arrays.
     """
     out = [np.empty(int(starts[-1]), kind) for kind in kinds]
     # Next free place of each column.

@@ -554,23 +554,7 @@ def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
 def write_other_elements(
     catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes, bundle: Bundle
 ) -> WrittenElements:
-    """Write what is kept below a group, matrices in blocks of rows.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        The source.
-    group : str
-        Path of the dataset's first group.
-    extras : OtherElements
-        What `plan_other_elements` decided.
-    packed : bytes
-        What `serialize_other_elements` made.
-    bundle : Bundle
-        Takes what is small.
-    """
+    """Write what is kept below a group, matrices in blocks of rows."""
     written = WrittenElements()
     if not packed and not extras.arrays:
         return written
@@ -630,19 +614,7 @@ def _close_arrays(
 
 
 def seal(arrays: Location, groups: Sequence[WrittenGroup], extras: WrittenElements, bundle: Bundle) -> None:
-    """Write the metadata of groups whose arrays are written, and the bundle of their dataset.
-
-    Parameters
-    ----------
-    arrays : Location
-        The Zarr store.
-    groups : sequence of WrittenGroup
-        The groups; the first holds the other elements.
-    extras : WrittenElements
-        The other elements.
-    bundle : Bundle
-        The small files.
-    """
+    """Write the metadata of groups whose arrays are written, and the bundle of their dataset."""
     for n, written in enumerate(groups):
         space, specs = written.group.space, written.specs | (extras.specs if n == 0 else {})
         facts = {"raggedatlas": {"feature_space": space.name, "kind": space.kind.value}}

@@ -60,17 +60,6 @@ def plan_other_elements(
 ) -> OtherElements:
     """Decide what is kept.
 
-    Parameters
-    ----------
-    source : Source
-        The source.
-    taken : collection of str
-        Keys of the matrices that become layers.
-    tables : collection of str
-        Keys of the tables of features that the groups keep.
-    wanted : "all" or sequence of str
-        Keys, groups such as ``"uns"``, or modalities.
-
     Raises
     ------
     NotFoundError
@@ -250,11 +239,6 @@ class CellsOnly:
     """A source of which no matrix is added: only its cells, their tables and other elements are added.
 
     A dataset is known by its groups, so it gets one of no rows and no features, into which no cell points.
-
-    Parameters
-    ----------
-    source : Source
-        What it is made of.
     """
 
     def __init__(self, source: Source) -> None:
@@ -296,15 +280,6 @@ def select_source(source: Source, options: IngestOptions) -> Source:
 
 def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> IngestPlan:
     """Decide what an `add` will write.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        What is to be added; only its metadata is read.
-    options : IngestOptions
-        The caller's choices.
 
     Raises
     ------
@@ -356,18 +331,7 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
 def plan_cells(
     catalog: Catalog, plan: IngestPlan, options: IngestOptions, coming: Sequence[IngestPlan] = ()
 ) -> IngestPlan:
-    """Decide the dataset's name and what becomes of its columns, also again where others are committed together with it now.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    plan : IngestPlan
-        What else was decided.
-    options : IngestOptions
-        The caller's choices.
-    coming : sequence of IngestPlan
-        Sources that are to be committed together with this one.
+    """Decide the dataset's name and what becomes of its columns, also again where others, `coming`, are committed together with it now.
 
     Raises
     ------

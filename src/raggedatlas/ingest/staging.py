@@ -355,18 +355,7 @@ def recheck_duplicates(
     options: IngestOptions,
     taken: AbstractSet[str],
 ) -> StagedDataset | IngestReport | AtlasError:
-    """Check a staged source for duplicates among the datasets that it is committed to, which may have changed since `stage`.
-
-    Parameters
-    ----------
-    records : mapping of str to sequence of DatasetRecord
-        Uid -> records of every dataset.
-    staged : StagedDataset
-        The source.
-    options : IngestOptions
-        The caller's choices.
-    taken : set of str
-        Names of datasets and of other sources of this commit.
+    """Check a staged source for duplicates among the datasets that it is committed to, which may have changed since `stage`; `taken` are their names.
 
     Returns
     -------
@@ -406,17 +395,6 @@ def find_replaced(
     records: Mapping[str, Sequence[DatasetRecord]], plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
 ) -> tuple[str, ...]:
     """Return the datasets in whose place a source comes.
-
-    Parameters
-    ----------
-    records : mapping of str to sequence of DatasetRecord
-        Uid -> records of every dataset.
-    plan : IngestPlan
-        The source.
-    same : tuple of str
-        Datasets with its content, by uid or name.
-    options : IngestOptions
-        The caller's choices.
 
     Raises
     ------

@@ -99,13 +99,6 @@ class LayerFit:
     def observe(self, block: Block, first_row: int) -> None:
         """Record the values of a block.
 
-        Parameters
-        ----------
-        block : CsrBlock or DenseBlock
-            With the layer ``"values"``.
-        first_row : int
-            Row of the matrix that the block starts at.
-
         Raises
         ------
         ValuesError
@@ -449,15 +442,7 @@ def entry_hash(source: Source, info: MatrixInfo) -> bytes:
 
 
 class ContentHash:
-    """Hash of what a dataset is: features, cells, and its main matrix; the same for the same file.
-
-    Parameters
-    ----------
-    cells : pyarrow.Table
-        The source's cells.
-    features : tuple of str
-        Feature uids of the main matrix.
-    """
+    """Hash of what a dataset is: features, cells, and its main matrix; the same for the same file."""
 
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values, on another thread."""

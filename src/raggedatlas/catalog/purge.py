@@ -287,23 +287,18 @@ class _Rewriter:
             column = "dataset_uid" if name == CELLS else "uid"
             removal = RowRemoval(tables, name, equals(column, self.uid), [*older, tip])
             for version in (*older, tip):
-                self.found[name, version] = self._remove(removal, version)
+                found = removal.find(version)
+                self.found[name, version] = _Rewritten(version)
+                if found.rewritten or (version == tip and tables.version(name) != version):
+                    made = removal.write(version)
+                    if name == CELLS:
+                        index_table(self.catalog, CELLS, results=[*self._results.values()], least=WORTH_INDEXING)
+                        made = tables.version(CELLS)
+                    self.found[name, version] = _Rewritten(made, found.n_rows)
             removal.read_back()
         else:
             for version in (*older, tip):
                 self.found[name, version] = self._overwrite(name, version)
-
-    def _remove(self, removal: RowRemoval, old: int) -> _Rewritten:
-        tables, name = self.catalog.tables, removal.name
-        found = removal.find(old)
-        is_tip = old == self.tips[name]
-        if not found.rewritten and not (is_tip and tables.version(name) != old):
-            return _Rewritten(old)
-        version = removal.write(old)
-        if name == CELLS:
-            index_table(self.catalog, CELLS, results=[*self._results.values()], least=WORTH_INDEXING)
-            version = tables.version(CELLS)
-        return _Rewritten(version, found.n_rows)
 
     def _overwrite(self, name: str, old: int) -> _Rewritten:
         """Write the content of a version of a registry of assets or datasets, without the dataset, unless that changes nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,6 @@ _LOST = "Copies that were not finished are not used; call add_csc() again."
 
 Entries = tuple[NDArray[Any], list[NDArray[Any]]]
 """Columns of some entries, uint32, and one array for each array of the copy, in the order of the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Columns ``[first, last)``, whose entries fit in memory together.
-
-    Parameters
-    ----------
-    first, last : int
-        Columns.
-    """
-
-    first: int
-    last: int
 
 
 def add_csc(
@@ -166,14 +153,19 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
         made["csc/indptr"] = create("csc/indptr", np.dtype(np.int64))
         made["csc/indptr"].append(bounds)
     writers = {path: create(path, dtype) for path, dtype in kinds.items()}
-    bands = _bands(bounds, BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values()))
-    entries_of_bands = _by_band(lambda: _entries(readers, [sources.get(path) for path in kinds]), bands)
+    # Bands of columns whose entries fit in memory together; a column with more entries gets a band for itself.
+    n_entries = BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values())
+    edges = [0]
+    while edges[-1] < record.n_features:
+        last = int(np.searchsorted(bounds, bounds[edges[-1]] + n_entries, side="right")) - 1
+        edges.append(min(record.n_features, max(edges[-1] + 1, last)))
+    entries_of_bands = _by_band(lambda: _entries(readers, [sources.get(path) for path in kinds]), edges)
     with BackgroundWriter() as later:
-        for band, entries in entries_of_bands:
-            starts = bounds[band.first : band.last + 1] - bounds[band.first]
+        for (first, last), entries in zip(pairwise(edges), entries_of_bands, strict=True):
+            starts = bounds[first : last + 1] - bounds[first]
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
-            later(partial(append, _gathered(entries, band, starts, list(kinds.values())), columns))
+            later(partial(append, _gathered(entries, first, starts, list(kinds.values())), columns))
     specs, checksums = dict[str, ArraySpec](), dict[str, str]()
     for path, written in (made | writers).items():
         specs[path] = written.close(listed=listed)
@@ -246,45 +238,32 @@ def _entries(readers: Mapping[str, ArrayReader], sources: Sequence[str | None]) 
         )
 
 
-def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
-    bands, first = [], 0
-    n = len(bounds) - 1
-    while first < n:
-        last = int(np.searchsorted(bounds, bounds[first] + n_entries, side="right")) - 1
-        # A column with more entries than a band may have gets a band for itself.
-        last = min(n, max(first + 1, last))
-        bands.append(Band(first, last))
-        first = last
-    return bands
-
-
-def _by_band(
-    entries: Callable[[], Iterator[Entries]], bands: Sequence[Band]
-) -> Iterator[tuple[Band, Iterator[Entries]]]:
-    """Return each band its entries, in the order of the rows; those of several bands wait in temporary files."""
-    if len(bands) < 2:
-        for band in bands:
+def _by_band(entries: Callable[[], Iterator[Entries]], edges: Sequence[int]) -> Iterator[Iterator[Entries]]:
+    """Yield the entries of each band of columns, in the order of the rows; those of several bands wait in temporary files."""
+    n_bands = len(edges) - 1
+    if n_bands < 2:
+        for _ in range(n_bands):
             with contextlib.closing(prefetch(entries())) as ahead:
-                yield band, ahead
+                yield ahead
         return
-    band_of = np.repeat(np.arange(len(bands), dtype=np.uint32), [band.last - band.first for band in bands])
+    band_of = np.repeat(np.arange(n_bands, dtype=np.uint32), np.diff(edges))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="raggedatlas-csc-"))
-        files = [Path(folder) / str(i) for i in range(len(bands))]
-        lengths: list[list[int]] = [[] for _ in bands]
+        files = [Path(folder) / str(i) for i in range(n_bands)]
+        lengths: list[list[int]] = [[] for _ in files]
         kinds: list[np.dtype[Any]] = []
         ahead = stack.enter_context(contextlib.closing(prefetch(entries())))
         for columns, arrays in ahead:
             kinds = [columns.dtype, *(a.dtype for a in arrays)]
             # This sort is stable, so rows still ascend within each column of a band.
-            edges, parted = _sorted(band_of[columns], [columns, *arrays], len(bands))
-            for i in np.flatnonzero(np.diff(edges)).tolist():
-                lengths[i].append(int(edges[i + 1] - edges[i]))
+            cuts, parted = _sorted(band_of[columns], [columns, *arrays], n_bands)
+            for i in np.flatnonzero(np.diff(cuts)).tolist():
+                lengths[i].append(int(cuts[i + 1] - cuts[i]))
                 with files[i].open("ab") as file:
                     for part in parted:
-                        part[edges[i] : edges[i + 1]].tofile(file)
-        for band, path, pieces in zip(bands, files, lengths, strict=True):
-            yield band, _read_back(path, pieces, kinds)
+                        part[cuts[i] : cuts[i + 1]].tofile(file)
+        for path, pieces in zip(files, lengths, strict=True):
+            yield _read_back(path, pieces, kinds)
 
 
 def _read_back(path: Path, lengths: Sequence[int], kinds: Sequence[np.dtype[Any]]) -> Iterator[Entries]:
@@ -297,9 +276,9 @@ def _read_back(path: Path, lengths: Sequence[int], kinds: Sequence[np.dtype[Any]
 
 
 def _gathered(
-    entries: Iterator[Entries], band: Band, starts: NDArray[np.int64], kinds: Sequence[np.dtype[Any]]
+    entries: Iterator[Entries], first: int, starts: NDArray[np.int64], kinds: Sequence[np.dtype[Any]]
 ) -> list[NDArray[Any]]:
-    """Put the entries of a band in the order of their columns, those of one column in the order in which they come.
+    """Put the entries of a band, whose first column is given, in the order of their columns, those of one column in the order in which they come.
 
     Each step is sorted by itself first, in the processor's cache, so that memory is written in runs.
     """
@@ -307,7 +286,7 @@ def _gathered(
     # Next free place of each column.
     taken = starts[:-1].copy()
     for columns, arrays in entries:
-        runs, parted = _sorted(columns - np.uint32(band.first), arrays, len(taken))
+        runs, parted = _sorted(columns - np.uint32(first), arrays, len(taken))
         after = taken + np.diff(runs)
         if (after > starts[1:]).any():
             raise CorruptError("The entries of a sparse group changed while they were sorted; run validate('deep').")

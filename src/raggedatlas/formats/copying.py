@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
     MemoryOutput,
-    Modalities,
     Modality,
     ModalityMatrix,
     is_multimodal,
@@ -34,7 +34,7 @@ from raggedatlas.formats.subset import (
     take,
 )
 from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
+from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.runtime import release_unused_memory
 
@@ -63,34 +63,11 @@ AXES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOptions:
-    """Selection of what is copied; None is everything.
-
-    Parameters
-    ----------
-    where : str, mapping, Filter, mask or rows, optional
-        Cells.
-    features : sequence of str, optional
-        Features, in this order.
-    layers : sequence of str, optional
-        Any of ``"X"``, ``"raw"`` and the names of layers.
-    modality : str, optional
-        Name of a modality.
-    """
-
-    where: Any = None
-    features: Sequence[str] | None = None
-    layers: Sequence[str] | None = None
-    modality: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _ModalityCopy:
     """One modality to copy: its prefix in the target and the selected rows and columns."""
 
     mod: Modality
     prefix: str
-    n_rows: int
     rows: Rows
     columns: Rows
 
@@ -101,6 +78,25 @@ class _ModalityCopy:
             AXES.get(key.split("/", maxsplit=1)[0], ()) if key != "raw/var" and not key.startswith("raw/varm") else ()
         )
         return [{CELLS: self.rows, FEATURES: self.columns}.get(axis) for axis in axes]
+
+    def is_in_blocks(self, key: str) -> bool:
+        """Return whether a matrix is copied in blocks: if its first axis is cells or is not subset."""
+        head = key.split("/", maxsplit=1)[0]
+        return self.columns is None or head not in ("varm", "varp") or key.startswith("raw/")
+
+    def describe(self, matrix: ModalityMatrix) -> SinkMatrix:
+        """Return what a sink is told of a matrix before its rows come."""
+        chosen = self.chosen(matrix.key)
+        shape = list(matrix.shape)
+        for axis, taken in enumerate(chosen):
+            shape[axis] = shape[axis] if taken is None else len(taken)
+        entries = [info.n_entries for info in matrix.infos]
+        n_entries = None if None in entries else sum(n for n in entries if n is not None)
+        dtype = np.result_type(*(info.dtype for info in matrix.infos))
+        exact = n_entries is not None and all(info.exact for info in matrix.infos)
+        exact = exact and all(taken is None for taken in chosen)
+        first = matrix.infos[0]
+        return SinkMatrix(self.prefix + matrix.key, first.form, dtype, tuple(shape), n_entries, first.wide, exact)
 
 
 @checked
@@ -169,7 +165,6 @@ def copy(
     >>> anndata.read_h5ad(made).shape
     (2, 3)
     """
-    options = CopyOptions(where, features, layers, modality)
     try:
         with _naming_rules(source, storage_options):
             opened = open_source(source, storage_options=storage_options)
@@ -181,10 +176,12 @@ def copy(
         if isinstance(sink, Sink):
             target = sink
         else:
-            target = open_sink(sink, storage_options=storage_options, **_multimodal(opened, sink, options))
+            # Other suffixes say what they hold.
+            several = modality is None and as_path(sink).suffix == ".zarr" and is_multimodal(opened)
+            target = open_sink(sink, storage_options=storage_options, **({"multimodal": True} if several else {}))
         try:
             with _naming_rules(source, storage_options):
-                _copy(opened, target, options, progress or no_progress)
+                _copy(opened, target, where, features, layers, modality, progress or no_progress)
                 return target.commit()
         except BaseException:
             target.abort()
@@ -276,42 +273,66 @@ def read_source(source: Source, modality: str | None = None, *, multimodal: bool
     return target.made
 
 
-def _multimodal(source: Source, path: Address, options: CopyOptions) -> dict[str, Any]:
-    several = options.modality is None and is_multimodal(source)
-    return {"multimodal": True} if several and as_path(path).suffix == ".zarr" else {}
-
-
-def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Progress) -> None:
-    whole = split_modalities(source)
+def _copy(
+    source: Source,
+    sink: Sink,
+    where: Any,  # noqa: ANN401  (a condition, a mask or rows)
+    features: Sequence[str] | None,
+    layers: Sequence[str] | None,
+    modality: str | None,
+    progress: Progress,
+) -> None:
     multimodal = bool(getattr(sink, "multimodal", False))
-    modalities = select_modalities(source, options.modality, multimodal=multimodal)
-    _check_layers(modalities, options)
-    modalities = [_with_layers(mod, options) for mod in modalities]
-    rows = None if options.where is None else select_rows(options.where, source.cells())
+    modalities = select_modalities(source, modality, multimodal=multimodal)
+    if layers is not None:
+        known = dict.fromkeys(name for mod in modalities for matrix in mod.matrices if (name := _layer(matrix.key)))
+        if missing := [name for name in layers if name not in known]:
+            raise NotFoundError(f"There are no layers {missing}; there are {list(known)}.")
+        wanted = {"", *layers}
+        modalities = [
+            replace(
+                mod,
+                matrices=tuple(matrix for matrix in mod.matrices if _layer(matrix.key) in wanted),
+                elements={k: v for k, v in mod.elements.items() if "raw" in wanted or not k.startswith("raw/")},
+            )
+            for mod in modalities
+        ]
+    rows = None if where is None else select_rows(where, source.cells())
     n_cells = source.describe().n_cells
-    tasks = [_plan_task(mod, options, rows, n_cells, f"{MOD}{mod.name}/" if multimodal else "") for mod in modalities]
+    tasks = []
+    for mod in modalities:
+        own = rows
+        if rows is not None and mod.cells is not None:
+            # Row numbers of the modality, ascending: `_copy_matrix` finds those of a step by bisection.
+            own = np.flatnonzero(np.isin(mod.cells, rows)).astype(np.int64)
+        columns = None if features is None else find_features(mod.features(), list(features))
+        tasks.append(_ModalityCopy(mod, f"{MOD}{mod.name}/" if multimodal else "", own, columns))
+    over_all = []
     if multimodal:
-        over_all = _shared_elements(source, whole, options)
-        tasks.append(_ModalityCopy(over_all, "", n_cells if rows is None else len(rows), rows, None))
-    matrices = [(task, matrix) for task in tasks for matrix in _matrices_in_blocks(task)]
+        shared = split_modalities(source)
+        elements = dict(shared.elements) or {"obs": ElementReader(source, "obs")}
+        if features is not None or modality is not None:
+            elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
+        over_all = [_ModalityCopy(Modality("", shared.matrices, elements, lambda: pa.table({})), "", rows, None)]
+    matrices = [
+        (task, matrix) for task in (*tasks, *over_all) for matrix in task.mod.matrices if task.is_in_blocks(matrix.key)
+    ]
     # A CXG judges embeddings in `begin`, so `wants` is asked after it, and accepts elements only before rows.
-    sink.begin(tuple(_describe_matrix(task, matrix) for task, matrix in matrices))
+    sink.begin(tuple(task.describe(matrix) for task, matrix in matrices))
     matrices = [(task, matrix) for task, matrix in matrices if _accepts(sink, task.prefix + matrix.key)]
-    for task in tasks:
+    for task in (*tasks, *over_all):
         _write_elements(source, sink, task)
     if multimodal:
-        # The last task is the one over all cells, appended above.
-        for task in tasks[:-1]:
-            sink.element(f"obsmap/{task.mod.name}", _obs_map(task, rows, n_cells))
+        for task in tasks:
+            # Row of each cell in the modality, counted from 1; 0 if it is missing there.
+            cells = np.arange(n_cells) if task.mod.cells is None else task.mod.cells
+            cells = cells if task.rows is None else cells[task.rows]
+            row_of_cell = np.zeros(n_cells if rows is None else len(rows), np.uint32)
+            # All of `cells` are in `rows`, which ascends, so the search gives their positions.
+            row_of_cell[cells if rows is None else np.searchsorted(rows, cells)] = np.arange(1, len(cells) + 1)
+            sink.element(f"obsmap/{task.mod.name}", row_of_cell)
     for task, matrix in matrices:
         _copy_matrix(source, sink, task, matrix, progress)
-
-
-def _check_layers(modalities: list[Modality], options: CopyOptions) -> None:
-    known = dict.fromkeys(name for mod in modalities for matrix in mod.matrices if (name := _layer(matrix.key)))
-    missing = [name for name in options.layers or () if name not in known]
-    if missing:
-        raise NotFoundError(f"There are no layers {missing}; there are {list(known)}.")
 
 
 def _layer(key: str) -> str:
@@ -320,100 +341,35 @@ def _layer(key: str) -> str:
     return rest if head == "layers" else head if head in ("X", "raw") else ""
 
 
-def _with_layers(mod: Modality, options: CopyOptions) -> Modality:
-    if options.layers is None:
-        return mod
-    wanted = {"", *options.layers}
-    matrices = tuple(matrix for matrix in mod.matrices if _layer(matrix.key) in wanted)
-    dropped = set() if "raw" in wanted else {key for key in mod.elements if key.startswith("raw/")}
-    return replace(mod, matrices=matrices, elements={k: v for k, v in mod.elements.items() if k not in dropped})
-
-
-def _plan_task(mod: Modality, options: CopyOptions, wanted: Rows, n_cells: int, prefix: str) -> _ModalityCopy:
-    own = np.arange(n_cells) if mod.cells is None else mod.cells
-    rows = None
-    if wanted is not None:
-        # Row numbers of the modality, ascending: `_copy_matrix` finds those of a step by bisection.
-        rows = wanted if mod.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
-    columns = None if options.features is None else find_features(mod.features(), list(options.features))
-    return _ModalityCopy(mod, prefix, len(own) if rows is None else len(rows), rows, columns)
-
-
-def _shared_elements(source: Source, whole: Modalities, options: CopyOptions) -> Modality:
-    """Return the elements shared by all modalities; those along features only if no feature is omitted."""
-    elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
-    if options.features is not None or options.modality is not None:
-        elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
-    return Modality("", whole.matrices, elements, lambda: pa.table({}))
-
-
-def _obs_map(task: _ModalityCopy, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
-    """Return for each cell its row in a modality, counted from 1; 0 if it is missing there."""
-    own = np.arange(n_cells) if task.mod.cells is None else task.mod.cells
-    own = own if task.rows is None else own[task.rows]
-    n = n_cells if wanted is None else len(wanted)
-    out = np.zeros(n, np.uint32)
-    # All of `own` are in `wanted`, which ascends, so the search gives their positions.
-    out[own if wanted is None else np.searchsorted(wanted, own)] = np.arange(1, len(own) + 1)
-    return out
-
-
-def _matrices_in_blocks(task: _ModalityCopy) -> list[ModalityMatrix]:
-    """Return the matrices that are copied in blocks: those whose first axis is cells or is not subset."""
-    return [matrix for matrix in task.mod.matrices if _in_blocks(task, matrix.key)]
-
-
-def _in_blocks(task: _ModalityCopy, key: str) -> bool:
-    head = key.split("/", maxsplit=1)[0]
-    return task.columns is None or head not in ("varm", "varp") or key.startswith("raw/")
-
-
-def _describe_matrix(task: _ModalityCopy, matrix: ModalityMatrix) -> SinkMatrix:
-    shape = list(matrix.shape)
-    for axis, taken in enumerate(task.chosen(matrix.key)):
-        shape[axis] = shape[axis] if taken is None else len(taken)
-    entries = [info.n_entries for info in matrix.infos]
-    n_entries = None if None in entries else sum(n for n in entries if n is not None)
-    form = matrix.infos[0].form
-    dtype = np.result_type(*(info.dtype for info in matrix.infos))
-    whole = n_entries is not None and all(info.exact for info in matrix.infos)
-    whole = whole and all(taken is None for taken in task.chosen(matrix.key))
-    return SinkMatrix(task.prefix + matrix.key, form, dtype, tuple(shape), n_entries, matrix.infos[0].wide, whole)
-
-
 def _write_elements(source: Source, sink: Sink, task: _ModalityCopy) -> None:
-    whole = {p.key: p.infos[0].key for p in task.mod.matrices if not _in_blocks(task, p.key)}
-    readers = {**task.mod.elements, **{key: _whole(source, at) for key, at in whole.items()}}
-    for key, read in readers.items():
+    def read(reader: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        # A table if source and sink work column by column, else the complete element.
+        table = reader.table() if getattr(sink, "by_column", False) and isinstance(reader, ElementReader) else None
+        return reader() if table is None else table
+
+    whole = {m.key: m.infos[0].key for m in task.mod.matrices if not task.is_in_blocks(m.key)}
+    readers: dict[str, Callable[[], Any]] = {
+        **task.mod.elements,
+        **{key: partial(source.element, at) for key, at in whole.items()},
+    }
+    for key, reader in readers.items():
         if not _accepts(sink, task.prefix + key):
             continue
-        value = _read(sink, read)
+        value = read(reader)
         refuse_other_names(source, readers, key, value)
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
+        # Categories that no cell or feature of a subset has go, and their colors, as in anndata.
         if task.rows is not None or task.columns is not None:
-            value = _without_unused(sink, task, key, value)
+            if key in {"obs", "var"}:
+                value = remove_unused(value)
+            name = key.removeprefix("uns/").removesuffix("_colors")
+            if key == f"uns/{name}_colors":
+                for table, chosen in (("obs", task.rows), ("var", task.columns)):
+                    if value is not None and table in task.mod.elements:
+                        value = subset_colors(value, read(task.mod.elements[table]), name, chosen)
         if value is not None or not key.endswith("_colors"):
             sink.element(task.prefix + key, value)
-
-
-def _without_unused(sink: Sink, task: _ModalityCopy, key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Drop the categories that no cell or feature of a subset has, and their colors, as anndata does; None is no colors at all."""
-    if key in {"obs", "var"}:
-        return remove_unused(value)
-    name = key.removeprefix("uns/").removesuffix("_colors")
-    if key != f"uns/{name}_colors":
-        return value
-    for axis, chosen in (("obs", task.rows), ("var", task.columns)):
-        if value is not None and axis in task.mod.elements:
-            value = subset_colors(value, _read(sink, task.mod.elements[axis]), name, chosen)
-    return value
-
-
-def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Open a table if source and sink work column by column, else read the complete element."""
-    table = read.table() if getattr(sink, "by_column", False) and isinstance(read, ElementReader) else None
-    return read() if table is None else table
 
 
 def _accepts(sink: Sink, key: str) -> bool:
@@ -422,15 +378,17 @@ def _accepts(sink: Sink, key: str) -> bool:
     return wants is None or bool(wants(key))
 
 
-def _whole(source: Source, key: str) -> Callable[[], Any]:
-    return lambda: source.element(key)
-
-
 def _copy_matrix(source: Source, sink: Sink, task: _ModalityCopy, matrix: ModalityMatrix, progress: Progress) -> None:
+    n_bytes = 0
+    for info in matrix.infos:
+        if info.n_entries is not None:
+            n_bytes += info.n_entries * (info.dtype.itemsize + 4) // max(info.shape[0], 1)
+        else:
+            n_bytes += int(np.prod(info.shape[1:], dtype=object)) * info.dtype.itemsize
+    step = max(1, getattr(sink, "step_bytes", STEP_BYTES) // max(n_bytes, 1))
     height = matrix.shape[0]
     rows, columns = (*task.chosen(matrix.key), None, None)[:2]
     key, keys = task.prefix + matrix.key, tuple(info.key for info in matrix.infos)
-    step = _rows_per_step(matrix.infos, getattr(sink, "step_bytes", STEP_BYTES))
     for start in range(0, height, step):
         stop = min(start + step, height)
         first, last = (start, stop) if rows is None else np.searchsorted(rows, [start, stop]).tolist()
@@ -445,14 +403,3 @@ def _copy_matrix(source: Source, sink: Sink, task: _ModalityCopy, matrix: Modali
                     sink.write(key, subset_block(block, selected, columns))
         release_unused_memory()
         progress(key, stop, height)
-
-
-def _rows_per_step(infos: tuple[MatrixInfo, ...], step_bytes: int) -> int:
-    """Return the number of rows that take about `step_bytes`."""
-    n_bytes = 0
-    for info in infos:
-        if info.n_entries is not None:
-            n_bytes += info.n_entries * (info.dtype.itemsize + 4) // max(info.shape[0], 1)
-        else:
-            n_bytes += int(np.prod(info.shape[1:], dtype=object)) * info.dtype.itemsize
-    return max(1, step_bytes // max(n_bytes, 1))

@@ -443,7 +443,15 @@ def open_member(uri: str, group: Any, name: str, at: str, places: Places) -> Any
     if at.count("/") > MAX_DEPTH:
         raise SourceError(f"{uri}: {at:.200} lies more than {MAX_DEPTH} groups deep; the file is damaged.")
     if not hasattr(group, "id"):
-        return _zarr_member(uri, group, name, at)
+        if name in ("", ".", ".."):
+            return None
+        try:
+            node = group[name]
+        except KeyError:
+            return None
+        if is_array(node):
+            _check_chunk(uri, at, node, node.chunks)
+        return node
     import h5py
 
     # The link is examined before it is followed: opening an external link opens the other file.
@@ -478,18 +486,6 @@ def object_address(node: Any) -> tuple[int, int]:  # noqa: ANN401
     return info.fileno, info.addr
 
 
-def _zarr_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
-    if name in ("", ".", ".."):
-        return None
-    try:
-        node = group[name]
-    except KeyError:
-        return None
-    if is_array(node):
-        _check_chunk(uri, at, node, node.chunks)
-    return node
-
-
 def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
     if node.is_virtual or node.external:
         raise SourceError(
@@ -504,7 +500,15 @@ def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
             f"{uri}: {at} declares {declared:,} bytes but stores {node.id.get_storage_size():,}; "
             f"more than {MAX_RATIO:,} to one is refused. Write it as a sparse matrix, or leave it out of the file."
         )
-    _check_filters(uri, at, node)
+    plist = node.id.get_create_plist()
+    for i in range(plist.get_nfilters()):
+        code, _, _, label = plist.get_filter(i)
+        if not filter_available(code):
+            name = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+            raise MissingExtraError(
+                f"{uri}: {at} is compressed with HDF5 filter {code} ({name or 'unnamed'}), which is not installed; "
+                "install raggedatlas[plugins]."
+            )
 
 
 def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -> None:  # noqa: ANN401
@@ -517,18 +521,6 @@ def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -
             f"{uri}: {at} has chunks of {n_bytes:,} bytes, each of which must be decoded whole; the limit is {MAX_CHUNK:,}. "
             "Write it again with smaller chunks."
         )
-
-
-def _check_filters(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
-    plist = node.id.get_create_plist()
-    for i in range(plist.get_nfilters()):
-        code, _, _, label = plist.get_filter(i)
-        if not filter_available(code):
-            name = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
-            raise MissingExtraError(
-                f"{uri}: {at} is compressed with HDF5 filter {code} ({name or 'unnamed'}), which is not installed; "
-                "install raggedatlas[plugins]."
-            )
 
 
 def filter_available(code: int) -> bool:

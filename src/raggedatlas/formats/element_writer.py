@@ -533,18 +533,13 @@ def _write_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict
         made, start = group[name], len(first)
         made.resize((texts.n_rows,))
     else:
-        made = _made_texts(group, name, texts.n_rows, options)
+        import h5py
+
+        chunks = {"chunks": (COLUMN_CHUNK,)} if options else {}
+        made = group.create_dataset(name, (texts.n_rows,), h5py.string_dtype(), **options, **chunks)
+        for key, value in TEXT_ENCODING.items():
+            made.attrs[key] = value
     for block in blocks:
         with refused(path):
             made[start : start + len(block)] = block
         start += len(block)
-
-
-def _made_texts(group: Any, name: str, n_rows: int, options: dict[str, Any]) -> Any:  # noqa: ANN401  (h5py)
-    import h5py
-
-    chunks = {"chunks": (COLUMN_CHUNK,)} if options else {}
-    made = group.create_dataset(name, (n_rows,), h5py.string_dtype(), **options, **chunks)
-    for key, value in TEXT_ENCODING.items():
-        made.attrs[key] = value
-    return made

@@ -66,7 +66,15 @@ class ExternalRowSort:
         edges = np.flatnonzero(np.diff(bands)) + 1
         for start, stop in zip([0, *edges], [*edges, len(bands)], strict=True):
             if stop > start:
-                self._write(int(bands[start]), records[start:stop])
+                band = int(bands[start])
+                try:
+                    with self._path(band).open("ab") as file:
+                        records[start:stop].tofile(file)
+                except OSError as error:
+                    raise StoreError(
+                        f"Sorting entries by cell needs temporary disk space, and writing {self._path(band)} failed ({error}); "
+                        "free some space, or set TMPDIR to a larger disk."
+                    ) from error
 
     def finish(self) -> None:
         """Finish adding; `indptr` and `read` are valid afterwards."""
@@ -98,16 +106,6 @@ class ExternalRowSort:
     def _path(self, band: int) -> Path:
         assert self._folder is not None
         return Path(self._folder.name) / f"{band}.entries"
-
-    def _write(self, band: int, records: NDArray[Any]) -> None:
-        try:
-            with self._path(band).open("ab") as file:
-                records.tofile(file)
-        except OSError as error:
-            raise StoreError(
-                f"Sorting entries by cell needs temporary disk space, and writing {self._path(band)} failed ({error}); "
-                "free some space, or set TMPDIR to a larger disk."
-            ) from error
 
     def _read_band(self, band: int, start: int, stop: int) -> CsrBlock:
         low = band * self._band_rows
@@ -247,20 +245,17 @@ class ExternalColumnSort:
         if keep:
             self._last = run_slice
         else:
-            self._save(run_slice)
-
-    def _save(self, run: ColumnSlice) -> None:
-        try:
-            if self._file is None:
-                self._file = self._path.open("w+b")
-            self._runs.append((self._file.seek(0, 2), len(run[1])))
-            for part in run:
-                self._file.write(np.ascontiguousarray(part).data)
-        except OSError as error:
-            raise StoreError(
-                f"Sorting entries by feature needs temporary disk space next to the CXG, and writing {self._path} failed ({error}); "
-                "free some space."
-            ) from error
+            try:
+                if self._file is None:
+                    self._file = self._path.open("w+b")
+                self._runs.append((self._file.seek(0, 2), len(run_slice[1])))
+                for part in run_slice:
+                    self._file.write(np.ascontiguousarray(part).data)
+            except OSError as error:
+                raise StoreError(
+                    f"Sorting entries by feature needs temporary disk space next to the CXG, and writing {self._path} failed ({error}); "
+                    "free some space."
+                ) from error
 
     def _read_slice(self, run: tuple[int, int], first: int, stop: int) -> ColumnSlice:
         # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_save` writes them.

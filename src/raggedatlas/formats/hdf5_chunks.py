@@ -92,11 +92,19 @@ class Hdf5ChunkReader:
         SourceError
             If the file was closed.
         """
-        out = self._room((stop - start, *self.shape[1:]))
+        shape = (stop - start, *self.shape[1:])
+        # From the pool if small: the system zeroes new pages, which takes longer than reading.
+        n = int(np.prod(shape, dtype=np.int64))
+        if n * self._dtype.itemsize > KEPT_BYTES:
+            out = np.empty(shape, self._dtype)
+        else:
+            out = self._ring.take(n, self._dtype).reshape(shape)
         if not out.size:
             return out
         # Asked for in each call: once the file is closed, the number may belong to another file.
-        self._descriptor = self._opened()
+        if not self._dataset.id.valid:
+            raise SourceError("The file was closed while its matrices were still read; open it again.")
+        self._descriptor = -1 if self._remote is not None else int(self._file.id.get_vfd_handle())
         first, last = start // self._step, -(-stop // self._step)
         if self._whole_rows and not self._filters:
             self._spread(first, last, lambda a, b: self._copy(a, b, start, out))
@@ -147,18 +155,6 @@ class Hdf5ChunkReader:
             there = sizes > 0
             self._remote.load(zip(offsets[there].tolist(), sizes[there].tolist(), strict=True))
 
-    def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return memory for a block, from the pool if small: the system zeroes new pages, which takes longer than reading."""
-        n = int(np.prod(shape, dtype=np.int64))
-        if n * self._dtype.itemsize > KEPT_BYTES:
-            return np.empty(shape, self._dtype)
-        return self._ring.take(n, self._dtype).reshape(shape)
-
-    def _opened(self) -> int:
-        if not self._dataset.id.valid:
-            raise SourceError("The file was closed while its matrices were still read; open it again.")
-        return -1 if self._remote is not None else int(self._file.id.get_vfd_handle())
-
     def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
         """Distribute ranges of bands over the threads."""
         n_bytes = (last - first) * self._step * max(self._row_bytes, 1)
@@ -207,7 +203,8 @@ class Hdf5ChunkReader:
         if size < 0:
             tile[...] = self._dataset.fillvalue
         else:
-            data: Any = self._fetch(int(self._placed.offsets[number]), size)
+            data: Any = np.empty(size, np.uint8)
+            self._fetch_into(int(self._placed.offsets[number]), data.data)
             filters = () if self._placed.plain[number] else self._filters
             if _DEFLATE in filters:
                 data = inflate(data, tile.nbytes)
@@ -218,11 +215,6 @@ class Hdf5ChunkReader:
             else:
                 tile.reshape(-1)[...] = np.frombuffer(data, self._dtype)
         return None if out is not None else tile
-
-    def _fetch(self, offset: int, size: int) -> NDArray[np.uint8]:
-        room = np.empty(size, np.uint8)
-        self._fetch_into(offset, room.data)
-        return room
 
     def _fetch_into(self, offset: int, room: memoryview) -> None:
         while len(room):

@@ -85,7 +85,18 @@ class _Loom:
                     f"{(self.n_features, self.n_cells)}; write the file again."
                 )
             matrices.append(self._matrix(f"layers/{name}", f"layers/{name}"))
-        self._file_attributes()
+        # Specification 3 has them as arrays in `attrs`, earlier ones as attributes of the root.
+        for name in self.container.names("attrs"):
+            node = self.container.get(f"attrs/{name}")
+            if is_array(node) and node.shape is not None:
+                self.elements[f"uns/{name}"] = partial(_values, self.container, f"attrs/{name}")
+            else:
+                self.left_out[f"attrs/{name}"] = "attribute without a value" if is_array(node) else "group"
+        for name, value in self.container.root.attrs.items():
+            if getattr(value, "shape", ()) is None:
+                self.left_out[f"attrs/{name}"] = "attribute without a value"
+                continue
+            self.elements.setdefault(f"uns/{name}", partial(_plain, value))
         return SourceParts(
             self.n_cells,
             cells,
@@ -137,20 +148,6 @@ class _Loom:
             self.left_out[f"{pairs}/{name}"] = "graph"
         index = next((name for name in known if name in columns), "")
         return partial(_frame, self.container, f"{axis}_attrs", columns, index, n), matrices
-
-    def _file_attributes(self) -> None:
-        # Specification 3 has them as arrays in `attrs`, earlier ones as attributes of the root.
-        for name in self.container.names("attrs"):
-            node = self.container.get(f"attrs/{name}")
-            if is_array(node) and node.shape is not None:
-                self.elements[f"uns/{name}"] = partial(_values, self.container, f"attrs/{name}")
-            else:
-                self.left_out[f"attrs/{name}"] = "attribute without a value" if is_array(node) else "group"
-        for name, value in self.container.root.attrs.items():
-            if getattr(value, "shape", ()) is None:
-                self.left_out[f"attrs/{name}"] = "attribute without a value"
-                continue
-            self.elements.setdefault(f"uns/{name}", partial(_plain, value))
 
 
 def _frame(container: Container, group: str, columns: list[str], index: str, n: int) -> "pd.DataFrame":

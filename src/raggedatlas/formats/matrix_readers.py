@@ -227,7 +227,15 @@ class CsrRows:
         if self._indptr is None:
             assert self.n_entries is not None
             pointers = _checked_pointers(self._pointers, self.n_entries, self._place, "row")
-            _check_row_lengths(pointers, self.shape[1], self._place)
+            n_cols = self.shape[1]
+            lengths = np.diff(pointers)
+            largest = int(lengths.argmax()) if len(lengths) else 0
+            # Duplicates are allowed, so a row may have more entries than columns; far more would exhaust memory.
+            if len(lengths) and lengths[largest] > max(4 * n_cols, 1 << 20):
+                raise LimitError(
+                    f"{self._place.uri}: {self._place.element} gives {self._place.cell(largest)} {int(lengths[largest]):,} entries "
+                    f"in {n_cols:,} columns; the file is damaged. Write it again."
+                )
             self._indptr = pointers
         return self._indptr
 
@@ -470,21 +478,11 @@ def _checked_pointers(stored: Any, n_entries: int, place: MatrixLocation, what: 
     )
 
 
-def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: MatrixLocation) -> None:
-    lengths = np.diff(pointers)
-    largest = int(lengths.argmax()) if len(lengths) else 0
-    # Duplicates are allowed, so a row may have more entries than columns; far more would exhaust memory.
-    if len(lengths) and lengths[largest] > max(4 * n_cols, 1 << 20):
-        raise LimitError(
-            f"{place.uri}: {place.element} gives {place.cell(largest)} {int(lengths[largest]):,} entries "
-            f"in {n_cols:,} columns; the file is damaged. Write it again."
-        )
-
-
 def _check_columns(
     indices: NDArray[Any], pointers: NDArray[np.int64], start: int, n_cols: int, place: MatrixLocation
 ) -> None:
-    if not len(indices) or _highest(indices) < n_cols:
+    # Viewed as unsigned, a negative index exceeds any number of columns.
+    if not len(indices) or int(indices.view(f"u{indices.dtype.itemsize}").max()) < n_cols:
         return
     entry = int(np.flatnonzero((indices < 0) | (indices >= n_cols))[0])
     row = start + int(np.searchsorted(pointers, entry, side="right")) - 1
@@ -492,11 +490,6 @@ def _check_columns(
         f"{place.uri}: {place.element} has an entry of {place.cell(row)} in column {int(indices[entry]):,}, outside its "
         f"{n_cols:,} columns; the file is damaged. Write it again."
     )
-
-
-def _highest(indices: NDArray[Any]) -> int:
-    """Return the highest index, viewed as unsigned so that a negative index exceeds any number of columns."""
-    return int(indices.view(f"u{indices.dtype.itemsize}").max())
 
 
 def stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:

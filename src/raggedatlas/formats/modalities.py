@@ -252,13 +252,9 @@ def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401 
     try:
         return source.element(key)
     except NotFoundError:
-        return _numbered(n)
+        import pandas as pd
 
-
-def _numbered(n: int) -> Any:  # noqa: ANN401  (a pandas frame)
-    import pandas as pd
-
-    return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=str))
+        return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=str))
 
 
 def _nothing() -> pa.Table:

@@ -127,7 +127,11 @@ def _stored(container: Container, limit: int) -> SourceParts:
         raise SourceError(f"{container.uri}: there is no table of cells (obs); it is no MuData.")
     mods: dict[str, SourceParts] = {}
     left_out: dict[str, str] = {}
-    for name in _order(container):
+    names = list(container.names("mod"))
+    stated = container.get("mod").attrs.get("mod-order", [])
+    order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(stated)]
+    # An outdated `mod-order` would hide a modality or name one that does not exist.
+    for name in order if sorted(order) == names else names:
         if attribute(container.get(f"mod/{name}"), "encoding-type") == "MuData":
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
@@ -176,14 +180,6 @@ def _read_beside(container: Container, key: str, n_cells: int) -> Any:  # noqa: 
             f"{container.uri}: {key} has {n_rows:,} rows, but there are {n_cells:,} cells; write it again, or leave it out."
         )
     return value
-
-
-def _order(container: Container) -> list[str]:
-    names = list(container.names("mod"))
-    stated = container.get("mod").attrs.get("mod-order", [])
-    order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(stated)]
-    # An outdated `mod-order` would hide a modality or name one that does not exist.
-    return order if sorted(order) == names else names
 
 
 def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[str, Any], uri: str) -> SourceParts:
@@ -274,22 +270,18 @@ def _cells(
         for column in own.columns:
             key = f"{name}:{column}"
             if key not in frame.columns:
-                added[key] = _spread(own[column], rows)
+                import pandas as pd
+
+                plain = own[column].reset_index(drop=True)
+                if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
+                    # Plain integer and boolean dtypes have no missing value for cells that lack the modality.
+                    plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
+                # -1 is no label of the plain index, so cells without the modality get missing values.
+                taken = plain.reindex(rows)
+                added[key] = pd.Series(taken.array, dtype=taken.dtype)
     more = pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)
     joined: pd.DataFrame = pd.concat([frame, more], axis=1)
     return joined
-
-
-def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any]":
-    import pandas as pd
-
-    plain = column.reset_index(drop=True)
-    if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
-        # Plain integer and boolean dtypes have no missing value for cells that lack the modality.
-        plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
-    # -1 is no label of the plain index, so cells without the modality get missing values.
-    taken = plain.reindex(rows)
-    return pd.Series(taken.array, dtype=taken.dtype)
 
 
 def _nullable(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401  (a pandas dtype's name)

@@ -561,7 +561,18 @@ class Hdf5Output:
             if 0 in shape:
                 return Appender(self._file.create_dataset(path, shape, dtype), 1, grows=False)
             if not self._compression.hdf5:
-                return self._create_contiguous(path, dtype, shape)
+                import h5py
+
+                # Contiguous, as anndata's, with its space allocated, so that it can be written without the library.
+                how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                how.set_layout(h5py.h5d.CONTIGUOUS)
+                how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                parent, _, name = path.rpartition("/")
+                group = self._file.require_group(parent) if parent else self._file
+                kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
+                made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
+                return ContiguousAppender(made, self._writeback)
             made = self._file.create_dataset(path, shape, dtype, chunks=_row_chunks(shape), **self._compression.hdf5)
             return self._chunked(made)
 
@@ -570,20 +581,6 @@ class Hdf5Output:
         if self._compression.chunk is not None or not self._compression.hdf5:
             return ChunkAppender(made, self._compression.chunk, self._writeback, grows=grows)
         return Appender(made, made.chunks[0], grows=grows)
-
-    def _create_contiguous(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Appender:
-        """Create a contiguous array, as anndata does, with its space allocated, so that it can be written without the library."""
-        import h5py
-
-        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        how.set_layout(h5py.h5d.CONTIGUOUS)
-        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        parent, _, name = path.rpartition("/")
-        group = self._file.require_group(parent) if parent else self._file
-        kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
-        made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
-        return ContiguousAppender(made, self._writeback)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a complete element."""
@@ -679,7 +676,10 @@ class ZarrOutput:
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             publish_folder(self._hidden, self.path, old, overwrite=self._overwrite)
             if old.exists():
-                _remove(old)
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+                else:
+                    old.unlink()
 
     def discard(self) -> None:
         """Remove the temporary file or folder."""
@@ -761,11 +761,6 @@ def refuse_existing(path: Path) -> None:
     """Raise for a path that exists."""
     if path.exists():
         raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
-
-
-def _remove(path: Path) -> None:
-    remover: Callable[[Path], None] = shutil.rmtree if path.is_dir() and not path.is_symlink() else Path.unlink
-    remover(path)
 
 
 @contextmanager

@@ -186,7 +186,12 @@ def list_sources(folder: Address) -> list[AnyPath]:
     if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]
     members: list[AnyPath] = [*folder.iterdir()]
-    found = [p for p in sorted(members, key=str) if _folder_kind(p) or (p.is_file() and _is_known_file(p))]
+    found = [
+        p
+        for p in sorted(members, key=str)
+        if _folder_kind(p)
+        or (p.is_file() and (p.suffix in HDF5_ENDINGS or p.name.endswith((*MATRICES, ".zarr.zip")) or _is_extension(p)))
+    ]
     if not found:
         raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
     return found
@@ -199,15 +204,6 @@ def list_left_out(folder: AnyPath, sources: Sequence[AnyPath]) -> list[str]:
     known = {path.name for path in sources}
     tables = (".", *(prefix for path in sources if (prefix := sample_prefix(path))))
     return sorted(path.name for path in folder.iterdir() if path.name not in known and not path.name.startswith(tables))
-
-
-def _is_known_file(path: AnyPath) -> bool:
-    return (
-        path.suffix in HDF5_ENDINGS
-        or path.name.endswith(MATRICES)
-        or path.name.endswith(".zarr.zip")
-        or _is_extension(path)
-    )
 
 
 def _is_extension(path: AnyPath) -> bool:
@@ -320,13 +316,10 @@ def _folder_kind(path: AnyPath) -> str:
     # First, because an experiment has an array `obs` in a group, as a CXG does.
     if is_soma(path):
         return "soma"
-    return _folder_of_wing(path) or ("10x-mtx" if market_matrices(path) else "")
-
-
-def _folder_of_wing(path: AnyPath) -> str:
-    """Return the format of a folder that a wing reads; empty if none does."""
     found = ((name, where) for wing in built_in_wings() for name, where in wing.detectors.items())
-    return next((name for name, where in found if resolve_name(where)(path)), "")
+    return next((name for name, where in found if resolve_name(where)(path)), "") or (
+        "10x-mtx" if market_matrices(path) else ""
+    )
 
 
 def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # noqa: ANN401

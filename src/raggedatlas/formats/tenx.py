@@ -389,7 +389,16 @@ class MarketRows(SortedRows):
                 first, second = numbers[:, 0].astype(np.int64) - 1, numbers[:, 1].astype(np.int64) - 1
                 cells, features = (first, second) if self._by_cells else (second, first)
                 n_read += len(numbers)
-                self._check(features, cells, n_read)
+                outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
+                # Refused at once, because the bands of the sort were sized for the announced number.
+                if n_read > self._header.n_entries or outside.any():
+                    at = int(outside.argmax())
+                    what = (
+                        f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._header.shape}"
+                        if outside.any()
+                        else f"more than the {self._header.n_entries:,} entries that it announces"
+                    )
+                    raise SourceError(f"{self._path} has {what}; it is damaged. Fetch it again.")
                 values = np.ones(len(numbers), np.bool_) if width == 2 else numbers[:, 2]
                 sort.add(cells, features, values)
         if n_read != self._header.n_entries:
@@ -397,18 +406,6 @@ class MarketRows(SortedRows):
                 f"{self._path} announces {self._header.n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
                 "Fetch it again."
             )
-
-    def _check(self, features: NDArray[np.int64], cells: NDArray[np.int64], n_read: int) -> None:
-        outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
-        # Refused at once, because the bands of the sort were sized for the announced number.
-        if n_read > self._header.n_entries or outside.any():
-            at = int(outside.argmax())
-            what = (
-                f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._header.shape}"
-                if outside.any()
-                else f"more than the {self._header.n_entries:,} entries that it announces"
-            )
-            raise SourceError(f"{self._path} has {what}; it is damaged. Fetch it again.")
 
 
 def find_part(folder: Path, *names: str) -> Path:

@@ -157,21 +157,16 @@ def check_sparse(checker: AnnDataChecker, node: Node) -> None:
         checker.report("A51", node, f"data are of type {data.dtype}; expected numbers or booleans.")
     elif sparse_dtype(data.dtype) != data.dtype:
         checker.report("A61", data, f"data are of type {data.dtype.str}, which SciPy's sparse matrices do not support.")
-    if _check_types(checker, indptr, indices) and _check_lengths(checker, node, shape[0 if by_rows else 1]):
-        if checker.full and not (indptr.fault or indices.fault):
-            _check_entries(checker, node, shape[1 if by_rows else 0], by_rows=by_rows)
-        with checker.guarded(data):
-            decode(checker, data)
-
-
-def _check_types(checker: AnnDataChecker, indptr: Node, indices: Node) -> bool:
-    """Check pointers and indices, and return whether both are integers."""
     for part, verb in ((indptr, "is"), (indices, "are")):
         if part.kind != "integer":
             checker.report("A60", part, f"{part.name} {verb} of type {part.dtype}; expected integers.", fix=REWRITE)
         elif part.dtype.kind == "u":  # scipy refuses unsigned pointers
             checker.report("A60", part, f"{part.name} {verb} of type {part.dtype}; expected a signed one.", "practice")
-    return indptr.kind == indices.kind == "integer"
+    if indptr.kind == indices.kind == "integer" and _check_lengths(checker, node, shape[0 if by_rows else 1]):
+        if checker.full and not (indptr.fault or indices.fault):
+            _check_entries(checker, node, shape[1 if by_rows else 0], by_rows=by_rows)
+        with checker.guarded(data):
+            decode(checker, data)
 
 
 def _check_lengths(checker: AnnDataChecker, node: Node, n_major: int) -> bool:

@@ -191,21 +191,18 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: Axes, group: _Gr
         names = axes[group.axes[0]].names if kind == "dataframe" and not child.is_array else None
         if names is not None:
             with checker.guarded(child):
-                _check_names(checker, child, names, rule)
-
-
-def _check_names(checker: AnnDataChecker, frame: Node, names: Hashes, rule: str) -> None:
-    """Compare the row names of a frame with those of its axis."""
-    own = name_hashes(frame)
-    if own is not None and len(own) == len(names) and not np.array_equal(own, names):
-        row = int(np.argmax(own != names))
-        reordered = np.array_equal(np.sort(own), np.sort(names))
-        fix = (
-            "It has these names in another order: write the file again with its rows in the order of the axis."
-            if reordered
-            else ""
-        )
-        checker.report(rule, frame, f"its row {row:,} has another name than row {row:,} of the axis.", fix=fix)
+                own = name_hashes(child)
+                if own is not None and len(own) == len(names) and not np.array_equal(own, names):
+                    row = int(np.argmax(own != names))
+                    reordered = np.array_equal(np.sort(own), np.sort(names))
+                    fix = (
+                        "It has these names in another order: write the file again with its rows in the order of the axis."
+                        if reordered
+                        else ""
+                    )
+                    checker.report(
+                        rule, child, f"its row {row:,} has another name than row {row:,} of the axis.", fix=fix
+                    )
 
 
 def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
@@ -272,25 +269,34 @@ def check_frame(checker: AnnDataChecker, node: Node) -> None:
     old = declared_encoding(node)[1] == "0.1.0"
     if old and not checker.layout:
         checker.report("A72", node, "it is of encoding dataframe 0.1.0, as anndata 0.7 wrote it.", "practice", AGAIN)
-    members = _members(node)
+    listing = listed(node.attrs.get("column-order")) or []
+    # anndata 0.12 stores a column with a slash in its name in nested groups.
+    nested = {name: child for name in listing if "/" in name and (child := node.child(name)) is not None}
+    groups = {name.partition("/")[0] for name in nested} | {OLD_CATEGORIES}
+    members = {name: child for name, child in node.children.items() if name not in groups} | nested
     index = _check_index(checker, node)
     for child in members.values():
         # anndata 0.7 did not declare the encodings of columns.
         checker.element(child, declared=not old)
         if old:
             with checker.guarded(child):
-                _check_old_codes(checker, child)
+                if child.parent is not None and "categories" in child.attrs and child.kind == "integer":
+                    # In anndata 0.7 the categories are another member of the frame.
+                    categories = child.parent.child(f"{OLD_CATEGORIES}/{child.name}")
+                    if categories is None or not categories.is_array or not categories.shape:
+                        checker.report("A106", child, "its categories are missing.")
+                    elif checker.full:
+                        check_codes(checker, child, categories.shape[0])
     _check_lengths(checker, node, members, index)
-    _check_chunks(checker, node, members)
+    sizes: dict[int, str] = {}
+    for name, child in members.items():
+        array = child if child.is_array else child.child("codes") or child.child("values")
+        if array is not None and array.chunks:
+            sizes.setdefault(array.chunks[0], name)
+    if len(sizes) > 1:
+        examples = ", ".join(f"{size:,} rows ({name})" for size, name in sorted(sizes.items())[:3])
+        checker.report("A76", node, f"its members have chunks of {examples}.")
     _check_order(checker, node, members)
-
-
-def _members(node: Node) -> dict[str, Node]:
-    """Return the index and the columns; anndata 0.12 stores a column with a slash in its name in nested groups."""
-    listing = listed(node.attrs.get("column-order")) or []
-    nested = {name: child for name in listing if "/" in name and (child := node.child(name)) is not None}
-    groups = {name.partition("/")[0] for name in nested} | {OLD_CATEGORIES}
-    return {name: child for name, child in node.children.items() if name not in groups} | nested
 
 
 def _check_index(checker: AnnDataChecker, node: Node) -> Node | None:
@@ -329,17 +335,6 @@ def _check_lengths(checker: AnnDataChecker, node: Node, members: dict[str, Node]
         checker.report("A75", node, text, "practice" if name in ignored else None)
 
 
-def _check_chunks(checker: AnnDataChecker, node: Node, members: dict[str, Node]) -> None:
-    sizes: dict[int, str] = {}
-    for name, child in members.items():
-        array = child if child.is_array else child.child("codes") or child.child("values")
-        if array is not None and array.chunks:
-            sizes.setdefault(array.chunks[0], name)
-    if len(sizes) > 1:
-        examples = ", ".join(f"{size:,} rows ({name})" for size, name in sorted(sizes.items())[:3])
-        checker.report("A76", node, f"its members have chunks of {examples}.")
-
-
 def _check_order(checker: AnnDataChecker, node: Node, members: dict[str, Node]) -> None:
     exists = "column-order" in node.attrs
     names = listed(node.attrs["column-order"]) if exists else None
@@ -363,17 +358,6 @@ def _check_order(checker: AnnDataChecker, node: Node, members: dict[str, Node]) 
             checker.report(rule, node, f"column-order {text} {wrong[0]!r} ({len(wrong):,} such).", fix=fix)
     if "_index" in names:
         checker.report("A78", node, "a column is called _index.")
-
-
-def _check_old_codes(checker: AnnDataChecker, column: Node) -> None:
-    """Compare the codes of a column of anndata 0.7 with its categories, which are another member of the frame."""
-    if column.parent is None or "categories" not in column.attrs or column.kind != "integer":
-        return
-    categories = column.parent.child(f"{OLD_CATEGORIES}/{column.name}")
-    if categories is None or not categories.is_array or not categories.shape:
-        checker.report("A106", column, "its categories are missing.")
-    elif checker.full:
-        check_codes(checker, column, categories.shape[0])
 
 
 def check_categorical(checker: AnnDataChecker, node: Node) -> None:

@@ -85,7 +85,14 @@ def _check_arrays(container: Container, path: str) -> None:
 def _array(container: Container, path: str) -> Any:  # noqa: ANN401
     """Read an array; enumerations of FALSE and TRUE, as R writes them, become booleans."""
     node = container.get(path)
-    truths = _truths(node)
+    truths = None
+    if store_kind(node) != "zarr" and node.shape is not None and node.dtype.kind in "iu":
+        import h5py
+
+        # Those that h5py does not read as booleans.
+        members = h5py.check_enum_dtype(node.dtype)
+        named = {str(name).upper(): int(number) for name, number in (members or {}).items()}
+        truths = named if set(named) in ({"FALSE", "TRUE"}, {"FALSE", "TRUE", "NA"}) else None
     if truths is None:
         # Most arrays are numbers, and importing anndata takes as long as reading most tables of cells.
         return container.whole(path) if node.shape and node.dtype.kind in "biufc" else _by_anndata(container, path)
@@ -110,29 +117,13 @@ def _texts(container: Container, path: str) -> Any:  # noqa: ANN401
     node = container.get(path)
     if store_kind(node) == "zarr" or getattr(node.dtype, "kind", "") not in "SO" or not node.shape:
         return _by_anndata(container, path)
-    with readable(container.uri, path):
-        values = container.whole(path)
-        return _decode_texts(values.ravel()).reshape(values.shape)
-
-
-def _decode_texts(values: NDArray[Any]) -> NDArray[np.object_]:
-    """Decode UTF-8 byte strings, all in one call."""
     import pyarrow as pa
 
-    # Large types, because the others have 32-bit offsets, which end at 2 GiB of text.
-    texts = pa.array(values.astype(object), pa.large_binary()).cast(pa.large_string())
-    return np.asarray(texts.to_numpy(zero_copy_only=False), dtype=object)
-
-
-def _truths(node: Any) -> dict[str, int] | None:  # noqa: ANN401
-    """Return the numbers of an HDF5 enumeration of FALSE, TRUE and perhaps NA that h5py does not read as booleans, else None."""
-    if store_kind(node) == "zarr" or node.shape is None or node.dtype.kind not in "iu":
-        return None
-    import h5py
-
-    members = h5py.check_enum_dtype(node.dtype)
-    named = {str(name).upper(): int(number) for name, number in (members or {}).items()}
-    return named if set(named) in ({"FALSE", "TRUE"}, {"FALSE", "TRUE", "NA"}) else None
+    with readable(container.uri, path):
+        values = container.whole(path)
+        # Large types, because the others have 32-bit offsets, which end at 2 GiB of text.
+        texts = pa.array(values.ravel().astype(object), pa.large_binary()).cast(pa.large_string())
+        return np.asarray(texts.to_numpy(zero_copy_only=False), dtype=object).reshape(values.shape)
 
 
 def _mapping(container: Container, path: str) -> dict[str, Any]:
@@ -209,16 +200,12 @@ def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, i
         and indptr.dtype.kind in "iu"
         and indices.dtype.kind in "iu"
     )
+    # Pointers are compared, not subtracted: differences of unsigned ones would wrap around.
     return (
         whole
-        and _pointers_fit(indptr, len(indices))
+        and bool(int(indptr[0]) == 0 and int(indptr[-1]) == len(indices) and (indptr[1:] >= indptr[:-1]).all())
         and (not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < shape[1]))
     )
-
-
-def _pointers_fit(indptr: NDArray[Any], n_entries: int) -> bool:
-    # Compared, not subtracted: differences of unsigned pointers would wrap around.
-    return bool(int(indptr[0]) == 0 and int(indptr[-1]) == n_entries and (indptr[1:] >= indptr[:-1]).all())
 
 
 def _categorical(container: Container, path: str) -> Any:  # noqa: ANN401

@@ -111,7 +111,11 @@ def _repair(path: Path, target: Path, level: Depth) -> Repair:
     fixed: list[str] = []
     try:
         with writable(target):
-            _copy(path, hidden)
+            if path.is_dir():
+                shutil.copytree(path, hidden)
+            else:
+                shutil.copyfile(path, hidden)
+                hidden.chmod(hidden.stat().st_mode | 0o600)
             # Without anything to fix, the copy is not opened and stays identical to the file.
             if any(problem.rule in FIXES for problem in left):
                 with _open_for_writing(hidden) as root:
@@ -176,14 +180,6 @@ def _node_at(root: Node, path: str) -> Node:
     return Node(root.uri, path, parent.stored[name], parent=parent)
 
 
-def _copy(path: Path, hidden: Path) -> None:
-    if path.is_dir():
-        shutil.copytree(path, hidden)
-    else:
-        shutil.copyfile(path, hidden)
-        hidden.chmod(hidden.stat().st_mode | 0o600)
-
-
 @contextmanager
 def _open_for_writing(hidden: Path) -> Iterator[Node]:
     if hidden.is_file():
@@ -196,24 +192,19 @@ def _open_for_writing(hidden: Path) -> Iterator[Node]:
 
     from raggedatlas.store.untrusted import guarded_zarr_store
 
-    consolidated = _remove_consolidated(hidden)
-    store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
-    yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
-    if consolidated:
-        consolidate(hidden)
-
-
-def _remove_consolidated(folder: Path) -> bool:
-    """Remove consolidated metadata, which fixes would invalidate, and return whether there was any."""
-    file, group = folder / ".zmetadata", folder / "zarr.json"
-    existed = file.exists()
+    # Consolidated metadata would be outdated by the fixes; it is written anew.
+    file, group = hidden / ".zmetadata", hidden / "zarr.json"
+    consolidated = file.exists()
     file.unlink(missing_ok=True)
     if group.exists():
         metadata = json.loads(group.read_bytes())
         if metadata.pop("consolidated_metadata", None) is not None:
             group.write_text(json.dumps(metadata, indent=2))
-            existed = True
-    return existed
+            consolidated = True
+    store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
+    yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
+    if consolidated:
+        consolidate(hidden)
 
 
 Fix = Callable[[Node], str]
@@ -242,13 +233,9 @@ def declare(node: Node, rule: str) -> str:
         kind = "raw"
     if (kind, ENCODINGS[kind].versions[0]) == declared_encoding(node):
         return ""
-    return _declare(node.stored, kind)
-
-
-def _declare(stored: Any, encoding: str) -> str:  # noqa: ANN401  (a group or array of either library)
-    version = ENCODINGS[encoding].versions[0]
-    stored.attrs["encoding-type"], stored.attrs["encoding-version"] = encoding, version
-    return f"declared as {encoding} {version}"
+    version = ENCODINGS[kind].versions[0]
+    node.stored.attrs["encoding-type"], node.stored.attrs["encoding-version"] = kind, version
+    return f"declared as {kind} {version}"
 
 
 def write_as_text(node: Node) -> str:
@@ -435,7 +422,9 @@ def write_small(node: Node, value: Any) -> None:  # noqa: ANN401  (any element t
 
 def recast(node: Node, dtype: np.dtype[Any]) -> None:
     """Convert an array to another dtype, block by block."""
-    _swap(node, dtype, node.shape or (), _chunks(node), node.blocks())
+    with _new_array(node, dtype, node.shape or (), _chunks(node)) as array:
+        for start, values in node.blocks():
+            array[start : start + len(values)] = values.astype(dtype, copy=False)
 
 
 def sort_entries(node: Node, n_major: int) -> int:
@@ -526,15 +515,6 @@ def _sums_fit(data: NDArray[Any], sums: NDArray[Any], dtype: np.dtype[Any]) -> b
 def _chunks(node: Node) -> tuple[int, ...] | None:
     chunks = getattr(node.stored, "chunks", None)
     return tuple(chunks) if chunks else None
-
-
-def _swap(
-    node: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
-) -> None:
-    """Write the blocks as a new array that replaces the old one."""
-    with _new_array(node, dtype, shape, chunks) as array:
-        for start, values in blocks:
-            array[start : start + len(values)] = values.astype(dtype, copy=False)
 
 
 @contextmanager

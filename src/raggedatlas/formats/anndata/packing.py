@@ -100,7 +100,16 @@ def _write(files: dict[str, bytes], path: str, value: Any) -> None:  # noqa: ANN
     with refused(path):
         found = _encoded(value)
     if found is None:
-        files |= _written_by_anndata(path, value)
+        import zarr
+
+        stored: dict[str, Any] = {}
+        root = zarr.open_group(store=zarr.storage.MemoryStore(stored), mode="w", zarr_format=3)
+        # Every byte that is declared is there, by which `unpack` knows others.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            write_member(root, ("element", path), value, {"compressors": None})
+        for name, data in stored.items():
+            if "/" in name:
+                files[f"{path}{name.removeprefix('element')}"] = data.to_bytes()
         return
     array, encoding, version = found
     is_text = array.dtype == object
@@ -147,17 +156,6 @@ def _text_bytes(array: NDArray[Any]) -> bytes:
     from numcodecs import VLenUTF8
 
     return bytes(VLenUTF8().encode(array))
-
-
-def _written_by_anndata(path: str, value: Any) -> dict[str, bytes]:  # noqa: ANN401
-    import zarr
-
-    stored: dict[str, Any] = {}
-    root = zarr.open_group(store=zarr.storage.MemoryStore(stored), mode="w", zarr_format=3)
-    # Every byte that is declared is there, by which `unpack` knows others.
-    with zarr.config.set({"array.write_empty_chunks": True}):
-        write_member(root, ("element", path), value, {"compressors": None})
-    return {f"{path}{name.removeprefix('element')}": data.to_bytes() for name, data in stored.items() if "/" in name}
 
 
 def unpack(data: bytes) -> dict[str, Callable[[], Any]]:

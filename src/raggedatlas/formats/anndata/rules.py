@@ -335,7 +335,13 @@ class AnnDataChecker(Checker[Node]):
                 self.report(rule, node, f"it has no text attribute encoding-type; it looks like {infer(node)}.")
             return infer(node)
         if kind not in ENCODINGS:
-            return self._unknown(node, kind)
+            looks = infer(node)
+            sparse = {"data", "indices", "indptr"} <= set(node.children)
+            plain = looks in {"dict", "array", "string-array", "rec-array", "null", "numeric-scalar", "string"}
+            # A03 where the element could be anything, else the rule of the encoding that its members indicate.
+            rule = "A52" if sparse else "A03" if plain else ENCODINGS[looks].declaration
+            self.report(rule, node, f"its encoding-type {kind!r} is unknown; it looks like {looks}.")
+            return "" if plain else looks
         if not version or not _VERSION.fullmatch(version):
             if not self.layout:
                 self.report("A02", node, f"its encoding-version is {version!r}, which is not a version.")
@@ -343,15 +349,6 @@ class AnnDataChecker(Checker[Node]):
             known = " or ".join(ENCODINGS[kind].versions)
             self.report(ENCODINGS[kind].declaration, node, f"its encoding is {kind} {version}; known is {known}.")
         return kind
-
-    def _unknown(self, node: Node, kind: str) -> str:
-        looks = infer(node)
-        sparse = {"data", "indices", "indptr"} <= set(node.children)
-        plain = looks in {"dict", "array", "string-array", "rec-array", "null", "numeric-scalar", "string"}
-        # A03 where the element could be anything, else the rule of the encoding that its members indicate.
-        rule = "A52" if sparse else "A03" if plain else ENCODINGS[looks].declaration
-        self.report(rule, node, f"its encoding-type {kind!r} is unknown; it looks like {looks}.")
-        return "" if plain else looks
 
     def _fits(self, node: Node, encoding: str) -> bool:
         is_old_frame = bool(self.layout) and encoding == "dataframe" and node.kind == "record"
@@ -398,13 +395,22 @@ def as_text(value: object) -> str:
 def infer(node: Node) -> str:
     """Return the encoding of a node according to its structure."""
     if node.is_array:
-        return _infer_array(node)
+        if node.shape is None:
+            return "null"
+        if node.kind == "record":
+            return "rec-array"
+        if node.text is not None and (node.shape == () or node.text.variable):
+            return "string" if node.shape == () else "string-array"
+        return "numeric-scalar" if node.shape == () else "array"
     names = set(node.children)
     # Frames first, because their columns may be called codes and categories, or values and mask.
     if "_index" in node.attrs or "column-order" in node.attrs:
         return "dataframe"
     if {"data", "indices", "indptr"} <= names:
-        return _infer_sparse(node)
+        shape, pointers = sparse_shape(node), node.children["indptr"].shape
+        # Both fit a square matrix, which is taken for CSR.
+        by_rows = shape is None or not pointers or pointers[0] - 1 == shape[0]
+        return "csr_matrix" if by_rows else "csc_matrix"
     if {"codes", "categories"} <= names:
         return "categorical"
     if {"values", "mask"} <= names:
@@ -413,23 +419,6 @@ def infer(node: Node) -> str:
     if {"form", "length"} <= set(node.attrs):
         return "awkward-array"
     return "anndata" if {"obs", "var"} <= names else "dict"
-
-
-def _infer_array(node: Node) -> str:
-    if node.shape is None:
-        return "null"
-    if node.kind == "record":
-        return "rec-array"
-    if node.text is not None and (node.shape == () or node.text.variable):
-        return "string" if node.shape == () else "string-array"
-    return "numeric-scalar" if node.shape == () else "array"
-
-
-def _infer_sparse(node: Node) -> str:
-    shape, pointers = sparse_shape(node), node.children["indptr"].shape
-    # Both fit a square matrix, which is taken for CSR.
-    by_rows = shape is None or not pointers or pointers[0] - 1 == shape[0]
-    return "csr_matrix" if by_rows else "csc_matrix"
 
 
 def is_binary(node: Node) -> bool:

@@ -206,7 +206,15 @@ class TreeSink:
             for writer in self._writers.values():
                 writer.finish()
             if self.multimodal:
-                self._finish_mudata()
+                n_obs = self._length("obs")
+                for name in self._mods:
+                    self._finish_anndata(f"mod/{name}/")
+                for name in (*GROUPS[1:], "obsmap", "varmap"):
+                    self._target.group(name, DICT)
+                self._write_maps(n_obs)
+                root = self._target.group("", ("MuData", MUDATA_VERSION))
+                root.attrs["axis"] = self._axis
+                self._target.group("mod").attrs["mod-order"] = [*self._mods]
             else:
                 self._finish_anndata("")
         self._target.publish(MUDATA_HEADER if self.multimodal else b"", check_opens)
@@ -293,20 +301,6 @@ class TreeSink:
             raise SchemaError(
                 f"{key} has shape {shape}, but the tables beside it ask for {expected}; give frames that fit."
             )
-
-    def _finish_mudata(self) -> None:
-        n_obs = self._length("obs")
-        for name in self._mods:
-            self._finish_anndata(f"mod/{name}/")
-        for name in GROUPS[1:]:
-            self._target.group(name, DICT)
-        for name in ("obsmap", "varmap"):
-            self._target.group(name, DICT)
-        self._write_maps(n_obs)
-        root = self._target.group("", ("MuData", MUDATA_VERSION))
-        root.attrs["axis"] = self._axis
-        order = np.array(self._mods, dtype=object)
-        self._target.group("mod").attrs["mod-order"] = order.tolist()
 
     def _write_maps(self, n_obs: int) -> None:
         """Write for each modality the positions of its cells and features among all; absent ones are 0."""
@@ -420,22 +414,19 @@ class SparseWriter:
         self._data.append(values)
         self._indices.append(indices.astype(self._index, copy=False))
 
-    def _append_columns(self, entries: ExternalRowSort) -> None:
-        entries.finish()
-        start, n_columns = 0, self.matrix.shape[1]
-        while start < n_columns:
-            reached = int(np.searchsorted(entries.indptr, entries.indptr[start] + ENTRIES, side="right")) - 1
-            stop = min(n_columns, max(start + 1, reached))
-            block = entries.read(start, stop)
-            self._append(block.indptr, block.indices, block.layers["values"])
-            start = stop
-        self.close()
-
     def finish(self) -> None:
         """Write the remaining entries and the pointers."""
         _check_height(self.matrix, self._n_rows)
         if self._sort is not None:
-            self._append_columns(self._sort)
+            self._sort.finish()
+            start, n_columns = 0, self.matrix.shape[1]
+            while start < n_columns:
+                reached = int(np.searchsorted(self._sort.indptr, self._sort.indptr[start] + ENTRIES, side="right")) - 1
+                stop = min(n_columns, max(start + 1, reached))
+                block = self._sort.read(start, stop)
+                self._append(block.indptr, block.indices, block.layers["values"])
+                start = stop
+            self.close()
         pointers = np.concatenate(self._pointers)
         if self._length not in (None, (pointers[-1],)):
             raise SchemaError(

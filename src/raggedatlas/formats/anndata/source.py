@@ -214,10 +214,25 @@ class _Stored(_Contents):
     def parts(self) -> SourceParts:
         if self.n_features is not None:
             self.features["var"] = self._frame("var")
-        self._main_matrices()
+        space = self._space()
+        for path in ("X", *(f"layers/{name}" for name in self._members("layers"))):
+            rows = self._rows(path)
+            if rows is None:
+                continue
+            self._check_matrix(path, rows, self.n_features)
+            self.add(path, rows, "var" if self.n_features is not None else "", space)
         self._raw()
         self._embeddings()
-        self._others()
+        n_var = self.n_features
+        for group, shape in (("obsp", (self.n_cells, self.n_cells)), ("varm", (n_var, None)), ("varp", (n_var, n_var))):
+            self._group(group, group, shape)
+        self._unstructured()
+        for name in self.container.names(self.prefix.rstrip("/")):
+            if name not in KNOWN:
+                self.left_out[name] = describe_node(self._get(name))
+        for frame in ("obs", "var"):
+            for path, why in unlisted_columns(self.container, self.prefix + frame).items():
+                self.left_out[path.removeprefix(self.prefix)] = why
         table = partial(open_table, self.container, f"{self.prefix}obs")
         return self.source_parts(self.n_cells, self._frame("obs"), obs=table)
 
@@ -238,15 +253,6 @@ class _Stored(_Contents):
         if self._names is None:
             self._names = [str(name) for name in self._frame("obs")().index]
         return self._names[row]
-
-    def _main_matrices(self) -> None:
-        space = self._space()
-        for path in ("X", *(f"layers/{name}" for name in self._members("layers"))):
-            rows = self._rows(path)
-            if rows is None:
-                continue
-            self._check_matrix(path, rows, self.n_features)
-            self.add(path, rows, "var" if self.n_features is not None else "", space)
 
     def _raw(self) -> None:
         dotted = self._get("raw.X") is not None
@@ -303,18 +309,6 @@ class _Stored(_Contents):
     def _named(self, path: str, length: int) -> "pd.DataFrame":
         values = self.container.whole(self.prefix + path, length)
         return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
-
-    def _others(self) -> None:
-        n_var = self.n_features
-        for group, shape in (("obsp", (self.n_cells, self.n_cells)), ("varm", (n_var, None)), ("varp", (n_var, n_var))):
-            self._group(group, group, shape)
-        self._unstructured()
-        for name in self.container.names(self.prefix.rstrip("/")):
-            if name not in KNOWN:
-                self.left_out[name] = describe_node(self._get(name))
-        for frame in ("obs", "var"):
-            for path, why in unlisted_columns(self.container, self.prefix + frame).items():
-                self.left_out[path.removeprefix(self.prefix)] = why
 
     def _group(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
         """Add the members of obsp, varm or varp: matrices in blocks, all else as complete elements."""
@@ -518,8 +512,8 @@ class _Object(_Contents):
     def parts(self) -> SourceParts:
         adata = self.adata
         space = self._space()
-        # `X` of a view copies what the view selects, so `_has_x` looks at one row.
-        if adata.X is not None if not adata.is_view else _has_x(adata):
+        # `X` of a view copies what the view selects, so one row of it is looked at.
+        if (_slice(adata, 0, 1) if adata.is_view else adata).X is not None:
             self.add("X", self._rows("X", lambda a: a.X), "var", space)
         # Since anndata 0.13 the layers contain X under None.
         for name in [key for key in adata.layers if key is not None]:
@@ -674,10 +668,6 @@ def describe_value(value: Any) -> str:  # noqa: ANN401
 
 def _item(group: str, name: str, adata: Any) -> Any:  # noqa: ANN401
     return getattr(adata, group)[name]
-
-
-def _has_x(adata: "AnnData") -> bool:
-    return _slice(adata, 0, 1).X is not None
 
 
 def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401

@@ -435,11 +435,8 @@ def inspect(path: Address) -> Inspection:
     """
     path = as_path(path)
     with open_tree(path) as root:
-        return Inspection(str(path), _store(root), disk_bytes(path), _described(root, path))
-
-
-def _store(root: Node) -> str:
-    return "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
+        store = "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
+        return Inspection(str(path), store, disk_bytes(path), _described(root, path))
 
 
 def _described(node: Node, file: AnyPath) -> Element:

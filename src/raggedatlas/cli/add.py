@@ -123,13 +123,8 @@ class GeometryLinkOptions:
             column, sign, attribute = self.link.partition("=")
             found["link"] = {column: attribute} if sign else column
         if self.unassigned is not None:
-            found["unassigned"] = _parse_label(self.unassigned)
+            found["unassigned"] = int(self.unassigned) if self.unassigned.lstrip("-").isdecimal() else self.unassigned
         return found
-
-
-def _parse_label(text: str) -> int | str:
-    """Parse an integer; return any other text unchanged."""
-    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:

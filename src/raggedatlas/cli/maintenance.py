@@ -107,16 +107,23 @@ def diff(
     if other is not None and not files:
         raise typer.BadParameter("is used with --files", param_hint="--other")
     atlas, versions = atlas_options.open(), (parse_version(old), parse_version(new))
+    lines: list[str] = []
+    facts: dict[str, Any] = {}
     if files:
         options = parse_pairs(other_option or [], "--other-option")
         by_files = atlas.diff_files(*versions, other=other, storage_options=options)
         report = by_files.to_dict()
         signs = {"-": by_files.removed, "+": by_files.added, "~": by_files.changed}
         lines = [f"{sign} {path}" for sign, paths in signs.items() for path in paths]
-        facts = {}
     else:
         report = atlas.diff(*versions).to_dict()
-        lines, facts = [], _facts(report)
+        for name, value in report.items():
+            shown = name.replace("_", " ")
+            if isinstance(value, Mapping):
+                facts |= {f"{space} {shown}": _few(names) for space, names in value.items()}
+            elif name not in {"old", "new"}:
+                facts[shown] = value if isinstance(value, int) else _few(value)
+        facts = {name: value for name, value in facts.items() if value}
     if atlas_options.as_json:
         print_json(report)
         return
@@ -126,18 +133,6 @@ def diff(
         print_facts(facts)
     if not (lines or facts):
         print_text(f"Snapshots {old} and {new} do not differ.")
-
-
-def _facts(difference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs, with few names of each kind."""
-    facts: dict[str, Any] = {}
-    for name, value in difference.items():
-        shown = name.replace("_", " ")
-        if isinstance(value, Mapping):
-            facts |= {f"{space} {shown}": _few(names) for space, names in value.items()}
-        elif name not in {"old", "new"}:
-            facts[shown] = value if isinstance(value, int) else _few(value)
-    return {name: value for name, value in facts.items() if value}
 
 
 def _few(names: Sequence[str]) -> str:

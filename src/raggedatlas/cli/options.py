@@ -441,10 +441,6 @@ class Selection:
                 query = query.where({column: under(term)})
         query = query.join(min_datasets=int(self.join)) if self.join.isdecimal() else query.join(self.join)
         query = query if self.orthologs is None else query.join(orthologs=self.orthologs)
-        query = self._narrow_features(query).missing(self.missing)
-        return self._narrow_cells(query)
-
-    def _narrow_features(self, query: "Query") -> "Query":
         shapes = geometry_names(query, self.space)
         # `--space` also names geometry, which `BoxOptions.narrow` takes and which is no feature space.
         spaces = [name for name in self.space if name not in shapes]
@@ -452,9 +448,7 @@ class Selection:
             query = query.spaces(*spaces)
         if self.features:
             query = query.features(*self.features, space=spaces[0] if len(spaces) == 1 else None)
-        return query.layers(*self.layers) if self.layers else query
-
-    def _narrow_cells(self, query: "Query") -> "Query":
+        query = (query.layers(*self.layers) if self.layers else query).missing(self.missing)
         if self.sample_by is not None and self.sample is None:
             raise typer.BadParameter("needs --sample", param_hint="--sample-by")
         if self.obs:

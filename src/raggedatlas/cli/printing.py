@@ -194,7 +194,16 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback ``(step, done, total)`` that draws a progress bar on a terminal, or prints lines elsewhere; all on stderr."""
     if not sys.stderr.isatty():
-        yield _lines(title)
+        last: list[object] = [None]
+
+        # A line at every tenth of a step.
+        def write(step: str, done: int, total: int) -> None:
+            tenth = (step, 10 * done // max(total, 1))
+            if total > 1 and tenth != last[0]:
+                last[0] = tenth
+                print_status(f"{title}: {step} {done:,} of {total:,}")
+
+        yield write
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -210,16 +219,3 @@ def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
             meter.update(task, description=f"{title}: {step}", completed=done, total=total)
 
         yield draw
-
-
-def _lines(title: str) -> Callable[[str, int, int], None]:
-    """Return a callback that prints a line at every tenth of a step."""
-    last: list[object] = [None]
-
-    def write(step: str, done: int, total: int) -> None:
-        tenth = (step, 10 * done // max(total, 1))
-        if total > 1 and tenth != last[0]:
-            last[0] = tenth
-            print_status(f"{title}: {step} {done:,} of {total:,}")
-
-    return write

@@ -82,7 +82,16 @@ def query(
         terms = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else []
         return {"n_cells": tree.n_cells, "terms": terms}, repr(tree)
     if output_options.by or output_options.level is not None:
-        _show_counts(selected, output_options.by, output_options.level, as_json=atlas_options.as_json)
+        level = output_options.level
+        steps = int(level) if level is not None and level.lstrip("-").isdecimal() else level
+        counted: Any = selected.count(output_options.by or None, level=steps)
+        by = [*counted.index.names]
+        rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
+        if atlas_options.as_json:
+            print_json(rows)
+        else:
+            shown = [{**row, **{name: "(missing)" for name in by if plain(row[name]) is None}} for row in rows]
+            print_table(shown, [*by, "n_cells"], empty="No cells.")
         return None
     if output_options.count:
         n = selected.count()
@@ -92,18 +101,6 @@ def query(
         return {"snapshot": view.version, "n_cells": n}, f"{n:,} cells at snapshot {view.version}"
     _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
     return None
-
-
-def _show_counts(selected: "Query", by: list[str], level: str | None, *, as_json: bool) -> None:
-    steps = int(level) if level is not None and level.lstrip("-").isdecimal() else level
-    counted: Any = selected.count(by or None, level=steps)
-    by = [*counted.index.names]
-    rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
-    if as_json:
-        print_json(rows)
-    else:
-        shown = [{**row, **{name: "(missing)" for name in by if plain(row[name]) is None}} for row in rows]
-        print_table(shown, [*by, "n_cells"], empty="No cells.")
 
 
 def _show_cells(selected: "Query", version: int, selection: Selection, head: int, *, as_json: bool) -> None:
@@ -178,21 +175,18 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            _write_table(selected.to_arrow(), output, overwrite=options["overwrite"])
+            from raggedatlas.formats.output_files import atomic_write
+            from raggedatlas.store.copies import local_target
+
+            overwrite = options["overwrite"]
+            with local_target(output, overwrite=overwrite) as path:
+                if path.exists() and not overwrite:
+                    raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
+                with atomic_write(path) as temporary:
+                    TABLES[path.suffix](selected.to_arrow(), str(temporary))
         else:
             selected.write(output, **options)
         callback("done", 1, 1)
-
-
-def _write_table(table: "pa.Table", output: str, *, overwrite: bool) -> None:
-    from raggedatlas.formats.output_files import atomic_write
-    from raggedatlas.store.copies import local_target
-
-    with local_target(output, overwrite=overwrite) as path:
-        if path.exists() and not overwrite:
-            raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
-        with atomic_write(path) as temporary:
-            TABLES[path.suffix](table, str(temporary))
 
 
 def _write_parquet(table: "pa.Table", path: str) -> None:

@@ -129,7 +129,9 @@ class HoxBaseSchema(BaseModel):
         for name, info in cls.model_fields.items():
             kind = _pointer_kind(info.annotation)
             if kind is not None:
-                fields[name] = (_declared_space(info) or name, kind)
+                extra = info.json_schema_extra
+                space = extra.get("feature_space") if isinstance(extra, dict) else None
+                fields[name] = ((space if isinstance(space, str) else None) or name, kind)
         return fields
 
     @classmethod
@@ -208,12 +210,6 @@ def _pointer_kind(annotation: Any) -> PointerKind | None:  # noqa: ANN401  (an a
         if isinstance(member, type) and issubclass(member, SparseZarrPointer | DenseZarrPointer | GeometryPointer):
             return member.kind
     return None
-
-
-def _declared_space(info: FieldInfo) -> str | None:
-    extra = info.json_schema_extra
-    space = extra.get("feature_space") if isinstance(extra, dict) else None
-    return space if isinstance(space, str) else None
 
 
 def _plain_field(owner: str, name: str, info: FieldInfo) -> pa.Field:

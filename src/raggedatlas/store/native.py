@@ -294,7 +294,12 @@ def library() -> Any:  # noqa: ANN401  (a foreign library)
         raise MissingExtraError(f"The compiled library {path} is incomplete ({error}). {_HOW}") from error
     level = os.environ.get("RAGGEDATLAS_SIMD")
     if level:
-        _force_level(loaded, level)
+        best = LEVELS[loaded.ra_best_level()]
+        if level not in LEVELS or LEVELS.index(level) > LEVELS.index(best):
+            raise ArgumentError(
+                f"RAGGEDATLAS_SIMD is {level!r}; expected one of {', '.join(LEVELS)}, of which this machine has up to {best}."
+            )
+        loaded.ra_set_level(LEVELS.index(level))
     return loaded
 
 
@@ -325,13 +330,3 @@ def library_path() -> Path:
     except (compiling.CompileError, OSError) as error:
         raise MissingExtraError(f"{SOURCES} cannot be compiled: {error}") from error
     return made
-
-
-def _force_level(found: Any, wanted: str) -> None:  # noqa: ANN401
-    """Use the vector instructions that the environment names."""
-    best = LEVELS[found.ra_best_level()]
-    if wanted not in LEVELS or LEVELS.index(wanted) > LEVELS.index(best):
-        raise ArgumentError(
-            f"RAGGEDATLAS_SIMD is {wanted!r}; expected one of {', '.join(LEVELS)}, of which this machine has up to {best}."
-        )
-    found.ra_set_level(LEVELS.index(wanted))

@@ -197,7 +197,13 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
     folder, _, name = key.rpartition("/")
     if name in _METADATA:
         if byte_range is None:
-            _learn(arrays, folder, name, data)
+            try:
+                metadata = json.loads(data.tobytes())
+                nodes = _nodes(folder, name, metadata)
+            except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+                raise CorruptError(f"{folder}/{name} is not Zarr metadata: {error!r}.") from error
+            for path, node in nodes.items():
+                arrays[path] = check_array_metadata(path, node)
         return
     array = None if name in _NO_BYTES else _array_of(arrays, key)
     if array is None:
@@ -221,17 +227,6 @@ def zarr_errors(where: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CorruptError(f"{where} has damaged metadata or chunks: {error!r}; restore it from a copy.") from error
-
-
-def _learn(arrays: dict[str, StoredArray], folder: str, name: str, data: NDArray[np.uint8]) -> None:
-    """Check the metadata of one node, or of all nodes of consolidated metadata."""
-    try:
-        metadata = json.loads(data.tobytes())
-        nodes = _nodes(folder, name, metadata)
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise CorruptError(f"{folder}/{name} is not Zarr metadata: {error!r}.") from error
-    for path, node in nodes.items():
-        arrays[path] = check_array_metadata(path, node)
 
 
 def _nodes(folder: str, name: str, metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:

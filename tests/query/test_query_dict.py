@@ -19,7 +19,7 @@ import raggedatlas as ra
 from raggedatlas import col, under
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql_parser import filter_from_dict
 from support.atlases import small_anndata

@@ -22,7 +22,7 @@ from raggedatlas.formats import anndata as anndata_rules
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.wings import cxg, results, vectors, viewer
 from raggedatlas.wings.trainers.lightning import Split, split_loader
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry

@@ -33,7 +33,7 @@ from raggedatlas.query.cells import (
 from raggedatlas.query.modalities import SpacePointers, find_modality, locate, read_modalities
 from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import SpacePlan
+from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.record_files import RecordFolder, Records
 from raggedatlas.store.runtime import prefetch, release_unused_memory

@@ -29,7 +29,7 @@ from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import SpacePlan
+from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.runtime import scratch_array
 
 OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]

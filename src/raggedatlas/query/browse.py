@@ -407,7 +407,7 @@ class AtlasView(ReadOnlyAtlas):
         # Imported when used, as they import what listings do not need.
         from raggedatlas.query.identity import links_of_names
         from raggedatlas.query.query import Query
-        from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, QuerySpec
+        from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 
         if isinstance(identity, Mapping):
             links = links_of_names(self._catalog, identity)

@@ -21,7 +21,7 @@ from raggedatlas.model.assets import result_columns
 from raggedatlas.model.frames import DATASET, IDS, metadata_columns, nan_to_null
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind, pointer_columns
-from raggedatlas.query.read_plan import QuerySpec, Sample
+from raggedatlas.query.spec import QuerySpec, Sample
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.runtime import prefetch, release_unused_memory
 from raggedatlas.store.sql import in_list

@@ -16,8 +16,8 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.query.compute import count_measured
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_read
-from raggedatlas.query.read import PartReader
-from raggedatlas.query.read_plan import QuerySpec, refuse_arrays
+from raggedatlas.query.read import PartReader, refuse_arrays
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.runtime import map_groups, prefetch
 
 if TYPE_CHECKING:

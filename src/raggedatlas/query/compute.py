@@ -36,8 +36,8 @@ from raggedatlas.query.cells import (
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import cells_table, pin_cells, plan_read, plan_rows
-from raggedatlas.query.read import PartReader, block_plans, read_batches, read_block
-from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read import PartReader, ReadPlan, SpacePlan, block_plans, read_batches, read_block, refuse_arrays
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location

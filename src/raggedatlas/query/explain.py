@@ -11,7 +11,7 @@ from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.modalities import merged_columns
 from raggedatlas.query.plan import apply_identity, expansions, plan_read
 from raggedatlas.query.read import choose_column_copies, is_one_block
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.sql_parser import to_sql
 
 _SHOWN = 5

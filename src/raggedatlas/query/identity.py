@@ -32,7 +32,7 @@ from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, FeatureError
 from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
-from raggedatlas.query.read_plan import AS_GIVEN
+from raggedatlas.query.spec import AS_GIVEN
 from raggedatlas.store.location import with_options
 
 if TYPE_CHECKING:

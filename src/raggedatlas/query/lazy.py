@@ -10,8 +10,7 @@ import numpy as np
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock, assemble_csr, sparse_dtype
 from raggedatlas.query.outputs import make_anndata, make_obs
-from raggedatlas.query.read import PartReader
-from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read import PartReader, ReadPlan, SpacePlan, refuse_arrays
 
 if TYPE_CHECKING:
     import anndata as ad

@@ -11,7 +11,7 @@ from xarray.core.indexing import IndexingSupport, LazilyIndexedArray, explicit_i
 
 from raggedatlas.model.frames import facts_of
 from raggedatlas.query.outputs import layout_column, obs_index, obs_series
-from raggedatlas.query.read_plan import ReadPlan, SpacePlan
+from raggedatlas.query.read import ReadPlan, SpacePlan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from raggedatlas.model.frames import INDEX, ColumnFacts
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.query.cells import Cells, pointer_column
-from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
+from raggedatlas.query.read import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
 from raggedatlas.store.location import Location
 
 USUAL = "counts"

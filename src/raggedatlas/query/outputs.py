@@ -37,8 +37,17 @@ from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import LazyTable
 from raggedatlas.query.modalities import measured_table, read_modalities
 from raggedatlas.query.plan import plan_elements, plan_read
-from raggedatlas.query.read import PartReader, block_plans, read_block, row_blocks
-from raggedatlas.query.read_plan import PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read import (
+    PartPlan,
+    PartReader,
+    ReadPlan,
+    SpacePlan,
+    block_plans,
+    read_block,
+    refuse_arrays,
+    row_blocks,
+)
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory, submit, warnings_as

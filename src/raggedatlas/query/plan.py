@@ -61,18 +61,9 @@ from raggedatlas.query.modalities import (
     sum_dtype,
     vector_results,
 )
-from raggedatlas.query.read_plan import (
-    AS_GIVEN,
-    DEFAULT,
-    GroupPlan,
-    InMemoryRows,
-    PartPlan,
-    QuerySpec,
-    ReadPlan,
-    SpacePlan,
-    refuse_arrays,
-)
+from raggedatlas.query.read import GroupPlan, InMemoryRows, PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
+from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.read import ArrayReader

@@ -30,13 +30,8 @@ from raggedatlas.query.modalities import find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
 from raggedatlas.query.plan import plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
-from raggedatlas.query.read_plan import (
-    QuerySpec,
-    Sample,
-    check_count,
-    flatten_names,
-)
 from raggedatlas.query.search import make_search
+from raggedatlas.query.spec import QuerySpec, Sample, check_count, flatten_names
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter

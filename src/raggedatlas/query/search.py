@@ -17,7 +17,7 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.choices import METRICS, refuse_unused
 from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
 from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
-from raggedatlas.query.read_plan import QuerySpec, Search, check_count
+from raggedatlas.query.spec import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.read import read_rows

@@ -15,7 +15,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.terms import SUFFIX, TermColumns, Terms
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.compute import count
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.ontologies import read_curated
 

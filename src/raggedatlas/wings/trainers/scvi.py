@@ -14,7 +14,7 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.model.frames import INDEX
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import SpacePlan
+from raggedatlas.query.read import SpacePlan
 from raggedatlas.wings.trainers.lightning import AtlasDataModule, ModuleChoices
 
 _KEYS = ("batch_key", "labels_key", "sample_key")

@@ -16,7 +16,7 @@ from raggedatlas.model.choices import By
 from raggedatlas.model.spaces import AXES
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.plan import plan_rows
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.filters import Columns, Filter
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation

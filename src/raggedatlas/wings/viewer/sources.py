@@ -30,7 +30,7 @@ from raggedatlas.query.compare import CompareOptions, compare, describe, number_
 from raggedatlas.query.modalities import read_modalities, vector_results
 from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
-from raggedatlas.query.read_plan import QuerySpec
+from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.location import Location, as_path
 from raggedatlas.wings.viewer.palette import is_color
 from raggedatlas.wings.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids

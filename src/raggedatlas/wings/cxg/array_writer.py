@@ -26,7 +26,7 @@ from raggedatlas.wings.cxg.options import (
     CxgOptions,
     X,
 )
-from raggedatlas.wings.cxg.table_encoder import SpilledColumn, Table
+from raggedatlas.wings.cxg.table_encoder import Table
 from raggedatlas.wings.cxg.tiledb_arrays import (
     absolute_uri,
     context,
@@ -181,7 +181,9 @@ def create_group(path: Path) -> None:
 
 def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
     """Write a table of cells or features with its hints and further metadata, in bands of whole tiles."""
-    attributes = {column.name: _dtype_name(column.values) for column in table.columns}
+    attributes = {
+        column.name: (TEXT if column.values.dtype == object else str(column.values.dtype)) for column in table.columns
+    }
     n_rows = len(table.columns[0].values)
     create(path, grid_spec((n_rows,), attributes))
     width = sum(
@@ -363,10 +365,6 @@ class DenseBandWriter:
             self._n_pending = 0
             # `fill` of a sparse block sets its non-zeros only and relies on zeros everywhere else.
             self._band[:] = 0
-
-
-def _dtype_name(values: NDArray[Any] | SpilledColumn) -> str:
-    return TEXT if values.dtype == object else str(values.dtype)
 
 
 READ_ENTRIES = 1 << 21

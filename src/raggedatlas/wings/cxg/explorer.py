@@ -306,7 +306,7 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         # The port is free once the probe is closed. If another process takes it first, cellxgene cannot bind it
-        # and exits, which `_wait_until_responding` reports.
+        # and exits, which is then reported.
         return int(probe.getsockname()[1])
 
 

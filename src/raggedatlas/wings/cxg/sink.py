@@ -134,7 +134,7 @@ class CxgSink:
             refuse_existing(path)
         if not path.parent.is_dir():
             raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
-        # Next to the target, since `_publish` renames and a rename cannot cross file systems; `_remove_abandoned`
+        # Next to the target, since `commit` renames and a rename cannot cross file systems; `_remove_abandoned`
         # parses this name.
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
         self._folder = self._work / "cxg"

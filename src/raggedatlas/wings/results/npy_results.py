@@ -177,7 +177,7 @@ class NpyResults:
                     f"{batch.path}, row {wrong[0]}: {INDEX_FILE} does not list the id {name!r} for batch {batch.number}; the two "
                     "belong to different runs."
                 )
-            # `_find_batches` compared the counts, so different places are all that the index lists for the batch.
+            # The counts were compared at opening, so different places are all that the index lists for the batch.
             if len(np.unique(places)) != len(places):
                 again = np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])[0]
                 name = as_ids(names[again : again + 1], batch.number)[0]

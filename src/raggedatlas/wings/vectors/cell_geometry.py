@@ -451,7 +451,7 @@ def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None,
 
 def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
     """Compare every axis; infinite ends need no comparison, but the box must be present."""
-    # Without a shape this makes the condition false, not null: `_exact` negates it, and NOT null keeps no cell.
+    # Without a shape this makes the condition false, not null: `_sql` negates it, and NOT null keeps no cell.
     parts = [is_not_null(f"{column}.x")]
     for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
         own = f"{column}.{axis}"

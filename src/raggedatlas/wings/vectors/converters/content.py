@@ -407,7 +407,19 @@ def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | 
     SourceError
         If there are no such columns, rows differ in length, or a number is missing; with the row.
     """
-    table = _parquet(path) if path.suffix == ".parquet" else _delimited(path)
+    import pyarrow as pa
+
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as papq
+
+        with read_errors(path, "Parquet file", pa.ArrowInvalid, OSError):
+            table = papq.read_table(path)
+    else:
+        import pyarrow.csv as pacsv
+
+        options = pacsv.ParseOptions(delimiter=DELIMITERS[path.suffix])
+        with read_errors(path, "table with rows of one length", pa.ArrowInvalid):
+            table = pacsv.read_csv(path, parse_options=options)
     return table_content(table, str(path), axes=axes, objects=objects)
 
 
@@ -514,23 +526,6 @@ def read_text(path: Path) -> str:
         raise SourceError(
             f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}."
         ) from None
-
-
-def _delimited(path: Path) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-
-    options = pacsv.ParseOptions(delimiter=DELIMITERS[path.suffix])
-    with read_errors(path, "table with rows of one length", pa.ArrowInvalid):
-        return pacsv.read_csv(path, parse_options=options)
-
-
-def _parquet(path: Path) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.parquet as papq
-
-    with read_errors(path, "Parquet file", pa.ArrowInvalid, OSError):
-        return papq.read_table(path)
 
 
 def _axis_columns(names: Sequence[str], requested: Sequence[str] | None, what: str) -> list[str]:

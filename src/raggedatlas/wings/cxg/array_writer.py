@@ -135,11 +135,10 @@ def create(path: Path, form: Form) -> None:
     StoreError
         If the array cannot be created.
     """
-    packed, shuffled = filters(), filters(shuffled=True)
-    dim = import_tiledb().Dim
+    tiledb, packed, shuffled = import_tiledb(), filters(), filters(shuffled=True)
     with tiledb_errors(path, writes=True):
         axes = [
-            dim(
+            tiledb.Dim(
                 # Bounds are inclusive, so no axis can be empty: the sink refuses such shapes first (C71).
                 # Filters of axes matter to sparse arrays only, which store coordinates.
                 *(axis.name, (0, axis.length - 1), axis.tile, shuffled if axis.shuffled else None),
@@ -149,27 +148,26 @@ def create(path: Path, form: Form) -> None:
             for axis in form.axes
         ]
         attributes = [
+            tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
+            if dtype == TEXT
             # Shuffling regroups the bytes of a value, so it has no effect on types of one byte.
-            _attribute(name, dtype, packed if dtype.endswith("int8") else shuffled)
+            else tiledb.Attr(
+                name, dtype=np.dtype(dtype), filters=packed if dtype.endswith("int8") else shuffled, ctx=context()
+            )
             for name, dtype in form.attributes.items()
         ]
-        order = "col-major" if form.by_columns else "row-major"
-        capacity = CAPACITY if form.sparse else DENSE_CAPACITY
-        _create_array(path, axes, attributes, sparse=form.sparse, tile_order=order, capacity=capacity)
-
-
-def _attribute(name: str, dtype: str, numeric_filters: Any) -> Any:  # noqa: ANN401  (a tiledb.Attr)
-    if dtype == TEXT:
-        return import_tiledb().Attr(name, dtype="U0", var=True, filters=filters(), ctx=context())
-    return import_tiledb().Attr(name, dtype=np.dtype(dtype), filters=numeric_filters, ctx=context())
-
-
-def _create_array(path: Path, axes: list[Any], attributes: list[Any], *, sparse: bool, **options: Any) -> None:  # noqa: ANN401
-    tiledb = import_tiledb()
-    # In `Xr` and `Xc` all entries of a row share their only coordinate, which TileDB takes for duplicates.
-    options |= {"sparse": sparse, "allows_duplicates": sparse, "offsets_filters": filters(), "ctx": context()}
-    schema = tiledb.ArraySchema(tiledb.Domain(*axes, ctx=context()), attributes, **options)
-    tiledb.Array.create(absolute_uri(path), schema, ctx=context())
+        schema = tiledb.ArraySchema(
+            tiledb.Domain(*axes, ctx=context()),
+            attributes,
+            sparse=form.sparse,
+            # In `Xr` and `Xc` all entries of a row share their only coordinate, which TileDB takes for duplicates.
+            allows_duplicates=form.sparse,
+            offsets_filters=packed,
+            tile_order="col-major" if form.by_columns else "row-major",
+            capacity=CAPACITY if form.sparse else DENSE_CAPACITY,
+            ctx=context(),
+        )
+        tiledb.Array.create(absolute_uri(path), schema, ctx=context())
 
 
 def create_group(path: Path) -> None:

@@ -576,7 +576,7 @@ class LazyTable:
         # These ascend, as `Tables.read` sorts by row id, so a range of them is one slice.
         found, values = table.column(ROW_ID).to_numpy(), table.column(stored)
         if isinstance(ids, range):
-            first, last = np.searchsorted(found, [ids.start, ids.stop]).tolist()
+            first, last = np.searchsorted(found, np.array([ids.start, ids.stop], np.uint64)).tolist()
             return values.slice(first, last - first)
         return values if np.array_equal(found, ids) else values.take(pa.array(np.searchsorted(found, ids)))
 
@@ -589,7 +589,7 @@ class LazyTable:
         for batch in walk(self.tables, CELLS, [self.stored[name]], self.where):
             found, values = batch.column(ROW_ID).to_numpy(), batch.column(self.stored[name])
             if isinstance(self.ids, range):
-                first, last = np.searchsorted(found, [self.ids.start, self.ids.stop]).tolist()
+                first, last = np.searchsorted(found, np.array([self.ids.start, self.ids.stop], np.uint64)).tolist()
                 yield values.slice(first, last - first)
             else:
                 yield values.filter(pa.array(np.isin(found, self.ids, assume_unique=True)))

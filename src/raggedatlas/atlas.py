@@ -682,6 +682,8 @@ class RaggedAtlas(ReadOnlyAtlas):
             If the target is not a mirror of this atlas, is within it, or cannot be written.
         CorruptError
             If a file does not have its recorded SHA-256; the target stays as it was.
+        ConflictError
+            If another process drops a snapshot meanwhile; run it again.
         """
         from raggedatlas.catalog.mirror import sync
 

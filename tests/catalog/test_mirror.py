@@ -18,7 +18,7 @@ from raggedatlas.catalog.catalog import Catalog, create_catalog, open_catalog
 from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import list_versions
-from raggedatlas.errors import CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.ingest.csc import add_csc
 from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.reports import MaintenanceReport
@@ -198,6 +198,23 @@ def test_what_a_killed_process_left_is_no_damage_and_goes(
     assert left.parent == target.path / mirror.PARTIAL
     copy(catalog, target)
     assert not left.parent.exists()
+    assert_equal(catalog, target)
+
+
+def test_a_snapshot_that_is_dropped_meanwhile(two: Two, tmp_path: Path) -> None:
+    """The call says so, and the same call then copies the others."""
+    catalog, target = two[0], Location(tmp_path / "mirror")
+    snapshots.snapshot(catalog)
+    write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
+    snapshots.snapshot(catalog)
+
+    def drop(step: str, done: int, total: int) -> None:
+        if step == "arrays" and done == total:
+            snapshots.drop_snapshot(catalog, 1)
+
+    with pytest.raises(ConflictError, match=r"Another process dropped the snapshots \[1\]"):
+        mirror.sync(catalog, target, dry_run=False, progress=drop)
+    copy(catalog, target)
     assert_equal(catalog, target)
 
 

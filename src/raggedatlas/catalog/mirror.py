@@ -12,7 +12,7 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERS
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
-from raggedatlas.errors import CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import MaintenanceReport
@@ -28,9 +28,6 @@ _LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)
 
 PARTIAL = "_partial"
 """Folder of a mirror in which files lie while they are copied."""
-
-_BLOCK = 256
-"""Files that are compared or copied between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,8 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
         If the target is within the source or the reverse, or holds something else than a mirror of it, or cannot be written.
     CorruptError
         If a file of the source does not have its recorded hash.
+    ConflictError
+        If another process drops a snapshot meanwhile.
 
     Notes
     -----
@@ -87,8 +86,21 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
         raise StoreError(
             f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
         )
-    mirror = catalog_at(target)
-    held = list_versions(mirror) if is_atlas(target) else []
+    try:
+        return _copy_snapshots(catalog, records, catalog_at(target), dry_run=dry_run, progress=progress)
+    except (NotFoundError, CorruptError) as error:
+        dropped = sorted({record.version for record in records} - {record.version for record in list_versions(catalog)})
+        if not dropped:
+            raise
+        raise ConflictError(
+            f"Another process dropped the snapshots {dropped} of {catalog.location.uri} while sync() copied them; run it again."
+        ) from error
+
+
+def _copy_snapshots(
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], mirror: Catalog, *, dry_run: bool, progress: Progress
+) -> MaintenanceReport:
+    held = list_versions(mirror) if is_atlas(mirror.location) else []
     _refuse_foreign(catalog, mirror, records, held)
     partial = mirror.location.child(PARTIAL)
     if not dry_run:

@@ -618,51 +618,9 @@ def _merge_column(uid: str, options: AnnotateOptions, at: Tables, new: _NewColum
         )
     # In the type of the covered column, whose values the new column takes over.
     new = replace(new, values=fit_values(new.name, values, there.type, "columns").combine_chunks())
-    counts = _compare(at, under, new, places)
-    if counts.different and options.on_conflict == "error":
-        raise SourceError(
-            f"{counts.different:,} cells have another value of {new.name!r} already, first {counts.first[0]!r}: {counts.first[1]!r} in the "
-            f"atlas, {counts.first[2]!r} here. Pass on_conflict='replace' or 'keep', or write it under another name with "
-            f"columns={{{new.name!r}: {new.name + '_2'!r}}}."
-        )
-    replaces = options.on_conflict == "replace"
-    facts = new.column.facts
-    if counts.kept or not replaces:
-        if was.kind == "categorical" and is_text(was.category_kind) and is_text(facts.kind):
-            # Text that joins categories becomes some of them.
-            known = was.categories or ()
-            fresh = sorted({*pc.unique(new.values).drop_null().to_pylist()} - {*known})
-            facts = replace(was, categories=(*known, *fresh))
-        else:
-            facts = join_facts(was, facts)
-    n_values = counts.fresh + (counts.different if replaces else 0)
-    record = annotation_of(there)
-    colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
-    # Categories, their order or their colors may change although no value does.
-    restyled = replace(facts, name=was.name) != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)
-    is_restyled = options.columns is not None and replaces and restyled
-    report = AnnotationColumnReport(
-        new.name, "merged" if n_values or is_restyled else "unchanged", n_values=n_values, n_same=counts.same,
-        n_replaced=counts.different if replaces else 0, n_kept=0 if replaces else counts.different,
-    )  # fmt: skip
-    return _Merge(
-        new, under, pa.field(stored, there.type, metadata=replace(facts, name=new.name).to_metadata()), report
-    )
-
-
-@dataclass
-class _Counts:
-    """How new values of a column compare with old ones: cells without an old one, with the same, with another, with no new one."""
-
-    fresh: int = 0
-    same: int = 0
-    different: int = 0
-    kept: int = 0
-    first: tuple[str, Any, Any] = ("", None, None)
-
-
-def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Counts:
-    counts, start = _Counts(), 0
+    # Cells without an old value, with the same, with another, and with no new one.
+    n_fresh = n_same = n_different = n_kept = start = 0
+    uid_there, old_there, new_here = "", None, None
     for batch in at.batches(CELLS, ["uid", under]):
         old = batch.column(under)
         given = new.values.take(places.slice(start, batch.num_rows))
@@ -670,12 +628,40 @@ def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Coun
         both = pc.and_(old.is_valid(), given.is_valid())
         # `not_equal` is null where either value is missing; those rows count as fresh or kept below.
         differs = pc.fill_null(pc.not_equal(old, given), False)  # noqa: FBT003
-        n_both, n_different = (int(pc.sum(mask).as_py() or 0) for mask in (both, differs))
-        if n_different and not counts.different:
+        n_both, n_other = (int(pc.sum(mask).as_py() or 0) for mask in (both, differs))
+        if n_other and not n_different:
             row = int(np.argmax(differs.to_numpy(zero_copy_only=False)))
-            counts.first = tuple(column[row].as_py() for column in (batch.column("uid"), old, given))
-        counts.fresh += len(given) - given.null_count - n_both
-        counts.same += n_both - n_different
-        counts.different += n_different
-        counts.kept += len(old) - old.null_count - n_both
-    return counts
+            uid_there, old_there, new_here = (column[row].as_py() for column in (batch.column("uid"), old, given))
+        n_fresh += len(given) - given.null_count - n_both
+        n_same += n_both - n_other
+        n_different += n_other
+        n_kept += len(old) - old.null_count - n_both
+    if n_different and options.on_conflict == "error":
+        raise SourceError(
+            f"{n_different:,} cells have another value of {new.name!r} already, first {uid_there!r}: {old_there!r} in the "
+            f"atlas, {new_here!r} here. Pass on_conflict='replace' or 'keep', or write it under another name with "
+            f"columns={{{new.name!r}: {new.name + '_2'!r}}}."
+        )
+    replaces = options.on_conflict == "replace"
+    facts = new.column.facts
+    if n_kept or not replaces:
+        if was.kind == "categorical" and is_text(was.category_kind) and is_text(facts.kind):
+            # Text that joins categories becomes some of them.
+            known = was.categories or ()
+            fresh = sorted({*pc.unique(new.values).drop_null().to_pylist()} - {*known})
+            facts = replace(was, categories=(*known, *fresh))
+        else:
+            facts = join_facts(was, facts)
+    n_values = n_fresh + (n_different if replaces else 0)
+    record = annotation_of(there)
+    colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
+    # Categories, their order or their colors may change although no value does.
+    restyled = replace(facts, name=was.name) != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)
+    is_restyled = options.columns is not None and replaces and restyled
+    report = AnnotationColumnReport(
+        new.name, "merged" if n_values or is_restyled else "unchanged", n_values=n_values, n_same=n_same,
+        n_replaced=n_different if replaces else 0, n_kept=0 if replaces else n_different,
+    )  # fmt: skip
+    return _Merge(
+        new, under, pa.field(stored, there.type, metadata=replace(facts, name=new.name).to_metadata()), report
+    )

@@ -255,21 +255,19 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
             raise SourceError(
                 f"{shown} gives the label {label!r} the terms {texts[str(label)]!r} and {text!r}; a label has one."
             )
-        found[str(label)] = [_confirmed(part.strip(), str(label), shown, terms) for part in text.split(" || ") if part]
+        found[str(label)] = []
+        for part in (part.strip() for part in text.split(" || ") if part):
+            try:
+                match = find_term(terms, part)
+            except QueryError as error:
+                raise SourceError(f"{shown} cannot be used for the label {str(label)!r}: {error}") from error
+            if len(match.rows) > 1:
+                several = " and ".join(map(terms.describe, match.rows))
+                raise SourceError(
+                    f"{shown} gives the label {str(label)!r} the term {part!r}, which is {several}; name one by id."
+                )
+            found[str(label)].append(match)
     return found
-
-
-def _confirmed(term: str, label: str, shown: str, terms: Terms) -> Match:
-    """Look up what a file gives a label, and refuse what is no single term of the ontology."""
-    try:
-        match = find_term(terms, term)
-    except QueryError as error:
-        raise SourceError(f"{shown} cannot be used for the label {label!r}: {error}") from error
-    if len(match.rows) > 1:
-        raise SourceError(
-            f"{shown} gives the label {label!r} the term {term!r}, which is {' and '.join(map(terms.describe, match.rows))}; name one by id."
-        )
-    return match
 
 
 def _ids_of_cells(catalog: Catalog, columns: TermColumns, term_of: Mapping[str, str]) -> pa.Table:

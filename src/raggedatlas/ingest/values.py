@@ -109,15 +109,13 @@ class LayerFit:
             return
         if values.dtype.kind in "bu":
             self._extend(0, int(values.max()))
-        elif values.dtype.kind == "i":
+            return
+        if values.dtype.kind == "i":
             low = int(values.min())
             self._extend(low, int(values.max()))
             if low < 0:
                 self._first_negative(block, int(np.argmax(values < 0)), first_row)
-        else:
-            self._observe_floats(block, values, first_row)
-
-    def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
+            return
         # `ra_scan_whole` takes floats of 4 and 8 bytes; float32 holds every float16.
         wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
         if self.whole:

@@ -448,15 +448,19 @@ def _obs(plan: ReadPlan, space: SpacePlan | None, *, by_column: bool) -> Any:  #
     """Describe the cells, and what layout of a space each has: column by column where the sink takes it so."""
     if not by_column:
         return obs_frame(plan.obs) if space is None else make_obs(plan, space)
-    import pandas as pd
-
     table = obs_columns(plan.obs)
     if space is None:
         return table
     names = pa.array(list(space.layouts), pa.string())
+
+    def frame_column() -> "pd.Series[Any]":
+        import pandas as pd
+
+        return pd.Series(layout_column(space))
+
     layouts = TableColumn(
         "layout_uid",
-        lambda: pd.Series(layout_column(space)),
+        frame_column,
         lambda: pa.DictionaryArray.from_arrays(space.layout_code, names),
     )
     columns = {column.name: column for column in table.columns} | {"layout_uid": layouts}

@@ -16,6 +16,7 @@ from raggedatlas.cli.options import (
     flag,
     like,
     option,
+    parse_integer,
     parse_pairs,
     process_pool,
     repeatable,
@@ -123,7 +124,7 @@ class GeometryLinkOptions:
             column, sign, attribute = self.link.partition("=")
             found["link"] = {column: attribute} if sign else column
         if self.unassigned is not None:
-            found["unassigned"] = int(self.unassigned) if self.unassigned.lstrip("-").isdecimal() else self.unassigned
+            found["unassigned"] = parse_integer(self.unassigned)
         return found
 
 

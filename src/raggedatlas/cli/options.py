@@ -287,6 +287,11 @@ def parse_pairs(given: list[str], option: str) -> dict[str, str]:
     return found
 
 
+def parse_integer(text: str) -> int | str:
+    """Parse an integer, perhaps a negative one; return any other text unchanged."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
 def parse_version(text: str) -> int | str:
     """Parse the number or label of a snapshot (labels are never numbers)."""
     return int(text) if text.isdecimal() else text

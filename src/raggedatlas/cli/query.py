@@ -19,6 +19,7 @@ from raggedatlas.cli.options import (
     argument,
     flag,
     option,
+    parse_integer,
     print_losses,
     process_pool,
     repeatable,
@@ -82,9 +83,8 @@ def query(
         terms = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else []
         return {"n_cells": tree.n_cells, "terms": terms}, repr(tree)
     if output_options.by or output_options.level is not None:
-        level = output_options.level
-        steps = int(level) if level is not None and level.lstrip("-").isdecimal() else level
-        counted: Any = selected.count(output_options.by or None, level=steps)
+        level = None if output_options.level is None else parse_integer(output_options.level)
+        counted: Any = selected.count(output_options.by or None, level=level)
         by = [*counted.index.names]
         rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
         if atlas_options.as_json:

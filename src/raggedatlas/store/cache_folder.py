@@ -1,4 +1,4 @@
-"""A folder of bounded size in which the processes of a machine keep what can be made again: where it is, and how its files come and go."""
+"""Cache folders on a local disk, bounded in size and shared by the processes of a machine."""
 
 import contextlib
 import os
@@ -40,27 +40,27 @@ class CacheFolder:
 
     Notes
     -----
-    A file appears under its name when it is complete. The files used longest ago are removed, whole; what a process has open stays until
-    it closes it. A process that was killed leaves an unfinished file, which is removed after a day. Nothing else is read or removed in
-    the folder that a user names.
+    A file appears under its name when it is complete. Least recently used files are removed first; a removed file that a process has open
+    stays readable until it is closed. An unfinished file, which a killed process leaves, is removed after a day. Nothing else in the folder
+    that a user names is read or removed.
     """
 
     folder: Path | None
     n_bytes: int
 
     kind: ClassVar[str]
-    """Files end in it, and their folder is its plural."""
+    """Suffix of the files; the name of their folder is its plural."""
     by_default: ClassVar[bool] = True
-    """Whether they are kept in the user's cache where nobody names a folder."""
+    """Whether files are kept in the user's cache folder if neither option nor environment names another."""
 
     @classmethod
     def of_options(cls, options: Mapping[str, str]) -> Self:
-        """Return the folder that storage options name, else the environment, else one in the user's cache; an empty name keeps nothing.
+        """Return the folder named by the storage options, else by the environment, else one in the user's cache; an empty name disables it.
 
         Raises
         ------
         StoreError
-            If the size is none, or the folder is in the home of a user who has none.
+            If the size is not one, or the folder is in the home of a user who has none.
         """
         named = options.get("cache_dir", os.environ.get(_DIR_VARIABLE))
         n_bytes = parse_size(options.get("cache_size") or os.environ.get(_SIZE_VARIABLE) or _DEFAULT_SIZE)
@@ -81,7 +81,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def open(self, key: str, flags: int = os.O_RDONLY) -> Iterator[int | None]:
-        """Open the file of a key, give its descriptor, and close it; None where there is no plain file."""
+        """Open the file of a key, yield its descriptor, and close it; None if there is no regular file."""
         try:
             handle = None if self.folder is None else os.open(self.file(key), flags | _OPEN_FLAGS)
         except OSError:
@@ -97,7 +97,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def create(self, key: str) -> Iterator[tuple[int, Path]]:
-        """Open a new file and give its descriptor and path; it gets the name of its key at the end, unless it was removed before.
+        """Open a new file and yield its descriptor and path; at the end it is renamed to its key, unless it was removed before.
 
         Raises
         ------
@@ -120,11 +120,11 @@ class CacheFolder:
             unfinished.unlink(missing_ok=True)
 
     def has_room(self, handle: int) -> bool:
-        """Return whether an open file is not too large to be kept."""
+        """Return whether an open file is small enough to be kept."""
         return _taken_bytes(os.fstat(handle)) <= _KEPT_SHARE * self.n_bytes
 
     def make_room(self) -> None:
-        """Remove the files used longest ago until the others take nine tenths of what they may, if they took more."""
+        """If the files exceed the limit, remove the least recently used ones until the others take at most nine tenths of it."""
         assert self.folder is not None
         held = []
         for entry in os.scandir(self.folder):
@@ -146,12 +146,12 @@ class CacheFolder:
 
 
 def _taken_bytes(info: os.stat_result) -> int:
-    """Return what a file, which may have holes, takes on the disk."""
+    """Return the bytes that a file, which may be sparse, takes on the disk."""
     return int(getattr(info, "st_blocks", -(-info.st_size // _BLOCK)) * _BLOCK)
 
 
 def user_cache() -> Path | None:
-    """Return the folder where programs of the user keep what can be made again; None for a user without a home, as in a container."""
+    """Return the folder for caches of the user's programs; None for a user without a home directory, as in a container."""
     if sys.platform == "darwin":
         return user_folder("XDG_CACHE_HOME", "Library/Caches")
     if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""What was verified before: sizes and times of stored files, and a file in the user's cache that says what was found sound when."""
+"""What was verified before: sizes and times of stored files, and a file in the cache folder that says what was found sound when."""
 
 import contextlib
 import hashlib

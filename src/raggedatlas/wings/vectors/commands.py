@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raggedatlas.cli.options import Strings, option, parse_pairs, repeatable
+from raggedatlas.cli.options import Strings, option, parse_integer, parse_pairs, repeatable
 from raggedatlas.cli.printing import print_status
 from raggedatlas.model.choices import CrossLevel, Layout
 
@@ -92,7 +92,5 @@ class GeometryConversion:
 
 
 def _value(text: str) -> object:
-    """Read a number or a truth value; anything else is text."""
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if text.lstrip("-").isdecimal() else text
+    """Parse an integer or a boolean; return any other text unchanged."""
+    return text == "true" if text in ("true", "false") else parse_integer(text)

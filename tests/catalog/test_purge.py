@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from raggedatlas.catalog import assets, maintenance, purge, snapshots, validatio
 from raggedatlas.catalog.assets import purged, read_records
 from raggedatlas.catalog.catalog import CELLS, VERSIONS, Catalog, open_catalog
 from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.ingest import columns
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import PURGE_KEY
@@ -194,6 +196,27 @@ def test_nothing_is_written_while_a_purge_is_unfinished(two: Two, dying: Dying, 
     atlas.add(small_anndata(5, 4), "new", organism="human", progress=False)
     assert atlas.repair().n_cells == 0
     assert list(atlas.list_datasets()["name"]) == ["b", "d", "new"]
+
+
+def test_what_was_changed_before_a_purge_begins_is_not_refused(
+    two: Two, dying: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge that begins between the commit of features and the mapping that follows from them: the call ends as it did."""
+    catalog, first, _ = two
+    third = make_history(catalog, first)
+    register = columns.register_features
+
+    def then_purged(*words: Any) -> int:
+        n_new = register(*words)
+        half_purged(catalog, third, dying)
+        return n_new
+
+    monkeypatch.setattr(columns, "register_features", then_purged)
+    atlas = RaggedAtlas(catalog)
+    assert atlas.register_features(pa.table({"uid": ["0" * 16], "feature_id": ["x"]})) == 1
+    atlas.repair()
+    assert "0" * 16 in atlas.features().index
+    assert not [problem for problem in atlas.validate("deep") if problem.level == "must"]
 
 
 @pytest.mark.parametrize("step", ["plan", "arrays", "cells"])

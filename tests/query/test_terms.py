@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas import col, under
-from raggedatlas.errors import AtlasError, MissingExtraError, QueryError, SourceError, UnknownValueWarning
+from raggedatlas.errors import (
+    AtlasError,
+    ConflictError,
+    MissingExtraError,
+    QueryError,
+    SourceError,
+    UnknownValueWarning,
+)
 from raggedatlas.model.terms import Terms
 from raggedatlas.query.query import Query
 from raggedatlas.store.ontologies import read_packaged, read_term_table
@@ -320,6 +327,19 @@ def test_a_table_of_ones_own_is_kept(own_atlas: ra.RaggedAtlas, tmp_path: Path, 
     assert samples(query.where(place=under("MY:1"))) == "abcd"
     own_atlas.snapshot()
     assert [*own_atlas.validate("deep")] == []
+
+
+def test_an_ontology_that_is_removed_meanwhile_is_named(own_atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """Another process removes a kept ontology between its choice and its reading, which once was a KeyError."""
+    from raggedatlas.catalog.terms import known_ontologies, read_terms
+
+    path = tmp_path / "my.csv"
+    path.write_text("id,label\nMY:1,body\n")
+    own_atlas.load_terms(path)
+    assert "MY" in known_ontologies(own_atlas._catalog)
+    own_atlas.identity.remove("MY")
+    with pytest.raises(ConflictError, match="has removed the ontology 'MY'"):
+        read_terms(own_atlas._catalog, "MY")
 
 
 def test_a_packaged_ontology_can_be_kept(own_atlas: ra.RaggedAtlas) -> None:

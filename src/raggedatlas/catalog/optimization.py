@@ -1,6 +1,7 @@
 """Optimize the tables: feature indices, compaction, indexes, and removal of old versions; what has not changed is not read."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from raggedatlas.catalog.bundles import pack_datasets
@@ -131,6 +132,12 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
     return notes, changed
 
 
+def refresh_identity(catalog: Catalog) -> None:
+    """Derive the mapping of features after a change that is made; where a purge has begun since, the next call or snapshot does."""
+    with suppress(ConflictError):
+        update_identity(catalog, registry_tables(catalog))
+
+
 def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
     """Run steps at the same time where each waits for an object store, and one after the other on a disk."""
     # Threads of their own, so that steps may be nested.
@@ -161,5 +168,5 @@ def reindex(catalog: Catalog, space: str | None = None) -> int:
     fresh = sum(reindex_registry(catalog, name) for name in (there if space is None else [space]))
     if fresh:
         sync_layouts(catalog)
-    update_identity(catalog, there)
+    refresh_identity(catalog)
     return fresh

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.catalog import CELLS, TERM_TABLE, Catalog
 from raggedatlas.catalog.cells import visible_cells
 from raggedatlas.catalog.genes import list_tables, read_rows
-from raggedatlas.errors import MissingExtraError
+from raggedatlas.errors import ConflictError, MissingExtraError
 from raggedatlas.model.frames import is_text, metadata_columns
 from raggedatlas.model.terms import TERMS, TERMS_SCHEMA, Terms, TermSource
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
@@ -42,9 +42,15 @@ def read_terms(catalog: Catalog, name: str) -> Terms:
     ------
     MissingExtraError
         If the atlas does not keep it and cellxgene-ontology-guide is not installed.
+    ConflictError
+        If another process has removed it since it was chosen.
     """
     infos = tuple(info for info in list_tables(catalog) if info.kind == TERMS and info.name == name)
     if not infos:
+        if name not in packaged_ontologies():
+            raise ConflictError(
+                f"Another process has removed the ontology {name!r} from {catalog.location.uri} meanwhile; run it again."
+            )
         return read_packaged(name)
     return catalog.remember(
         "terms", infos, lambda: Terms(infos, read_rows(catalog, TERM_TABLE, TERMS_SCHEMA, infos).combine_chunks())

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type, takes_over
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.layouts import BY_HAND, register_features
-from raggedatlas.catalog.versions import registry_tables
+from raggedatlas.catalog.optimization import refresh_identity
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
@@ -552,7 +551,7 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
         rows = kept.append_column("symbol_source", by_hand)
     _refuse_other_ids(catalog, space, rows)
     n_new = register_features(catalog, space, rows)
-    update_identity(catalog, registry_tables(catalog))
+    refresh_identity(catalog)
     return n_new
 
 

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,9 @@ from raggedatlas.catalog.identity import (
     update_identity,
 )
 from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.optimization import refresh_identity
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.errors import ConflictError, FeatureError
+from raggedatlas.errors import FeatureError
 from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
 from raggedatlas.query.spec import AS_GIVEN
 from raggedatlas.store.location import with_options
@@ -119,9 +119,7 @@ class FeatureIdentity:
             change(version)
 
         self._catalog.tables.retry(LINKS, once)
-        # The change is made; where a purge has begun since, the next call or snapshot derives the mapping.
-        with suppress(ConflictError):
-            self.update()
+        refresh_identity(self._catalog)
 
     def unlink(self, feature: str, *, space: str = _SPACE) -> None:
         """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
@@ -210,7 +208,7 @@ class FeatureIdentity:
         place = with_options(path, self._catalog.location.storage_options)
         loaded = read_gene_tables(place, organism=organism, release=release, name=name)
         put_tables(self._catalog, loaded)
-        self.update()
+        refresh_identity(self._catalog)
         names = {table.info.name for table in loaded}
         return _table_frame([info for info in list_tables(self._catalog) if info.name in names])
 
@@ -223,7 +221,7 @@ class FeatureIdentity:
             If there is no table of this name.
         """
         remove_table(self._catalog, name)
-        self.update()
+        refresh_identity(self._catalog)
 
     def tables(self) -> "pd.DataFrame":
         """List the gene tables in use.

@@ -71,7 +71,14 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         n_new, touched = 0, []
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
-            _refuse_assigned(space, some, known, at)
+            for name in [name for name in _PROTECTED[1:] if name in some.column_names]:
+                stored = known.column(name).take(at).to_pylist()
+                for uid, offered, own in zip(some.column("uid"), some.column(name).to_pylist(), stored, strict=True):
+                    if offered is not None and offered != own:
+                        raise SchemaError(
+                            f"The feature {uid.as_py()!r} of {space!r} is given {offered!r} in the column {name!r}, and has {own!r}; "
+                            "only the atlas assigns that column. Leave it out."
+                        )
             rows = some.filter(at.is_null())
             columns = []
             for field in schema:
@@ -181,18 +188,6 @@ def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: AN
         return int(n)
 
     return catalog.tables.retry(table, once, keep=True)
-
-
-def _refuse_assigned(space: str, given: pa.Table, known: pa.Table, at: pa.ChunkedArray) -> None:
-    """Refuse values of columns that only the atlas assigns, unless a feature has them; `at` gives the known row of each."""
-    for name in [name for name in _PROTECTED[1:] if name in given.column_names]:
-        stored = known.column(name).take(at).to_pylist()
-        for uid, offered, own in zip(given.column("uid"), given.column(name).to_pylist(), stored, strict=True):
-            if offered is not None and offered != own:
-                raise SchemaError(
-                    f"The feature {uid.as_py()!r} of {space!r} is given {offered!r} in the column {name!r}, and has {own!r}; only the "
-                    "atlas assigns that column. Leave it out."
-                )
 
 
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:

@@ -246,9 +246,12 @@ def open_hdf5(path: AnyPath) -> Container:
         raise NotFoundError(f"There is no file {path}; check the path.")
     elif path.is_dir():
         raise SourceError(f"{path} is a folder, where an HDF5 file was expected; give the file itself.")
-    # Tried first, because every `OSError` of h5py below is reported as damage.
     else:
-        _check_permission(path)
+        # Tried first, because every `OSError` of h5py below is reported as damage.
+        try:
+            path.open("rb").close()
+        except PermissionError as error:
+            raise SourceError(f"{path} may not be read by this user; change its permissions.") from error
     try:
         file = h5py.File(opened, "r")
     except StoreError:
@@ -263,14 +266,6 @@ def open_hdf5(path: AnyPath) -> Container:
         # HDF5 would call the file object after the interpreter has ended, and crash.
         close_at_exit(file)
     return Container(str(path), file, file.close)
-
-
-def _check_permission(path: Path) -> None:
-    try:
-        with path.open("rb"):
-            pass
-    except PermissionError as error:
-        raise SourceError(f"{path} may not be read by this user; change its permissions.") from error
 
 
 def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:

@@ -197,7 +197,11 @@ class ExternalColumnSort:
         self._sort(keep=True)
         first = 0
         while first < self._n_columns:
-            stop = min(first + width, self._n_columns) if width is not None else self._band_end(first)
+            if width is not None:
+                stop = min(first + width, self._n_columns)
+            else:
+                total = np.cumsum(self._counts[first:])
+                stop = first + max(1, int(np.searchsorted(total, RUN_ENTRIES, side="right")))
             bounds = np.zeros(stop - first + 1, np.int64)
             np.cumsum(self._counts[first:stop], out=bounds[1:])
             yield first, bounds, self._slices(first, stop)
@@ -218,10 +222,6 @@ class ExternalColumnSort:
             indptr, rows, values = self._last
             low, high = indptr[first], indptr[stop]
             yield ColumnSlice(indptr[first : stop + 1] - low, rows[low:high], values[low:high])
-
-    def _band_end(self, first: int) -> int:
-        total = np.cumsum(self._counts[first:])
-        return first + max(1, int(np.searchsorted(total, RUN_ENTRIES, side="right")))
 
     def _sort(self, *, keep: bool) -> None:
         """Sort the pending entries by column, stable in the row; write them to the file unless they are the last run."""

@@ -242,7 +242,17 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
         None for what must be left to its own library: other kinds of arrays, other filters than gzip and shuffle,
         tiny chunks, files that are being written, types that HDF5 and NumPy lay out differently.
     """
-    if type(array).__module__.partition(".")[0] != "h5py" or not _plain_file(array) or not _plain_type(array):
+    if type(array).__module__.partition(".")[0] != "h5py":
+        return None
+    import h5py
+
+    # Chunks in the cache of an open writer are not in the file yet.
+    file, dtype = array.file, array.dtype
+    if file.mode != "r" or not (file.driver == "sec2" or _remote_file(file) is not None):
+        return None
+    if not array.shape or not array.size or array.is_virtual:
+        return None
+    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not array.id.get_type().equal(h5py.h5t.py_create(dtype)):
         return None
     plist = array.id.get_create_plist()
     filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
@@ -261,24 +271,10 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
     return None if placed is None else Hdf5ChunkReader(array, tuple(array.chunks), placed, filters)
 
 
-def _plain_file(dataset: Any) -> bool:  # noqa: ANN401
-    file = dataset.file
-    readable = file.driver == "sec2" or _remote_file(file) is not None
-    # Chunks in the cache of an open writer are not in the file yet.
-    return bool(dataset.shape and dataset.size and file.mode == "r" and readable and not dataset.is_virtual)
-
-
 def _remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
     """Return the remote file that h5py reads through, which it names by its `repr`."""
     opened: RemoteFile | None = find_shared(f"file {file.filename}") if file.driver == "fileobj" else None
     return opened
-
-
-def _plain_type(dataset: Any) -> bool:  # noqa: ANN401
-    import h5py
-
-    dtype = dataset.dtype
-    return bool(dtype.kind in "iuf" and dtype.itemsize <= 8 and dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
 
 
 def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader | None:  # noqa: ANN401

@@ -86,7 +86,11 @@ class SequentialArray:
         self._array, self._place = array, place
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype = dtype or _plain_dtype(array.dtype, place)
-        self._step = self._chunk_rows()
+        # Rows are read by chunks, but for arrays without any and for large ones.
+        rows = (getattr(array, "chunks", None) or (0,))[0]
+        # `object` makes NumPy multiply Python integers, because declared sizes can overflow int64.
+        across = int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize
+        self._step = rows if isinstance(rows, int) and 0 < rows * across <= BLOCK_BYTES else 0
         with readable(place.uri, place.element):
             self._direct = open_chunk_reader(array)
         self._cached_chunk: tuple[int, NDArray[Any]] | None = None
@@ -99,14 +103,6 @@ class SequentialArray:
             if not self._step:
                 return np.asarray(self._array[start:stop], dtype=self.dtype)
             return self._read_chunk_aligned(start, stop)
-
-    def _chunk_rows(self) -> int:
-        chunks = getattr(self._array, "chunks", None)
-        if not chunks or not isinstance(chunks[0], int):
-            return 0
-        # `object` makes NumPy multiply Python integers, because declared sizes can overflow int64.
-        across = int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize
-        return chunks[0] if 0 < chunks[0] * across <= BLOCK_BYTES else 0
 
     def _read_chunk_aligned(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)

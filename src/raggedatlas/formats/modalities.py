@@ -234,18 +234,18 @@ def _with_features(source: Source, mod: Modality, prefix: str) -> Modality:
 def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
     keys = [info.features for info in infos]
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs")}
-    elements["var"] = lambda: _stacked([source.element(key) for key in keys])
+
+    def stacked() -> Any:  # noqa: ANN401  (a pandas frame)
+        import pandas as pd
+
+        return pd.concat([source.element(key) for key in keys])
+
+    elements["var"] = stacked
     space = SPACES.get(infos[0].key.removeprefix("X:"), "")
     name = MODALITIES.get(space, infos[0].key.removeprefix("X:"))
     return Modality(
         name, (ModalityMatrix("X", infos),), elements, lambda: pa.concat_tables([source.features(key) for key in keys])
     )
-
-
-def _stacked(frames: list[Any]) -> Any:  # noqa: ANN401  (pandas frames)
-    import pandas as pd
-
-    return pd.concat(frames)
 
 
 def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401  (a pandas frame)

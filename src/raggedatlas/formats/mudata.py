@@ -275,14 +275,12 @@ def _cells(
                 plain = own[column].reset_index(drop=True)
                 if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
                     # Plain integer and boolean dtypes have no missing value for cells that lack the modality.
-                    plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
+                    # pandas calls those that have one "boolean", "Int64" and "UInt64".
+                    nullable: Any = plain.dtype.name.capitalize().replace("Uint", "UInt")
+                    plain = plain.astype("boolean" if plain.dtype.kind == "b" else nullable)
                 # -1 is no label of the plain index, so cells without the modality get missing values.
                 taken = plain.reindex(rows)
                 added[key] = pd.Series(taken.array, dtype=taken.dtype)
     more = pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)
     joined: pd.DataFrame = pd.concat([frame, more], axis=1)
     return joined
-
-
-def _nullable(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401  (a pandas dtype's name)
-    return dtype.name.replace("uint", "UInt") if dtype.kind == "u" else dtype.name.capitalize()

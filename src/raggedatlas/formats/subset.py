@@ -94,7 +94,7 @@ def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
         fields.append(pa.field(stored, field.type, metadata=facts.to_metadata()))
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
     terms = TermSource(lambda name: _texts(table.column(name)) or [], packaged_ontologies, read_packaged)
-    columns, asked = Columns(pa.schema(fields[1:]), terms=terms), as_filter(where)
+    columns, asked = Columns(pa.schema(fields[1:]), terms=lambda: terms), as_filter(where)
     condition = to_sql([asked], columns)
     warn_of_unknown([asked], columns, lambda name: _texts(table.column(columns.stored(name))))
     with TemporaryDirectory(prefix="raggedatlas-") as folder:
@@ -344,7 +344,9 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
 
     def chosen(key: str) -> NDArray[np.int64]:
         """Return the selected rows of an element, and note which of the selected cells they are."""
-        cells = parts.present.get(key, parts.present.get(_cells_key(key)))
+        # Else those of the modality that has it.
+        owner = "/".join([*key.split("/")[:2], "obs"]) if key.startswith("mod/") else "obs"
+        cells = parts.present.get(key, parts.present.get(owner))
         if cells is None:
             return rows
         own = np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
@@ -391,11 +393,6 @@ def _refuse_beyond(selected: NDArray[np.int64] | None, n: int, what: str) -> Non
 def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[np.int64]) -> ColumnTable | None:
     table = open_table()
     return None if table is None else table.take(rows)
-
-
-def _cells_key(key: str) -> str:
-    """Return the key of the cells of a modality for one of its elements."""
-    return "/".join([*key.split("/")[:2], "obs"]) if key.startswith("mod/") else "obs"
 
 
 def _cell_axes(key: str) -> int:

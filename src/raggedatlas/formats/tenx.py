@@ -501,7 +501,10 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
             text = file.read(TEXT)
         except (OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{path} cannot be read to its end ({error}); it is damaged or cut short.") from error
-        whole, rest = _cut(rest + text, last=not text)
+        # Without a line break the text waits for the next read; the last read takes what is left.
+        rest += text
+        end = rest.rfind(b"\n") + 1 if text else len(rest)
+        whole, rest = rest[:end], rest[end:]
         if len(rest) > TEXT:
             raise SourceError(f"{path} has a line longer than {TEXT:,} bytes; it is damaged. Fetch it again.")
         with warnings_as("error", DeprecationWarning):
@@ -533,14 +536,6 @@ def _fit(lines: NDArray[Any], text: bytes) -> bool:
         return not (lines[:, :2] % 1).any()
     limits = np.iinfo(lines.dtype)  # larger numbers are read as these
     return not lines.size or bool(lines.min() > limits.min and lines.max() < limits.max)
-
-
-def _cut(text: bytes, *, last: bool) -> tuple[bytes, bytes]:
-    if last:
-        return text, b""
-    # Without a line break `end` is 0, and the text waits for the next read.
-    end = text.rfind(b"\n") + 1
-    return text[:end], text[end:]
 
 
 def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.object_]]) -> pa.Table:

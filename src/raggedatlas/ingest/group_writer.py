@@ -25,10 +25,9 @@ from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group, describe_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import STANDARD, is_exact
-from raggedatlas.store.location import Location
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
 
@@ -218,7 +217,7 @@ def write_group(
 ) -> PendingWrite:  # fmt: skip
     """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
 
-    `seal` completes the group.
+    `StagedDataset.finish` completes the group.
 
     Parameters
     ----------
@@ -611,15 +610,3 @@ def _close_arrays(
         written.specs[path] = writer.close(listed=writer.profile != STANDARD, bundle=bundle)
     for path, writer in writers.items():
         written.checksums |= writer.checksums(path)
-
-
-def seal(arrays: Location, groups: Sequence[WrittenGroup], extras: WrittenElements, bundle: Bundle) -> None:
-    """Write the metadata of groups whose arrays are written, and the bundle of their dataset."""
-    for n, written in enumerate(groups):
-        space, specs = written.group.space, written.specs | (extras.specs if n == 0 else {})
-        facts = {"raggedatlas": {"feature_space": space.name, "kind": space.kind.value}}
-        if written.listed:
-            describe_group(arrays, written.path, facts, specs)
-        else:
-            create_group(arrays, written.path, facts)
-    bundle.write(arrays)

@@ -23,7 +23,6 @@ from raggedatlas.ingest.group_writer import (
     PendingWrite,
     WrittenElements,
     WrittenGroup,
-    seal,
     serialize_other_elements,
     to_dense,
     write_group,
@@ -48,6 +47,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.wings import answer
+from raggedatlas.store.arrays import create_group, describe_group
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.runtime import BackgroundWriter
@@ -114,7 +114,15 @@ class StagedDataset:
         try:
             for part in self.pending:
                 part.finish()
-            seal(self.arrays, self.groups, self.extras, self.bundle)
+            # The metadata of groups come when their arrays are there.
+            for n, written in enumerate(self.groups):
+                space, specs = written.group.space, written.specs | (self.extras.specs if n == 0 else {})
+                facts = {"raggedatlas": {"feature_space": space.name, "kind": space.kind.value}}
+                if written.listed:
+                    describe_group(self.arrays, written.path, facts, specs)
+                else:
+                    create_group(self.arrays, written.path, facts)
+            self.bundle.write(self.arrays)
         except BaseException:
             self.abandon()
             raise

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
         As `RaggedAtlas.map_terms` says; nothing is written then.
     """
     catalog.require_tip("map_terms()")
-    known = Columns(catalog.tables.schema(CELLS), terms=term_source(catalog))
+    known = Columns(catalog.tables.schema(CELLS), terms=partial(term_source, catalog))
     columns = known.term_columns(column)
     if columns.labels is None:
         raise QueryError(

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -158,7 +158,7 @@ def cell_columns(catalog: Catalog) -> Columns:
         # The layout of the genes first, those of single layers that are stored apart last.
         ordered = sorted(records, key=lambda r: ("__" in pointer_column(r), r.feature_space != DEFAULT_SPACE))
         layouts[uid] = tuple(dict.fromkeys(record.layout_uid for record in ordered if record.layout_uid))
-    return Columns(catalog.tables.schema(CELLS), names, layouts, term_source(catalog))
+    return Columns(catalog.tables.schema(CELLS), names, layouts, partial(term_source, catalog))
 
 
 def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:

@@ -323,7 +323,8 @@ class _Pass:
         n = n.astype(np.float64)
         sums, ties = np.zeros(n.shape[1]), np.ones(n.shape[1])
         for i in range(n.shape[1]):
-            own, other = (self._sorted(code, start + i) for code in (0, 1))
+            parts = [[v[p[start + i] : p[start + i + 1]] for v, p in self._values[code]] for code in (0, 1)]
+            own, other = (np.sort(np.concatenate(of)) if of else np.zeros(0) for of in parts)
             n_own, n_other = n[:, i]
             sums[i] = _below(own, other, n_own, n_other) + n_own * (n_own + 1) / 2
             if self.options.tie_correct and n_own + n_other >= 2:
@@ -340,10 +341,6 @@ class _Pass:
             scores = (sums - n[0] * total / 2) / np.sqrt(ties * n[0] * n[1] * total / 12)
         # A p-value of NaN is set to 1 later, as that of a score of 0.
         return np.stack([scores, 2 * norm.sf(np.abs(scores))])
-
-    def _sorted(self, code: int, feature: int) -> NDArray[Any]:
-        parts = [data[indptr[feature] : indptr[feature + 1]] for data, indptr in self._values[code]]
-        return np.sort(np.concatenate(parts)) if parts else np.zeros(0)
 
 
 def _below(own: NDArray[Any], other: NDArray[Any], n_own: float, n_other: float) -> float:

@@ -506,7 +506,9 @@ class ArrayWriter:
         # The checksum covers bytes of the stored type, so it starts again: shards, then chunks, then the rest.
         self._crc = 0
         for shard in range(self.n_shards):
-            stored = self._read_shard(before, shard).astype(new)
+            data = self.target.read_bytes(shard_key(self.row_shape, shard))
+            index = parse_index(data[-index_bytes(before.chunks_per_shard) :], len(data), before.path)
+            stored = _decode_all(before, [data[at : at + size] for at, size in index.tolist()]).astype(new)
             self._crc = extend_checksum(self._crc, stored)
             self._put_shard(shard, self._encode(stored))
         if runs:
@@ -617,13 +619,6 @@ class ArrayWriter:
             job()
         else:
             self._send(job)
-
-    def _read_shard(self, spec: ArraySpec, shard: int) -> NDArray[Any]:
-        """Read back a full shard that this writer wrote."""
-        data = self.target.read_bytes(shard_key(self.row_shape, shard))
-        index = parse_index(data[-index_bytes(spec.chunks_per_shard) :], len(data), spec.path)
-        chunks = [data[offset : offset + size] for offset, size in index.tolist()]
-        return _decode_all(spec, chunks)
 
     def _spec(self, chunk_rows: int, shard_rows: int) -> ArraySpec:
         """Return the spec of the array in its current state."""

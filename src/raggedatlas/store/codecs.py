@@ -82,7 +82,11 @@ class ChunkDecoder:
         """
         data = np.frombuffer(raw, dtype=np.uint8)
         if self.checksum:
-            data = _without_checksum(data)
+            if data.size < 4:
+                raise CorruptError(f"A chunk of {data.size} bytes has no room for its checksum.")
+            if not has_checksum(data):
+                raise CorruptError("The crc32c of a chunk does not match its bytes.")
+            data = data[:-4]
         if self.compressor == "packed":
             decode_packed(data, out.reshape(-1))
             return
@@ -212,15 +216,6 @@ def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> tuple[int, int
         total += _ZSTD_BLOCK if kind == 2 else size
         position += 3 + (1 if kind == 1 else size)
     return total, position
-
-
-def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes before a trailing crc32c, after checking it."""
-    if data.size < 4:
-        raise CorruptError(f"A chunk of {data.size} bytes has no room for its checksum.")
-    if not has_checksum(data):
-        raise CorruptError("The crc32c of a chunk does not match its bytes.")
-    return data[:-4]
 
 
 def _expect(declared: int, out: NDArray[np.uint8], kind: str) -> None:

@@ -62,7 +62,11 @@ class DiskCache(CacheFolder):
             with contextlib.suppress(OSError):
                 os.utime(self.file(_key(name)))
             chunks = [np.frombuffer(_read_at(handle, n, offset), np.uint8) for offset, n in index.tolist()]
-            sound = [data.size == n and _is_sound(data) for data, n in zip(chunks, index[:, 1].tolist(), strict=True)]
+            # The crc32c at the end of each is compared; that of no bytes is 0, so a hole of 4 bytes would pass for a sound empty chunk.
+            sound = [
+                data.size == n and n > 4 and has_checksum(data)
+                for data, n in zip(chunks, index[:, 1].tolist(), strict=True)
+            ]
             return [data if good else None for data, good in zip(chunks, sound, strict=True)]
 
     def write_chunks(
@@ -122,12 +126,6 @@ class DiskCache(CacheFolder):
 def _key(name: str) -> str:
     """Return what a shard is kept under."""
     return sha256(name.encode()).hexdigest()[:32]
-
-
-def _is_sound(chunk: NDArray[np.uint8]) -> bool:
-    """Return whether the crc32c at the end of a chunk matches its bytes."""
-    # The crc32c of no bytes is 0, so a hole of 4 bytes would pass for a sound empty chunk.
-    return chunk.size > 4 and has_checksum(chunk)
 
 
 def _read_at(handle: int, n_bytes: int, offset: int) -> bytes:

@@ -64,14 +64,14 @@ class Columns:
         Dataset uid -> name, which is the value of the column `dataset`.
     layouts : mapping of str to tuple of str
         Dataset uid -> its feature layouts, any of which a result may show in the column `layout_uid`; that of its genes comes first.
-    terms : TermSource or None
-        Where `under` looks terms and values up.
+    terms : callable or None
+        Returns where `under` looks terms and values up.
     """
 
     schema: pa.Schema
     datasets: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    terms: TermSource | None = None
+    terms: Callable[[], TermSource] | None = None
     _expansions: dict[tuple[str, Under], Expansion] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -185,7 +185,7 @@ class Columns:
         """
         if self.terms is None:
             raise QueryError("under() asks for the terms of cells; it cannot be used here.")
-        return self.terms
+        return self.terms()
 
 
 class Filter:

@@ -207,21 +207,14 @@ class _ChunkTable:
         )
         with self.lock:
             for shard in np.flatnonzero((np.cumsum(begun) > 0) & ~self.mapped).tolist():
-                self._map(shard)
+                g = int(np.searchsorted(self.first_shard, shard, side="right")) - 1
+                chunk = (shard - int(self.first_shard[g])) * self.per_shard[g]
+                slot = int(self.first_slot[g]) + chunk
+                n = min(self.per_shard[g], int(self.first_slot[g + 1]) - slot)
+                self._put(g, slot, np.arange(chunk, chunk + n), self.frames, self.owners)
+                # Last, because `gather` reads it without the lock and then takes the frames of the shard as complete.
+                self.mapped[shard] = True
         return self.frames, self.owners
-
-    def _map(self, shard: int) -> None:
-        """Map one local shard."""
-        if self.mapped[shard]:
-            return
-        g = int(np.searchsorted(self.first_shard, shard, side="right")) - 1
-        per_shard = self.per_shard[g]
-        begin = (shard - int(self.first_shard[g])) * per_shard
-        slot = int(self.first_slot[g]) + begin
-        n = min(per_shard, int(self.first_slot[g + 1]) - slot)
-        self._put(g, slot, np.arange(begin, begin + n), self.frames, self.owners)
-        # Last, because `gather` reads it without the lock and then takes the frames of the shard as complete.
-        self.mapped[shard] = True
 
     def _put(
         self, g: int, slot: int | NDArray[np.int64], chunks: NDArray[np.int64], frames: Frames, kept: list[Any]
@@ -293,7 +286,11 @@ class RowGatherer:
     ) -> None:
         self.threads, self.pool = threads, pool or BufferPool(0)
         self.dtypes = dtypes
-        self.type_codes = {layer: _type_code(dtype) for layer, dtype in dtypes.items()}
+        self.type_codes = {
+            # Values of a type that C does not know are written as the integer of their size.
+            layer: TYPE_CODES.get(dtype.name, TYPE_CODES[f"uint{8 * dtype.itemsize}"])
+            for layer, dtype in dtypes.items()
+        }
         for group in groups:
             _refuse_arrays(group)
         if any(int(group.column_map.max(initial=-1)) >= n_cols for group in groups):
@@ -514,11 +511,6 @@ def _native_form(reader: ArrayReader, dtype: np.dtype[Any]) -> tuple[int, np.dty
         return STREAM + flags, stored if number else dtype
     assert reader.decoder is not None
     return kind + flags + CHECKED * reader.decoder.checksum, stored
-
-
-def _type_code(dtype: np.dtype[Any]) -> int:
-    """Return the ``ra_type`` by which values are written: of types that C does not know, the integer of their size."""
-    return TYPE_CODES.get(dtype.name, TYPE_CODES[f"uint{8 * dtype.itemsize}"])
 
 
 def _as_columns(columns: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -217,7 +217,12 @@ def read_term_table(source: Any, ontology: str | None = None, release: str = "")
             f"A table of terms has the columns 'id' and 'label' (or 'name'), and {shown} has {table.column_names}; rename them."
         )
     ids = [str(uid or "").strip() for uid in table.column(columns["id"]).to_pylist()]
-    name = ontology or _common_prefix(ids, shown)
+    prefixes = sorted({id_prefix(uid) for uid in ids})
+    if not ontology and (len(prefixes) != 1 or not prefixes[0]):
+        raise SourceError(
+            f"The ids of {shown} do not name one ontology (they begin with {prefixes[:5]}); say ontology='NAME', e.g. of {ids[:1]}."
+        )
+    name = ontology or prefixes[0]
     rows = {"table": [name] * len(ids), "id": ids}
     rows |= {one: _values(table, columns[one], one) for one in _NAMES if one != "id"}
     _check_terms(rows, shown)
@@ -271,15 +276,6 @@ def read_text_table(path: AnyPath) -> pa.Table:
     except (pa.ArrowException, ValueError, OSError) as error:
         raise SourceError(f"{path} cannot be read as a table of text: {error}.") from error
     return found
-
-
-def _common_prefix(ids: Sequence[str], shown: str) -> str:
-    prefixes = sorted({id_prefix(uid) for uid in ids})
-    if len(prefixes) != 1 or not prefixes[0]:
-        raise SourceError(
-            f"The ids of {shown} do not name one ontology (they begin with {prefixes[:5]}); say ontology='NAME', e.g. of {ids[:1]}."
-        )
-    return prefixes[0]
 
 
 def _values(table: pa.Table, column: str | None, name: str) -> list[Any]:

@@ -310,16 +310,14 @@ class _Parser:
             name = self.columns.find(".".join(names[:n]), exact=any(p.kind == "quoted" for p in parts[:n]))
             if name is not None:
                 return self._column(name, names[n:]), at + 2 * len(parts) - 1
-        if parts[0].text.startswith('"') and len(parts) == 1 and not self._near(names[0]):
-            raise self._refused(f"there is no column {names[0]!r}; text stands in single quotes: '{names[0]}'")
+        if parts[0].text.startswith('"') and len(parts) == 1:
+            from difflib import get_close_matches
+
+            if not get_close_matches(names[0], self.columns.names, n=1, cutoff=0.6):
+                raise self._refused(f"there is no column {names[0]!r}; text stands in single quotes: '{names[0]}'")
         # Called for its error, which suggests similar names.
         self.columns.stored(names[0])
         raise self._refused(f"there is no column {names[0]!r}")
-
-    def _near(self, name: str) -> bool:
-        from difflib import get_close_matches
-
-        return bool(get_close_matches(name, self.columns.names, n=1, cutoff=0.6))
 
     def _column(self, name: str, fields: Sequence[str]) -> _Token:
         virtual = self.columns.virtual(name)
@@ -461,7 +459,12 @@ class _Parser:
                 else None
             )
             # A float column is written as `nanvl(..., NULL)`, for which `isnan` never holds and `nanvl` does nothing.
-            of_float = called is not None and self._is_float(called)
+            of_float = (
+                called is not None
+                and called.column != ""
+                and self.columns.virtual(called.column) is None
+                and self.columns.target(called.column).family == "float"
+            )
             if of_float and token.keyword == "ISNAN" and tokens[position + 3].text == ")":
                 texts.append("(" + is_missing(self.columns.target(tokens[position + 2].column)) + ")")
                 position += 4
@@ -469,10 +472,6 @@ class _Parser:
             texts.append("coalesce" if of_float and token.keyword == "NANVL" else token.text)
             position += 1
         return " ".join(texts)
-
-    def _is_float(self, token: _Token) -> bool:
-        comparable = token.column and self.columns.virtual(token.column) is None
-        return bool(comparable) and self.columns.target(token.column).family == "float"
 
     def _refused(self, why: str) -> QueryError:
         return QueryError(

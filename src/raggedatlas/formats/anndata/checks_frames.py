@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS, check_text
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
@@ -416,17 +415,13 @@ def _check_categories(checker: AnnDataChecker, node: Node, categories: Node | No
     if array.fault:
         checker.unreadable(array, array.fault)
     elif checker.full:
-        _check_unique(checker, node, array.whole())
+        values = array.whole()
+        repeated = [value for value, count in Counter(values.tolist()).items() if count > 1]
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            checker.report("A107", node, "a category is NaN, which is a missing value.")
+        elif repeated:
+            checker.report("A107", node, f"the category {repeated[0]!r} occurs more than once.")
     return (array.shape or (0,))[0]
-
-
-def _check_unique(checker: AnnDataChecker, node: Node, values: NDArray[Any]) -> None:
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        checker.report("A107", node, "a category is NaN, which is a missing value.")
-        return
-    repeated = [value for value, count in Counter(values.tolist()).items() if count > 1]
-    if repeated:
-        checker.report("A107", node, f"the category {repeated[0]!r} occurs more than once.")
 
 
 class _Nullable(NamedTuple):

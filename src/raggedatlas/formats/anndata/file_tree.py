@@ -118,7 +118,13 @@ class Node:
         """Its members by name, sorted; none for an array."""
         if self.stored is None or self.is_array:
             return {}
-        names = _hdf5_names(self) if self.in_hdf5 else _zarr_names(self)
+        folder = Path(self.uri) / self.path
+        if self.in_hdf5 or not folder.is_dir():
+            with readable(self.uri, self.path or "the root"):
+                names = [str(name) for name in self.stored]
+        else:
+            # The folder is listed, because one member with broken metadata would end zarr-python's own listing.
+            names = [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
         return {name: _opened(self, name) for name in sorted(names)}
 
     def child(self, name: str) -> "Node | None":
@@ -155,7 +161,12 @@ class Node:
         """How its text is stored; None if it is not text."""
         if not self.is_array or self.stored.shape is None:
             return None
-        return _hdf5_text(self.dtype) if self.in_hdf5 else _zarr_text(self.stored)
+        if not self.in_hdf5:
+            return _zarr_text(self.stored)
+        import h5py
+
+        info = h5py.check_string_dtype(self.dtype)
+        return None if info is None else Text(info.length is None, info.encoding == "utf-8")
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -299,20 +310,6 @@ def _zarr_root(path: AnyPath) -> Node:
         raise
 
 
-def _hdf5_names(node: Node) -> list[str]:
-    with readable(node.uri, node.path or "the root"):
-        return [str(name) for name in node.stored]
-
-
-def _zarr_names(node: Node) -> list[str]:
-    folder = Path(node.uri) / node.path
-    if not folder.is_dir():
-        with readable(node.uri, node.path or "the root"):
-            return [str(name) for name in node.stored]
-    # The folder is listed, because one member with broken metadata would end zarr-python's own listing.
-    return [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
-
-
 def _opened(parent: Node, name: str) -> Node:
     path = f"{parent.path}/{name}".lstrip("/")
     fault, stored = "", None
@@ -360,13 +357,6 @@ def _faulty(parent: Node, name: str, path: str) -> Any:  # noqa: ANN401
     except READ_ERRORS:
         return None
     return stored if hard and parent.places.get(object_address(stored)) == path else None
-
-
-def _hdf5_text(dtype: np.dtype[Any]) -> Text | None:
-    import h5py
-
-    info = h5py.check_string_dtype(dtype)
-    return None if info is None else Text(info.length is None, info.encoding == "utf-8")
 
 
 def _zarr_text(array: Any) -> Text | None:  # noqa: ANN401

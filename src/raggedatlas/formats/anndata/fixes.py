@@ -559,17 +559,12 @@ def _create_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chun
         options |= {"shuffle": array.shuffle, "fletcher32": array.fletcher32}
         if array.compression not in ("gzip", "lzf", "szip"):
             # h5py names no plugin: it has None or "unknown" for them.
-            options |= _plugin(array)
+            plist = array.id.get_create_plist()
+            filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+            plugins = [one for one in filters if one[0] > LAST_BUILTIN_FILTER and filter_available(one[0])]
+            code, _, values, _ = plugins[0] if plugins else (None, 0, None, b"")
+            options |= {"compression": code, "compression_opts": values}
     return group.create_dataset(name, shape, dtype, **options)
-
-
-def _plugin(array: Any) -> dict[str, Any]:  # noqa: ANN401  (h5py.Dataset)
-    """Return the options of create_dataset for the first plugin among the filters of an array."""
-    plist = array.id.get_create_plist()
-    for code, _, values, _ in (plist.get_filter(i) for i in range(plist.get_nfilters())):
-        if code > LAST_BUILTIN_FILTER and filter_available(code):
-            return {"compression": code, "compression_opts": values}
-    return {"compression": None, "compression_opts": None}
 
 
 def _create_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401

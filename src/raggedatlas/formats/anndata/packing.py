@@ -129,7 +129,12 @@ def _write(files: dict[str, bytes], path: str, value: Any) -> None:  # noqa: ANN
     if array.size:
         chunk = "/".join([path, "c", *("0" for _ in array.shape)])
         with refused(path):
-            files[chunk] = _text_bytes(array) if is_text else array.astype(array.dtype.newbyteorder("<")).tobytes()
+            if is_text:
+                from numcodecs import VLenUTF8
+
+                files[chunk] = bytes(VLenUTF8().encode(array))
+            else:
+                files[chunk] = array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def _encoded(value: Any) -> tuple[NDArray[Any], str, str] | None:  # noqa: ANN401
@@ -150,12 +155,6 @@ def _encoded(value: Any) -> tuple[NDArray[Any], str, str] | None:  # noqa: ANN40
 
 def _is_plain(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "biuf" and array.dtype.itemsize <= np.dtype(np.float64).itemsize
-
-
-def _text_bytes(array: NDArray[Any]) -> bytes:
-    from numcodecs import VLenUTF8
-
-    return bytes(VLenUTF8().encode(array))
 
 
 def unpack(data: bytes) -> dict[str, Callable[[], Any]]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy.sparse import csr_matrix
 
+import raggedatlas as ra
 from command import ask, done, read, refused
 from raggedatlas import __version__
 from raggedatlas.cli import printing
@@ -299,6 +300,7 @@ def test_diff(made: Path) -> None:
     found = read("diff", made, "first", "2")
     assert (found["cells_added"], found["cells_removed"], len(found["datasets_added"])) == (12, 0, 1)
     assert "gene_expression features added" in done("diff", made, "1", "2")
+    assert done("diff", made, "1", "2") == f"{ra.RaggedAtlas.open(str(made)).diff(1, 2)}\n"
     assert "do not differ" in done("diff", made, "1", "1")
     assert "third" in refused("diff", made, "1", "third")
 
@@ -328,8 +330,8 @@ def test_repair_optimize_gc(own: Path, tmp_path: Path) -> None:
     assert read("optimize", own) == {"optimized": str(own)}
     assert read("repair", own)["n_cells"] == 0
     assert read("gc", own)["dry_run"] is True
-    assert done("gc", own).startswith("Would remove")
-    assert done("gc", own, "--delete", "--grace", "0").startswith("Removed")
+    assert done("gc", own).startswith("Dry run: ")
+    assert done("gc", own, "--delete", "--grace", "0").startswith("Done: ")
     assert len(read("ls", own)) == 2
     for verb in ("repair", "optimize", "gc"):
         assert "no atlas" in refused(verb, tmp_path / "none")
@@ -362,7 +364,7 @@ def test_delete_cells(own: Path, tmp_path: Path) -> None:
     )
     report = read("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
     assert (report["n_cells"], report["dry_run"], list(report["datasets"].values())) == (2, True, [2])
-    assert "Would delete 2 cells." in done("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
+    assert "Dry run: 2 cells" in done("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
     assert {row["name"]: row["cells"] for row in read("ls", own)} == n_cells
     shown = done("delete-cells", own, "--uids", tmp_path / "uids.txt")
     assert f"one: 2 of {n_cells['one']} cells" in shown
@@ -371,7 +373,7 @@ def test_delete_cells(own: Path, tmp_path: Path) -> None:
     assert read("ls", own, "--at", "second")[0]["cells"] == n_cells["one"]
     done("snapshot", own)
     assert int(done("query", own, "dataset = 'one'", "--count")) == n_cells["one"] - 2
-    assert "Deleted 0 cells." in done("delete-cells", own, "cell_name = 'nobody'")
+    assert "no cell matches; nothing was written" in done("delete-cells", own, "cell_name = 'nobody'")
     assert "raggedatlas drop ATLAS" in refused("delete-cells", own, "dataset = 'one'")
     assert "--uids" in refused("delete-cells", own, code=2)
     assert "nope.txt" in refused("delete-cells", own, "--uids", "nope.txt")
@@ -383,8 +385,8 @@ def test_snapshots_go_and_datasets_are_renamed(own: Path) -> None:
     assert [row["name"] for row in read("ls", own)] == ["one", "zwei"]
     assert "three" in refused("rename", own, "three", "x")
     done("snapshot", own)
-    assert "Would drop snapshot 1 (first)" in done("expire-snapshots", own, "--keep-last", "1", "--labels", "--dry-run")
-    assert "Dropped snapshot 1 (first)" in done("drop-snapshot", own, "first")
+    assert "snapshot 1 (first) of" in done("expire-snapshots", own, "--keep-last", "1", "--labels", "--dry-run")
+    assert "Done\n  snapshot 1 (first) of" in done("drop-snapshot", own, "first")
     assert "nope" in refused("drop-snapshot", own, "nope")
     assert "--keep-last" in refused("expire-snapshots", own, code=2)
     done("expire-snapshots", own, "--keep-last", "1", "--labels")

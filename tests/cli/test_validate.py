@@ -69,7 +69,7 @@ def test_levels_and_options_belong_to_files_or_atlases(bad: Path, tmp_path: Path
 def test_inspect_draws_a_tree(bad: Path) -> None:
     """A line for each element as deep as asked for, or one JSON document."""
     lines = ask("inspect", bad, "--depth", "1").stdout.splitlines()
-    assert lines[0].startswith("bad.h5ad  HDF5, ")
-    assert lines[1] == "├── X  csr_matrix 0.1.0, 3 x 4, float32, 5 entries (41.7%), chunks 5, 56 B"
+    assert lines[0].startswith("bad.h5ad: HDF5, ")
+    assert lines[1] == "├── X: csr_matrix 0.1.0, 3 x 4, float32, 5 entries (41.7%), chunks 5, 56 B"
     assert len(lines) == 1 + len(json.loads(ask("inspect", bad, "--json").stdout)["root"]["children"])
     assert ask("inspect", bad.parent / "absent").exit_code == 1

@@ -1,12 +1,11 @@
 """Verbs ``create`` and ``add``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import BUILD, command
+from raggedatlas.cli.app import BUILD, command, to_command_line
 from raggedatlas.cli.options import (
     AtlasOptions,
     Strings,
@@ -22,11 +21,12 @@ from raggedatlas.cli.options import (
     repeatable,
     value_option,
 )
-from raggedatlas.cli.printing import print_json, print_result, print_table, print_text, progress
+from raggedatlas.cli.printing import progress
 from raggedatlas.ingest import options as library
 
 if TYPE_CHECKING:
-    from raggedatlas.model.reports import IngestReport
+    from raggedatlas.ingest.term_mapping import TermMapping
+    from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,9 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> tuple[Any, str]:
 @command(BUILD, "add pbmc.atlas a.h5ad b.h5ad --organism human")
 def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
-) -> None:
+) -> tuple[Any, str]:
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
     from raggedatlas.ingest.add import asset_kind
-    from raggedatlas.model.reports import AddReport, IngestReport
     from raggedatlas.store.location import with_options
 
     first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
@@ -176,39 +175,14 @@ def add(
         choices = arguments_of(library.ResultOptions, options) | options.one_space("result", "embedding")
     else:
         choices = arguments_of(library.IngestOptions, options) | options.read_texts()
-    added: AddReport | list[IngestReport]
     with progress("add") as callback, process_pool(workers) as executor:
         choices |= {"progress": callback, "executor": executor}
         sources: Any = options.files if several else first
-        added = atlas_options.open().add(sources, **choices)
-    if not isinstance(added, list | IngestReport):
-        print_result(added.to_dict(), repr(added), as_json=atlas_options.as_json)
-        return
+        added: AddReport | list[IngestReport] = atlas_options.open().add(sources, **choices)
     reports = added if isinstance(added, list) else [added]
-    if atlas_options.as_json:
-        print_json([report.to_dict() for report in reports])
-    else:
-        _show_reports(reports)
-
-
-def _show_reports(reports: "Sequence[IngestReport]") -> None:
-    rows = [
-        {
-            "dataset": r.name,
-            "status": r.status,
-            "cells": r.n_cells,
-            "features": [s.n_features for s in r.spaces],
-            "new": [s.n_new_features for s in r.spaces],
-            "layers": [f"{s.space}/{layer}" for s in r.spaces for layer in s.layers],
-        }
-        for r in reports
-    ]
-    print_table(rows, ["dataset", "status", "cells", "features", "new", "layers"], empty="Nothing to add.")
-    for report in reports:
-        # The first lines repeat the table: a summary, and one line for each space.
-        lines = repr(report).split("\n")[1 + len(report.spaces) :]
-        if lines:
-            print_text("\n".join(["", report.name, *lines]))
+    documents = [report.to_dict() for report in reports]
+    text = to_command_line("\n".join(map(repr, reports)) or "Nothing to add.")
+    return documents if kind is None else documents[0], text
 
 
 @dataclass(frozen=True)
@@ -242,15 +216,14 @@ def annotate(
     file: Annotated[str, argument("CSV, TSV or Parquet, or a file of cells such as .h5ad")],
     *,
     choices: AnnotateOptions,
-) -> tuple[Any, str]:
+) -> "AnnotationReport":
     """Add values of cells, such as clusters or labels, to an atlas as cell columns."""
     # `COLUMN` alone keeps its name. Without any word the mapping is empty, and None below means all columns.
     columns = {old: new or old for old, _, new in (word.partition("=") for word in choices.column)}
-    report = atlas_options.open().annotate(
+    return atlas_options.open().annotate(
         file, columns=columns or None, obsm=choices.obsm, cast=parse_pairs(choices.cast, "--cast"),
         **arguments_of(library.AnnotateOptions, choices),
     )  # fmt: skip
-    return report.to_dict(), repr(report)
 
 
 @dataclass(frozen=True)
@@ -271,14 +244,14 @@ class MapTermsOptions:
 @command(BUILD, "map-terms pbmc.atlas cell_type --ontology CL --write labels.tsv")
 def map_terms(
     atlas_options: AtlasOptions, column: Annotated[str, argument("Column of labels")], *, choices: MapTermsOptions
-) -> tuple[Any, str]:
+) -> "TermMapping":
     """Propose a term of an ontology for each label of a column; write ids only with --apply."""
     report = atlas_options.open().map_terms(
         column, confirm=choices.confirm, dry_run=not choices.apply, **arguments_of(library.MapTermsOptions, choices)
     )
     if choices.write is not None:
         report.write(choices.write)
-    return report.to_dict(), repr(report)
+    return report
 
 
 @command(BUILD, "load-terms pbmc.atlas own_terms.csv --release 2026-11")

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from raggedatlas import __version__
 from raggedatlas.cli.options import DEBUG, Verb, expand_option_groups
-from raggedatlas.cli.printing import print_error
+from raggedatlas.cli.printing import print_error, print_json, print_text
 from raggedatlas.errors import AtlasError, UnknownValueWarning
 
 # The words of a call may hold one level of parentheses. A call that is followed by `.name` is left alone,
@@ -221,6 +221,15 @@ app = typer.Typer(
 )
 
 
+def print_result(result: Any, as_json: bool) -> None:  # noqa: ANN401
+    """Print a report, as `to_dict` or as Python shows it, with commands in place of calls; or one of a document and a text."""
+    if isinstance(result, tuple):
+        document, text = result
+    else:
+        document, text = result.to_dict(), to_command_line(str(result))
+    print_json(document) if as_json else print_text(text)
+
+
 def command(
     panel: str | None, example: str, *, name: str | None = None, group: typer.Typer = app
 ) -> Callable[[Verb], Callable[..., None]]:
@@ -241,7 +250,7 @@ def command(
     def add(verb: Verb) -> Callable[..., None]:
         epilog = f"Example: raggedatlas {example}"
         own = name or verb.__name__.replace("_", "-")
-        return group.command(own, rich_help_panel=panel, epilog=epilog)(expand_option_groups(verb))
+        return group.command(own, rich_help_panel=panel, epilog=epilog)(expand_option_groups(verb, print_result))
 
     return add
 

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import sys
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +24,7 @@ from raggedatlas.cli.options import (
 from raggedatlas.cli.printing import minute, print_facts, print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
-    from raggedatlas.model.reports import MaintenanceReport
+    from raggedatlas.model.reports import Report
 
 Snapshot = Annotated[str, argument("Number or label of a snapshot")]
 
@@ -102,42 +101,14 @@ def diff(
     other_option: Annotated[
         list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the other atlas", "--other-option")
     ] = None,
-) -> None:
+) -> "Report":
     """Show the differences between two snapshots."""
     if other is not None and not files:
         raise typer.BadParameter("is used with --files", param_hint="--other")
     atlas, versions = atlas_options.open(), (parse_version(old), parse_version(new))
-    lines: list[str] = []
-    facts: dict[str, Any] = {}
-    if files:
-        options = parse_pairs(other_option or [], "--other-option")
-        by_files = atlas.diff_files(*versions, other=other, storage_options=options)
-        report = by_files.to_dict()
-        signs = {"-": by_files.removed, "+": by_files.added, "~": by_files.changed}
-        lines = [f"{sign} {path}" for sign, paths in signs.items() for path in paths]
-    else:
-        report = atlas.diff(*versions).to_dict()
-        for name, value in report.items():
-            shown = name.replace("_", " ")
-            if isinstance(value, Mapping):
-                facts |= {f"{space} {shown}": _few(names) for space, names in value.items()}
-            elif name not in {"old", "new"}:
-                facts[shown] = value if isinstance(value, int) else _few(value)
-        facts = {name: value for name, value in facts.items() if value}
-    if atlas_options.as_json:
-        print_json(report)
-        return
-    for line in lines:
-        print_text(line)
-    if facts:
-        print_facts(facts)
-    if not (lines or facts):
-        print_text(f"Snapshots {old} and {new} do not differ.")
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f", ... ({len(names):,} in all)" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    if not files:
+        return atlas.diff(*versions)
+    return atlas.diff_files(*versions, other=other, storage_options=parse_pairs(other_option or [], "--other-option"))
 
 
 @command(SNAPSHOTS, "restore pbmc.atlas first")
@@ -153,9 +124,9 @@ Dataset = Annotated[str, argument("Name or uid of a dataset")]
 
 
 @command(MAINTENANCE, "repair pbmc.atlas")
-def repair(atlas_options: AtlasOptions) -> tuple[Any, str]:
+def repair(atlas_options: AtlasOptions) -> "Report":
     """Remove leftovers of killed or failed calls."""
-    return _removed(atlas_options.open().repair())
+    return atlas_options.open().repair()
 
 
 @command(MAINTENANCE, "optimize pbmc.atlas")
@@ -185,9 +156,9 @@ def add_csc(
 
 
 @command(MAINTENANCE, "drop pbmc.atlas pbmc_10k")
-def drop(atlas_options: AtlasOptions, dataset: Dataset) -> tuple[Any, str]:
+def drop(atlas_options: AtlasOptions, dataset: Dataset) -> "Report":
     """Remove a dataset from the newest state; snapshots keep it."""
-    return _removed(atlas_options.open().drop_dataset(dataset))
+    return atlas_options.open().drop_dataset(dataset)
 
 
 @command(MAINTENANCE, 'delete-cells pbmc.atlas "n_genes < 200" --dry-run')
@@ -207,17 +178,11 @@ def delete_cells(
     ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report how many cells of which datasets.")] = False,
-) -> None:
+) -> "Report":
     """Delete cells from the newest state; snapshots keep them."""
     if (condition is None) == (uids is None):
         raise typer.BadParameter("name the cells by a condition or by a file, one of them", param_hint="[SQL], --uids")
-    report = atlas_options.open().delete_cells(condition, uids=uids, dry_run=dry_run)
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-        return
-    print_text(f"{'Would delete' if dry_run else 'Deleted'} {report.n_cells:,} cells.")
-    for note in report.notes:
-        print_text(to_command_line(f"  {note}"))
+    return atlas_options.open().delete_cells(condition, uids=uids, dry_run=dry_run)
 
 
 @command(MAINTENANCE, "rename pbmc.atlas pbmc_10k pbmc_10k_v3")
@@ -235,9 +200,9 @@ def rename(
 def drop_snapshot(
     atlas_options: AtlasOptions,
     version: Annotated[str, argument("Number or label of a snapshot")],
-) -> tuple[Any, str]:
+) -> "Report":
     """Remove a snapshot; gc frees what only it reached."""
-    return _dropped(atlas_options.open().drop_snapshot(version))
+    return atlas_options.open().drop_snapshot(version)
 
 
 @command(SNAPSHOTS, "expire-snapshots pbmc.atlas --older-than 90 --keep-last 10")
@@ -249,23 +214,16 @@ def expire_snapshots(
         bool, typer.Option("--labels", help="Also snapshots with a label; by default they stay.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
-) -> tuple[Any, str]:
+) -> "Report":
     """Remove old snapshots; the newest one stays, and gc frees what only the others reached."""
     if older_than is None and keep_last is None:
         raise typer.BadParameter(
             "nothing says which snapshots are old; give one of these", param_hint="--older-than, --keep-last"
         )
     span = None if older_than is None else dt.timedelta(days=older_than)
-    report = atlas_options.open().expire_snapshots(
+    return atlas_options.open().expire_snapshots(
         older_than=span, keep_last=keep_last, keep_labels=not labels, dry_run=dry_run
     )
-    return _dropped(report)
-
-
-def _dropped(report: "MaintenanceReport") -> tuple[Any, str]:
-    *dropped, rest = report.notes
-    lines = [f"{'Would drop' if report.dry_run else 'Dropped'} {snapshot_of}" for snapshot_of in dropped]
-    return report.to_dict(), "\n".join([*lines, to_command_line(f"{rest[0].upper()}{rest[1:]}.")])
 
 
 @command(MAINTENANCE, "purge pbmc.atlas pbmc_10k --yes")
@@ -273,7 +231,7 @@ def purge(
     atlas_options: AtlasOptions,
     dataset: Dataset,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> tuple[Any, str]:
+) -> "Report":
     """Remove a dataset from the newest state and every snapshot; this cannot be undone."""
     # Opened before the question, so that a wrong path is refused first.
     atlas = atlas_options.open()
@@ -282,7 +240,7 @@ def purge(
     # On stderr, because stdout may be read as JSON.
     if not yes and not typer.confirm(f"Remove {dataset} from every snapshot permanently?", err=True):
         raise typer.Abort
-    return _removed(atlas.purge(dataset))
+    return atlas.purge(dataset)
 
 
 @command(MAINTENANCE, "gc pbmc.atlas --delete")
@@ -295,9 +253,9 @@ def gc(
             min=0, metavar="MINUTES", help="Time without activity after which an add in another process counts as dead."
         ),
     ] = 60,
-) -> tuple[Any, str]:
+) -> "Report":
     """Delete data that no snapshot, dataset or running add references."""
-    return _removed(atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)))
+    return atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace))
 
 
 @command(MAINTENANCE, "sync pbmc.atlas s3://bucket/pbmc.atlas --target-option aws_region=eu-central-1")
@@ -308,13 +266,11 @@ def sync(
         list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be copied.")] = False,
-) -> tuple[Any, str]:
+) -> "Report":
     """Mirror all snapshots to another place; only files that differ are copied."""
     options = parse_pairs(target_option or [], "--target-option")
     with progress("sync") as callback:
-        report = atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
-    done = f"{'Would copy' if dry_run else 'Copied'} {report.n_bytes:,} bytes to {target}: {'; '.join(report.notes)}"
-    return report.to_dict(), done
+        return atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
 
 
 @command(MAINTENANCE, "verify pbmc.atlas --incremental")
@@ -344,26 +300,9 @@ def verify(
     if atlas_options.as_json:
         print_json({**vars(found), "problems": found.to_dict(), "sound": found.sound})
     else:
-        for number, root in found.snapshots.items():
-            print_text(f"Snapshot {number}: root hash {root or 'not recorded'}")
-        for problem in found:
-            print_text(to_command_line(str(problem)))
-        skipped = f", {found.n_skipped:,} skipped, read since {minute(found.skipped_since)}" if found.n_skipped else ""
-        print_text(f"{found.summary()}: {found.n_files:,} files of {found.n_bytes:,} bytes read{skipped}.")
+        print_text(to_command_line(str(found)))
     if not found.sound:
         raise typer.Exit(EXIT_FAILURE)
-
-
-def _removed(report: "MaintenanceReport") -> tuple[Any, str]:
-    would = "Would remove" if report.dry_run else "Removed"
-    lines = [
-        f"{would} {report.n_cells:,} cells and {len(report.groups):,} groups of arrays ({report.n_bytes:,} bytes).",
-        *(f"  {group}" for group in report.groups),
-        *(f"  kept for a running add: {group}" for group in report.kept),
-        # Notes of the library name methods; a reader of the command needs the commands.
-        *(to_command_line(f"  {note}") for note in report.notes),
-    ]
-    return report.to_dict(), "\n".join(lines)
 
 
 @command(MAINTENANCE, "drop-geometry slide.atlas segmentation_boundary --dataset slide1")
@@ -373,20 +312,15 @@ def drop_geometry(
     dataset: Annotated[
         str | None, value_option("DATASET", "Only drop the geometry of this dataset (name or uid)")
     ] = None,
-) -> tuple[Any, str]:
+) -> "Report":
     """Remove geometry from the newest state; snapshots keep it."""
-    report = atlas_options.open().drop_geometry(name, dataset)
-    return report.to_dict(), f"Dropped the geometry {name} of {report.n_cells:,} cells; " + to_command_line(
-        "; ".join(report.notes)
-    )
+    return atlas_options.open().drop_geometry(name, dataset)
 
 
 def _add_drop_command(noun: str, text: str, example: str) -> None:
-    def drop_asset(
-        atlas_options: AtlasOptions, name: Annotated[str, argument(f"Name of the {noun}")]
-    ) -> tuple[Any, str]:
-        report = getattr(atlas_options.open(), f"drop_{noun}")(name)
-        return report.to_dict(), f"Dropped the {noun} {name}; {to_command_line('; '.join(report.notes))}"
+    def drop_asset(atlas_options: AtlasOptions, name: Annotated[str, argument(f"Name of the {noun}")]) -> "Report":
+        report: Report = getattr(atlas_options.open(), f"drop_{noun}")(name)
+        return report
 
     drop_asset.__doc__ = text
     command(MAINTENANCE, f"drop-{noun} pbmc.atlas {example}", name=f"drop-{noun}")(drop_asset)

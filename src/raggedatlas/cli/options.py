@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from raggedatlas.cli.printing import print_json, print_status, print_text
+from raggedatlas.cli.printing import print_status
 from raggedatlas.errors import UnknownValueWarning
 from raggedatlas.model.choices import By, Missing, OnMerge, Profile, WideIntegers
 
@@ -201,17 +201,19 @@ def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
 DEBUG = "raggedatlas.debug"
 
 
-Verb = Callable[..., tuple[Any, str] | None]
-"""Function of a command: prints, or returns what ``--json`` prints and the text that is printed otherwise."""
+Verb = Callable[..., Any]
+"""Function of a command: prints and returns None, or returns a report, or what ``--json`` prints and the text that is printed otherwise."""
 
 
-def expand_option_groups(verb: Verb) -> Callable[..., None]:
+def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Callable[..., None]:
     """Return a command whose parameters are those of a verb, with dataclasses replaced by their fields.
 
     Parameters
     ----------
     verb : callable
         Function with annotations; parameters that are dataclasses are built from those of the command.
+    show : callable
+        Prints what the verb returns, and is told whether as JSON.
 
     Returns
     -------
@@ -243,8 +245,7 @@ def expand_option_groups(verb: Verb) -> Callable[..., None]:
             own[name] = group(**{part.name: given[part.name] for part in dataclasses.fields(group)})
         answer = verb(**own)
         if answer is not None:
-            document, text = answer
-            print_json(document) if given["as_json"] else print_text(text)
+            show(answer, given["as_json"])
 
     command.__signature__ = inspect.Signature([*unfolded.values()])  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in unfolded.items()}

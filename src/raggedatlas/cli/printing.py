@@ -112,14 +112,6 @@ def minute(timestamp: object) -> str:
     return str(timestamp)[:16].replace("T", " ")
 
 
-def print_result(value: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401  (any JSON value)
-    """Print what a verb did: `value` as JSON, or `text`."""
-    if as_json:
-        print_json(value)
-    else:
-        print_text(text)
-
-
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str, as_json: bool = False
 ) -> None:

@@ -18,7 +18,7 @@ from raggedatlas.cli.options import (
     process_pool,
     value_option,
 )
-from raggedatlas.cli.printing import console, print_json, print_text
+from raggedatlas.cli.printing import print_json, print_text
 from raggedatlas.model.wings import FileKind, answer, built_in_wings
 
 if TYPE_CHECKING:
@@ -206,9 +206,7 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
     if atlas_options.as_json:
         print_json(problems.to_dict())
     else:
-        for problem in problems:
-            print_text(to_command_line(str(problem)))
-        print_text(f"{problems.summary()} ({level}).")
+        print_text(to_command_line(f"{str(problems).removesuffix('.')} ({level})."))
     # Problems of lower levels are printed, but the exit code stays 0.
     if problems.breaks_must:
         raise typer.Exit(EXIT_FAILURE)
@@ -239,28 +237,11 @@ def _fix_file(atlas_options: AtlasOptions, target: str, level: Any) -> None:  # 
 def inspect(
     atlas_options: InspectTarget,
     depth: Annotated[int | None, value_option("LEVELS", "Maximum depth", min=1)] = None,
-) -> None:
+) -> tuple[Any, str]:
     """Print the contents of a file: elements, encodings, shapes, types, chunks, compression, sizes."""
-    from rich.text import Text
-
-    from raggedatlas.cli.printing import printable
     from raggedatlas.formats.anndata.validation import inspect as inspect_file
-    from raggedatlas.model.reports import size_text
 
     kind = _kind_of_wing(atlas_options.path)
     describe = inspect_file if kind is None or not kind.inspect else resolve_name(kind.inspect)
     found: Inspection = describe(atlas_options.path)
-    if atlas_options.as_json:
-        print_json(found.to_dict())
-        return
-    out = console()
-    style = Text.assemble
-    head = style(
-        (printable(atlas_options.path.name), "bold"),
-        f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}",
-    )
-    out.print(head, no_wrap=True, overflow="ellipsis")
-    for branch, element in found.lines(depth):
-        facts = printable(element.facts())
-        line = style(branch, (printable(element.name), "bold"), "  ", (facts, "red" if element.fault else "dim"))
-        out.print(line, no_wrap=True, overflow="ellipsis")
+    return found.to_dict(), found.text(depth)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.ingest.annotations import AnnotationSource, annotate, with_facts
 from raggedatlas.ingest.options import AnnotateOptions, MapTermsOptions
-from raggedatlas.model.reports import AnnotationReport
+from raggedatlas.model.reports import AnnotationReport, Report
 from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
 from raggedatlas.store.copies import local_target
 from raggedatlas.store.filters import Columns
@@ -67,7 +66,7 @@ class LabelTerm:
 
 
 @dataclass(frozen=True)
-class TermMapping:
+class TermMapping(Report):
     """What `map_terms` proposes and what it wrote.
 
     Parameters
@@ -92,10 +91,6 @@ class TermMapping:
     def open(self) -> tuple[LabelTerm, ...]:
         """Labels without a term that no file has decided."""
         return tuple(one for one in self.labels if one.term is None and one.match != "left out")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, as ``--json`` prints it."""
-        return asdict(self)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a frame with a row for each label: label, n_cells, match, term, name, candidates, note."""
@@ -140,16 +135,6 @@ class TermMapping:
         lines += [f"  ... and {len(shown) - _SHOWN:,} more"] if len(shown) > _SHOWN else []
         lines += [f"  no cell has {', '.join(map(repr, self.unknown[:8]))} of the file"] if self.unknown else []
         return "\n".join([*lines, *([] if self.annotation is None else [repr(self.annotation)])])
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("label", "cells", "match", "term", "candidates"))
-        rows = "".join(
-            f"<tr><td>{escape(one.label)}</td><td>{one.n_cells:,}</td><td>{one.match}</td>"
-            f"<td>{escape(f'{one.term or str()} {one.name}')}</td><td>{escape('; '.join(one.candidates))}</td></tr>"
-            for one in sorted(self.labels, key=lambda one: one.match not in _LEFT)[:_SHOWN]
-        )
-        done = "" if self.annotation is None else f"<pre>{escape(repr(self.annotation))}</pre>"
-        return f"<b>{escape(self.column)}</b> by {escape(self.ontology)}<table><tr>{head}</tr>{rows}</table>{done}"
 
 
 def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMapping:

@@ -165,8 +165,3 @@ class Batch:
         """Return the number of cells and the spaces."""
         parts = ", ".join(f"{name}: {len(part.features)} features" for name, part in self.spaces.items())
         return f"Batch of {self.obs.num_rows:,} cells ({parts})"
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<code>{escape(repr(self))}</code>"

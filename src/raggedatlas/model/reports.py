@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 
-class _Report:
-    """Base of reports: conversion to plain values, and how a notebook shows one."""
+class Report:
+    """Base of reports: plain values for ``--json``; Python, notebooks and the command all show the text of `repr`."""
 
     # A base class without slots would give the subclasses, which have slots, a `__dict__`.
     __slots__ = ()
@@ -17,9 +17,6 @@ class _Report:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dictionaries, lists and plain values, as ``--json`` prints it."""
         return asdict(cast("Any", self))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
 
 
 ColumnOrder = Literal["file", "detected", "shared"]
@@ -91,7 +88,7 @@ class SpaceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddReport(_Report):
+class AddReport(Report):
     """What `add` did with one source, or would do (``dry_run``): what the reports of all kinds of sources have.
 
     Parameters
@@ -255,7 +252,7 @@ class AnnotationColumnReport:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotationReport(_Report):
+class AnnotationReport(Report):
     """What `annotate` did, or would do (``dry_run``).
 
     Parameters
@@ -303,7 +300,7 @@ class AnnotationReport(_Report):
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceReport(_Report):
+class MaintenanceReport(Report):
     """What `gc`, `repair`, `drop_dataset`, `delete_cells` or `purge` removed or would remove.
 
     Parameters
@@ -332,9 +329,17 @@ class MaintenanceReport(_Report):
     notes: tuple[str, ...] = ()
     datasets: Mapping[str, int] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return the report as lines of text."""
+        counts = ((self.n_cells, "cells"), (len(self.groups), "groups of arrays"), (self.n_bytes, "bytes"))
+        found = ", ".join(f"{n:,} {what}" for n, what in counts if n) or ("" if self.notes else "nothing")
+        kept = (f"kept for a running add: {group}" for group in self.kept)
+        head = ": ".join(filter(None, ("Dry run" if self.dry_run else "Done", found)))
+        return "\n".join([head, *(f"  {line}" for line in (*self.groups, *kept, *self.notes))])
+
 
 @dataclass(frozen=True, slots=True)
-class Difference(_Report):
+class Difference(Report):
     """What changed between two snapshots.
 
     Parameters
@@ -380,9 +385,24 @@ class Difference(_Report):
     annotations_added: tuple[str, ...] = ()
     annotations_removed: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the differences as lines of text, with the first names of many."""
+        lines = []
+        for name, value in self.to_dict().items():
+            shown = name.replace("_", " ")
+            by_space = (
+                {f"{space} {shown}": names for space, names in value.items()}
+                if isinstance(value, dict)
+                else {shown: value}
+            )
+            lines += [
+                f"  {what}: {_few(found)}" for what, found in by_space.items() if found and name not in ("old", "new")
+            ]
+        return _compared(self.old, self.new, lines)
+
 
 @dataclass(frozen=True, slots=True)
-class FileDifference(_Report):
+class FileDifference(Report):
     """In which files two snapshots differ, of one atlas or two.
 
     Parameters
@@ -408,11 +428,27 @@ class FileDifference(_Report):
         """Whether both have the same files; they may still differ in number, label and time."""
         return not (self.added or self.removed or self.changed)
 
+    def __repr__(self) -> str:
+        """Return the paths as lines of text, with a sign each."""
+        signs = {"-": self.removed, "+": self.added, "~": self.changed}
+        return _compared(self.old, self.new, [f"{sign} {path}" for sign, paths in signs.items() for path in paths])
+
+
+def _compared(old: int, new: int, lines: list[str]) -> str:
+    return "\n".join([f"Snapshots {old} and {new}:", *lines]) if lines else f"Snapshots {old} and {new} do not differ."
+
+
+def _few(found: int | tuple[str, ...]) -> str:
+    if isinstance(found, int):
+        return f"{found:,}"
+    return ", ".join(found[:5]) + (f", ... ({len(found):,} in all)" if len(found) > 5 else "")
+
 
 FOLDED = {
     "csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean", "nullable-string-array", "awkward-array",
 }  # fmt: skip
 """Encodings whose members are parts of one value and are displayed on one line."""
+
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -535,10 +571,15 @@ class Inspection:
         """Return all of it as plain Python."""
         return asdict(self)
 
+    def text(self, depth: int | None = None) -> str:
+        """Draw the tree, or as many of its levels."""
+        head = f"{Path(self.path).name}: {self.store}, {size_text(self.n_bytes)}; {self.root.facts()}"
+        lines = (f"{branch}{element.name}: {element.facts()}" for branch, element in self.lines(depth))
+        return "\n".join([head, *lines])
+
     def __str__(self) -> str:
         """Draw the tree."""
-        head = f"{Path(self.path).name}: {self.store}, {size_text(self.n_bytes)}; {self.root.facts()}"
-        return "\n".join([head, *(f"{branch}{element.name}: {element.facts()}" for branch, element in self.lines())])
+        return self.text()
 
     def _repr_html_(self) -> str:
         head = f"<b>{escape(Path(self.path).name)}</b> {escape(self.store)}, {size_text(self.n_bytes)}"

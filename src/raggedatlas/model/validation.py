@@ -109,6 +109,10 @@ class Problems(list[Problem]):
         """Return the problems as dictionaries of plain values, as ``--json`` prints them."""
         return [asdict(problem) for problem in self]
 
+    def __str__(self) -> str:
+        """Return a line for each problem, and the summary."""
+        return "\n".join([*map(str, self), f"{self.summary()}."])
+
 
 class Validation(Problems):
     """The problems of an atlas, and what was read of its files to find them.
@@ -135,6 +139,14 @@ class Validation(Problems):
     def sound(self) -> bool:
         """Whether everything is what was written; problems of level ``practice`` are of sound data."""
         return not self.breaks_must
+
+    def __str__(self) -> str:
+        """Return root hashes and a line for each problem, and the summary with what was read."""
+        roots = [f"Snapshot {number}: root hash {root or 'not recorded'}" for number, root in self.snapshots.items()]
+        since = self.skipped_since[:16].replace("T", " ")
+        skipped = f", {self.n_skipped:,} skipped, read since {since}" if self.n_skipped else ""
+        read = f": {self.n_files:,} files of {self.n_bytes:,} bytes read{skipped}" if self.n_files or skipped else ""
+        return "\n".join([*roots, *map(str, self), f"{self.summary()}{read}."])
 
 
 DAMAGE = (

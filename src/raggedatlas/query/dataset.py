@@ -486,11 +486,6 @@ class Dataset:
         deleted = f" ({n_deleted:,} deleted)" if n_deleted else ""
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells{deleted}, {layers}"
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<code>{escape(repr(self))}</code>"
-
 
 def _is_side(key: str) -> bool:
     return "obsm" in key.split("/")[:-1]

@@ -841,14 +841,6 @@ class Query:
         at = "the tip" if snapshot is None else f"snapshot {snapshot.version}"
         return f"Query of {self.catalog.location.uri} at {at}: {self.spec.describe()}"
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(
-            f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.summary().items()
-        )
-        return f"<b>{escape(repr(self).split(': ', 1)[0])}</b><table>{rows}</table>"
-
     def _by_orthologs(self, organism: str | None) -> "Query":
         return self if organism is None else self._with(orthologs=check_organism(self.catalog, organism))
 

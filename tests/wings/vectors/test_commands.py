@@ -90,7 +90,7 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     assert "polyline" in ask("geometries", atlas).stdout
     assert ask("drop-geometry", atlas, "outlines", "--dataset", "nope").exit_code == 1
     gone = ask("drop-geometry", atlas, "outlines", "--dataset", "slide")
-    assert gone.stdout.startswith("Dropped the geometry outlines of 16 cells; "), gone.output
+    assert gone.stdout.startswith("Done: 16 cells"), gone.output
     assert read("drop-geometry", atlas, "rings")["n_cells"] == 16
     assert read("geometries", atlas) == []
     assert len(read("geometries", atlas, "--at", "both")) == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import QUERY, command
+from raggedatlas.cli.app import QUERY, command, print_result
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
@@ -21,7 +21,7 @@ from raggedatlas.cli.options import (
     print_losses,
     repeatable,
 )
-from raggedatlas.cli.printing import print_result, print_status, progress
+from raggedatlas.cli.printing import print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
@@ -74,7 +74,7 @@ def serve(
         bool, typer.Option("--prepare-only", help="Write the CXG of --output without serving it.")
     ] = False,
     at: AtSnapshot = None,
-) -> None:
+) -> tuple[Any, str] | None:
     """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C."""
     source = _open_serve_source(atlas_options, selection, at)
     if prepare_only:
@@ -84,12 +84,8 @@ def serve(
             raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
         with progress(f"write {options.output}"):
             found: PreparedCxg = prepare(source, options.output, **options.choices())
-        print_result(
-            {"path": str(found.path), "made": found.written},
-            f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged",
-            as_json=atlas_options.as_json,
-        )
-        return
+        text = f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged"
+        return {"path": str(found.path), "made": found.written}, text
     if install:
         from raggedatlas.wings.cxg.explorer import install_explorer
 
@@ -106,13 +102,14 @@ def serve(
             served = stack.enter_context(start(source, target=options.output, port=port, **options.choices()))
         with suppress(KeyboardInterrupt):  # also before `wait` is called
             # Only this goes to stdout, so that a script can read the address.
-            print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=atlas_options.as_json)
+            print_result(({"url": served.url, "path": str(served.path)}, served.url), atlas_options.as_json)
             print_status("Only this machine can open it. Press Ctrl-C to stop.")
             if browser:
                 import webbrowser
 
                 webbrowser.open(served.url)
             served.wait()
+    return None
 
 
 def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str | None) -> "Query | str":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import BUILD, MODELS, command
+from raggedatlas.cli.app import BUILD, MODELS, command, print_result
 from raggedatlas.cli.options import (
     AsJson,
     AtlasOptions,
@@ -27,7 +27,7 @@ from raggedatlas.cli.options import (
     repeatable,
     value_option,
 )
-from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text, progress
+from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text, progress
 from raggedatlas.model.choices import Metric, UmapMetric
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from raggedatlas.query.query import Query
     from raggedatlas.wings.results.dataset import ResultDataset
+    from raggedatlas.wings.results.npy_results import ResultConversion
+    from raggedatlas.wings.results.verbs.lookup import IndexReport
 
 Output = Annotated[
     str | None,
@@ -190,7 +192,7 @@ def measure(
     found, folder = _run(apply, model, query, **own, **model_options.choices(), **run_options.choices())
     scores = found.scores
     document, text = describe_results(found, folder, scores=asdict(scores))
-    print_result(document, text, as_json=atlas_options.as_json)
+    print_result((document, text), atlas_options.as_json)
     if atlas_options.as_json:
         return
     counted = {"cells": scores.n_cells, "without an answer": scores.n_unlabelled}
@@ -363,16 +365,15 @@ def save_to_database(
     least_recall: Annotated[float, typer.Option(min=0, max=1, help="Recall that a search is to reach.")] = 0.99,
     queries: Annotated[int, typer.Option(min=1, help="Rows with which the recall is measured.")] = 200,
     as_json: AsJson = False,
-) -> tuple[Any, str]:
+) -> "IndexReport":
     """Give results an index for nearest neighbours, in place, and print its measured recall."""
     from raggedatlas.wings.results.verbs.lookup import save_to_database as save
 
     with progress(f"index {results}") as callback:
-        report = save(
+        return save(
             results, column=column, metric=metric, least_rows=least_rows, least_recall=least_recall, n_queries=queries,
             progress=callback,
         )  # fmt: skip
-    return asdict(report), str(report)
 
 
 @dataclass(frozen=True)
@@ -461,10 +462,9 @@ def convert_results(
     ] = False,
     spot_check: Annotated[int | None, value_option("N", "Compare N random rows instead of all")] = None,
     as_json: AsJson = False,
-) -> tuple[Any, str]:
+) -> "ResultConversion":
     """Convert the .npy results of a model run to a Lance table in the same folder; the .npy files are never changed."""
     from raggedatlas.wings.results.npy_results import convert_results as convert
 
     with progress(f"convert {results_dir}") as callback:
-        done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)
-    return {**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name}, str(done)
+        return convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import refuse_unused
+from raggedatlas.model.reports import Report
 from raggedatlas.store.location import Location, as_path, local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.wings.results.data_request import HyraxDataset, find_class, merge_config, parse_group
@@ -528,7 +529,7 @@ _CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class ResultConversion:
+class ResultConversion(Report):
     """Report of `convert_results`.
 
     Parameters
@@ -552,7 +553,7 @@ class ResultConversion:
     dtype: "np.dtype[Any]"
     n_verified: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return a one-sentence summary."""
         checked = "all" if self.n_verified == self.n_rows else f"{self.n_verified:,}"
         return (

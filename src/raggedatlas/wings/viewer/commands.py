@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import QUERY, command
+from raggedatlas.cli.app import QUERY, command, print_result
 from raggedatlas.cli.options import (
     AtlasOptions,
     AtSnapshot,
@@ -18,7 +18,7 @@ from raggedatlas.cli.options import (
     repeatable_option,
     value_option,
 )
-from raggedatlas.cli.printing import print_result, print_status, progress
+from raggedatlas.cli.printing import print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
@@ -120,7 +120,7 @@ def view(
             **options.choices(),
         )
     with server, suppress(KeyboardInterrupt):  # also before `wait` is called
-        print_result({"url": server.url}, server.url, as_json=atlas_options.as_json)
+        print_result(({"url": server.url}, server.url), atlas_options.as_json)
         print_status("Only this machine can open it, and only with this address. Press Ctrl-C to stop.")
         server.wait()
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import METRICS
+from raggedatlas.model.reports import Report
 from raggedatlas.query.neighbors import Neighbors, exact_neighbors
 from raggedatlas.query.query import Query
 from raggedatlas.store.storage_errors import lance_errors
@@ -72,7 +73,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class IndexReport:
+class IndexReport(Report):
     """How searches are answered, and with which recall.
 
     Parameters
@@ -99,7 +100,7 @@ class IndexReport:
     n_queries: int = 0
     recall: float = 1.0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return one line."""
         if self.kind == "exact":
             return f"{self.n_rows:,} rows of {self.column!r} are compared exactly ({self.metric}); no index is needed"

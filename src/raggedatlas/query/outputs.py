@@ -24,7 +24,6 @@ from raggedatlas.model.frames import (
     TableColumn,
     Texts,
     arrow_table,
-    arrow_to_frame,
     arrow_to_series,
     arrow_values,
     facts_of,
@@ -426,15 +425,14 @@ def _begin(sink: Sink, plan: ReadPlan) -> list[_Stream]:
         space, var = part.single(), part.var
         assert var is not None
         named = space.space.has_features
-        sink.element(f"{prefix}obs", _obs(part, space if named else None, by_column=by_column))
         tables = {"var": var.table} | ({"varm/measured": measured_table(space, var.table)} if named else {})
-        for key, table in tables.items():
-            chunks = partial(_chunks, table)
-            made = arrow_table(table.schema, table.num_rows, chunks) if by_column else arrow_to_frame(table)
-            sink.element(f"{prefix}{key}", made)
+        columns = {key: arrow_table(t.schema, t.num_rows, partial(_chunks, t)) for key, t in tables.items()}
+        for key, table in {"obs": _obs(part, space if named else None), **columns}.items():
+            sink.element(f"{prefix}{key}", table if by_column else table.frame())
         sink.element(f"{prefix}uns", make_uns(part))
     if plan.modalities:
-        sink.element("obs", _obs(plan, None, by_column=by_column))
+        table = _obs(plan, None)
+        sink.element("obs", table if by_column else table.frame())
         sink.element("uns", make_uns(plan))
     return streams
 
@@ -444,10 +442,8 @@ def _chunks(table: pa.Table, i: int) -> list[pa.Array]:
     return chunks
 
 
-def _obs(plan: ReadPlan, space: SpacePlan | None, *, by_column: bool) -> Any:  # noqa: ANN401  (a table or a pandas frame)
-    """Describe the cells, and what layout of a space each has: column by column where the sink takes it so."""
-    if not by_column:
-        return obs_frame(plan.obs) if space is None else make_obs(plan, space)
+def _obs(plan: ReadPlan, space: SpacePlan | None) -> ColumnTable:
+    """Describe the cells, and what layout of a space each has, column by column."""
     table = obs_columns(plan.obs)
     if space is None:
         return table

@@ -5,13 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
-from raggedatlas.model.choices import OnConflict
+from raggedatlas.model.choices import CellKey, OnConflict, Unmatched
 from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
@@ -481,13 +481,13 @@ class RaggedAtlas(ReadOnlyAtlas):
         source: Any,  # noqa: ANN401  (anything that holds columns of cells)
         name: str | None = None,
         *,
-        on: Literal["uid", "cell_name"] = "uid",
+        on: CellKey = "uid",
         dataset: str | None = None,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         obsm: Sequence[str] = (),
         cast: Mapping[str, str] | None = None,
         on_conflict: OnConflict = "error",
-        unknown: Literal["error", "skip"] = "error",
+        unknown: Unmatched = "error",
         dry_run: bool = False,
     ) -> AnnotationReport:
         """Write what an analysis found out about cells back into the atlas, as cell columns.

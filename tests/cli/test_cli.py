@@ -23,6 +23,7 @@ from raggedatlas.cli import printing
 from raggedatlas.cli.commands import app
 from raggedatlas.cli.options import parse_pairs, parse_version
 from raggedatlas.cli.printing import fit_widths, format_value, plain, printable
+from support.command_page import options_page
 
 
 def small(path: Path, name: str, genes: list[str], seed: int) -> str:
@@ -557,3 +558,9 @@ def test_lancedb_reads_the_tables_without_a_warning(made: Path) -> None:
     words = [sys.executable, "-W", "ignore::UserWarning", "-c", script]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_the_page_of_options_is_that_of_the_commands() -> None:
+    """docs/reference/options.md is what `options_page` makes of the commands; write it again after a change."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
+    assert page.read_text("utf-8") == options_page()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
 from raggedatlas.errors import SourceError
-from raggedatlas.model.choices import Layout, Metric, OnConflict, refuse_unused
+from raggedatlas.model.choices import CellKey, Curation, Layout, Metric, OnConflict, StoredAs, Unmatched, refuse_unused
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
@@ -102,14 +102,14 @@ class AddChoices(TypedDict, total=False):
     duplicate_entries: Literal["sum", "refuse"]
     max_columns: int
     column_order: Literal["detected", "file"]
-    curate: Literal["cellxgene", "cellxgene-strict"]
+    curate: Curation
     genome: str
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
     space: str
-    as_: Literal["space", "vector"]
+    as_: StoredAs
     output: str
-    unknown: Literal["error", "skip"]
+    unknown: Unmatched
     metric: Metric
     link: str | Mapping[str, str] | None
     dataset: str
@@ -177,7 +177,7 @@ class IngestOptions(AddOptions):
     duplicate_entries: Literal["sum", "refuse"] = "sum"
     max_columns: int = 200
     column_order: Literal["detected", "file"] = "detected"
-    curate: Literal["cellxgene", "cellxgene-strict"] | None = None
+    curate: Curation | None = None
     genome: str | None = None
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
@@ -197,9 +197,9 @@ class ResultOptions(AddOptions):
     """Options of adding a model's result; `AddChoices` describes each."""
 
     space: str | None = None
-    as_: Literal["space", "vector"] = "space"
+    as_: StoredAs = "space"
     output: str | None = None
-    unknown: Literal["error", "skip"] = "error"
+    unknown: Unmatched = "error"
     metric: Metric = "l2"
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ class GeometryOptions(AddOptions):
     link: str | Mapping[str, str] | None = None
     dataset: str | None = None
     new_cells: bool = False
-    unknown: Literal["error", "skip"] = "error"
+    unknown: Unmatched = "error"
     lacking: Literal["error", "allow"] = "error"
     cells: str = ""
     genes: str = "gene"
@@ -247,21 +247,18 @@ class GeometryOptions(AddOptions):
             )
 
 
-On = Literal["uid", "cell_name"]
-
-
 @dataclass(frozen=True, slots=True)
 class AnnotateOptions:
     """What a caller may choose about an annotation; `RaggedAtlas.annotate` says what each means."""
 
     name: str | None = None
-    on: On = "uid"
+    on: CellKey = "uid"
     dataset: str | None = None
     columns: Sequence[str] | Mapping[str, str] | None = None
     obsm: Sequence[str] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
     on_conflict: OnConflict = "error"
-    unknown: Literal["error", "skip"] = "error"
+    unknown: Unmatched = "error"
     dry_run: bool = False
 
 

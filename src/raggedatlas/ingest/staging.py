@@ -41,6 +41,7 @@ from raggedatlas.ingest.plan import (
 )
 from raggedatlas.ingest.values import ContentHash, canonicalize, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
+from raggedatlas.model.choices import Curation
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
@@ -156,7 +157,7 @@ class Opener:
     def __init__(
         self,
         what: Any,  # noqa: ANN401  (anything that can be added)
-        curate: Literal["cellxgene", "cellxgene-strict"] | None = None,
+        curate: Curation | None = None,
         genome: str | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:

@@ -40,7 +40,6 @@ from raggedatlas.loader.order import (
 from raggedatlas.loader.plan import (
     BatchPlan,
     LoaderChoices,
-    OutputFormat,
     ReadChoices,
     plan_batches,
     plan_order,
@@ -49,6 +48,7 @@ from raggedatlas.loader.plan import (
 )
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.choices import OutputFormat
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpaceReader
 from raggedatlas.store.native import csr_of, library

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,12 @@ from raggedatlas.loader.order import (
     Strategy,
     count_batches,
 )
-from raggedatlas.model.choices import refuse_unused
+from raggedatlas.model.choices import OutputFormat, refuse_unused
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.runtime import scratch_array
-
-OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
-"""Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
 
 
 class ReadChoices(TypedDict, total=False):

@@ -14,6 +14,21 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 OnConflict = Literal["error", "replace", "keep"]
 """What to do with a cell that has another value."""
 
+Unmatched = Literal["error", "skip"]
+"""What to do with ids and rows that match no cell."""
+
+CellKey = Literal["uid", "cell_name"]
+"""How rows name cells."""
+
+StoredAs = Literal["space", "vector"]
+"""Where the values of a result are: in an array, or in the cell table."""
+
+Curation = Literal["cellxgene", "cellxgene-strict"]
+"""Schema whose required facts are looked for; the strict one refuses a file without them."""
+
+OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
+"""Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
+
 Level = Literal["quick", "rows", "files", "deep"]
 """How much of an atlas is validated."""
 

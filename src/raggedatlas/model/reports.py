@@ -7,6 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from raggedatlas.model.choices import StoredAs
+
 
 class Report:
     """Base of reports: plain values for ``--json``; Python, notebooks and the command all show the text of `repr`."""
@@ -169,7 +171,7 @@ class ResultReport(AddReport):
         See `AddReport`; notes are about ids left out, cells without a result, the index and its recall.
     """
 
-    kind: Literal["space", "vector"]
+    kind: StoredAs
     space: str
     column: str
     width: int

@@ -1,18 +1,13 @@
 """The command with geometry: a store is linked, a box is asked for, what is refused is one line."""
 
-import inspect
 import json
-import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import pytest
-from typer.models import OptionInfo
 
 from command import ask, done, read
-from raggedatlas.cli.commands import app
 from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import make_slide
@@ -96,41 +91,3 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     assert len(read("geometries", atlas, "--at", "both")) == 2
     again = ask("drop-geometry", atlas, "rings")
     assert (again.exit_code, len(again.stderr.strip().splitlines())) == (1, 1)
-
-
-def test_the_page_knows_the_options_of_geometry() -> None:
-    """docs/reference/command.md names each option of geometry that a verb has, with its verb, and none that the verb lacks."""
-    page = (Path(__file__).parents[3] / "docs/reference/command.md").read_text("utf-8").split("## Geometry")[1]
-    told: dict[str, set[str]] = {}
-    verbs: list[str] = []
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 3 or cells[0] in {"verb", "---"}:
-            continue
-        verbs = re.findall(r"`([a-z-]+)`", cells[0]) or verbs
-        for verb in verbs:
-            told.setdefault(verb, set()).update(re.findall(r"--[a-z-]+", cells[1]))
-    commands = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
-    for verb, options in told.items():
-        own = {spelled for name, option in options_of(commands[verb]) for spelled in spellings(name, option)}
-        assert options <= own, verb
-        shapes = [
-            spellings(name, option)
-            for name, option in options_of(commands[verb])
-            if str(option.help).startswith(("Geometry:", "Transcripts:")) or "box" in str(option.help)
-        ]
-        assert [names for names in shapes if not names & options] == [], verb
-    assert {"add", "query", "export", "geometries", "drop-geometry", "convert", "validate", "inspect"} == set(told)
-
-
-def spellings(name: str, option: Any) -> set[str]:
-    """Give the names of an option; typer takes the first one for its default until it reads the annotation."""
-    declared = {text for text in (option.default, *(option.param_decls or ())) if str(text).startswith("--")}
-    return declared or {f"--{name.replace('_', '-')}"}
-
-
-def options_of(command: Any) -> list[tuple[str, Any]]:
-    """Give the options of a verb by the names of their parameters."""
-    found = inspect.signature(command).parameters.items()
-    marked = ((name, getattr(own.annotation, "__metadata__", (None,))[0]) for name, own in found)
-    return [(name, option) for name, option in marked if isinstance(option, OptionInfo)]

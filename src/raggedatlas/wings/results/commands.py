@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text, progress
-from raggedatlas.model.choices import Metric, UmapMetric
+from raggedatlas.model.choices import Metric, OutputFormat, UmapMetric
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class ModelOptions:
     )
     options: Strings = repeatable("KEY=VALUE", "Argument of the model's class", "--option")
     output_name: Strings = repeatable("NAME", "Name of an output, if the model has several", "--output-name")
-    values: Literal["csr", "dense", "torch", "torch-dense"] | None = option(
+    values: OutputFormat | None = option(
         None, "Array type that the model receives", "--as", show="dense; torch-dense for PyTorch"
     )
     device: str | None = option("DEVICE", "Device of PyTorch, e.g. cuda")

@@ -81,10 +81,8 @@ def open_table(location: Location, version: int | None = None) -> "lance.LanceDa
 
 def list_data_files(table: "lance.LanceDataset") -> set[str]:
     """Return the names of the data files that any version of a table references."""
-    import lance
-
     with lance_errors(table.uri):
-        versions = [lance.dataset(table.uri, version=entry["version"]) for entry in table.versions()]
+        versions = [table.checkout_version(entry["version"]) for entry in table.versions()]
         return {
             Path(file.path).name
             for each in versions
@@ -130,12 +128,9 @@ def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
         with lance_errors(table.uri):
             yield
     except StoreError as error:
-        import lance
-
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            newest = lance.dataset(table.uri)
-            if table.version not in {entry["version"] for entry in newest.versions()}:
-                raise NotFoundError(replaced_message(table.uri, int(table.version), int(newest.version))) from error
+            if table.version not in {entry["version"] for entry in table.versions()}:
+                raise NotFoundError(replaced_message(table.uri, int(table.version), table.latest_version)) from error
         raise
 
 

@@ -14,8 +14,9 @@ from raggedatlas.loader.batch import TrainingBatch, require_torch
 from raggedatlas.loader.cells import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
-from raggedatlas.loader.plan import BatchPlan, LoaderChoices, OutputFormat
+from raggedatlas.loader.plan import BatchPlan, LoaderChoices
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.choices import OutputFormat
 from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
 

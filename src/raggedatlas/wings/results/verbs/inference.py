@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.plan import OutputFormat
 from raggedatlas.model.arguments import Progress, checked, no_progress
+from raggedatlas.model.choices import OutputFormat
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.store.executors import Workers, run_tasks, spawned

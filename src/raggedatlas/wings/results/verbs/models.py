@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.plan import OutputFormat
-from raggedatlas.model.choices import refuse_unused
+from raggedatlas.model.choices import OutputFormat, refuse_unused
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import as_path, file_digest, local_path
 from raggedatlas.wings.results.schema import DATA

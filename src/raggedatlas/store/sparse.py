@@ -1,6 +1,5 @@
-"""Rows of sparse matrices: renumber, sort and count their columns, move their entries, find singular vectors. The loops are in ``native/``."""
+"""Rows of sparse matrices: renumber, sort and count their columns, move their entries. The loops are in ``native/``."""
 
-from collections.abc import Callable
 from ctypes import byref, c_int64
 from itertools import pairwise
 from typing import Any
@@ -268,56 +267,3 @@ def move_runs(
     values, size = np.ascontiguousarray(values, out.dtype), out.itemsize
     if library().ra_move_runs(values, len(values), starts, counts, targets, len(starts), size, out, len(out)) != GOOD:
         raise CorruptError("Rows of a sparse matrix lie outside its entries; run validate('deep').")
-
-
-def centred_svd(
-    multiply: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    multiply_transposed: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    mean: NDArray[np.float64],
-    n_rows: int,
-    k: int,
-    *,
-    n_oversamples: int,
-    n_iter: int,
-    seed: int,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the first singular vectors and values of a matrix minus the means of its columns, by random projections.
-
-    The matrix is only ever multiplied, so it may be sparse, or be read in blocks: it is centred in the products.
-
-    Parameters
-    ----------
-    multiply, multiply_transposed : callable
-        Product of the matrix, or of its transpose, with a dense one; a new array.
-    mean : (n_columns,) float64
-        Means of the columns.
-    n_rows, k : int
-        Rows of the matrix, and wanted vectors.
-    n_oversamples, n_iter : int
-        Additional random vectors, and power iterations: more of either give more exact vectors.
-    seed : int
-        Of the random vectors.
-
-    Returns
-    -------
-    left, values, right : (n_rows, k), (k,) and (k, n_columns) float64
-        Fewer than `k` of a smaller matrix.
-    """
-
-    def forward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        product = multiply(basis)
-        product -= mean @ basis
-        return product
-
-    def backward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        product = multiply_transposed(basis)
-        product -= np.outer(mean, basis.sum(axis=0))
-        return product
-
-    size = min(k + n_oversamples, n_rows, len(mean))
-    basis = np.linalg.qr(forward(np.random.default_rng(seed).standard_normal((len(mean), size))))[0]
-    for _ in range(n_iter):
-        # Without QR in between, rounding would turn all vectors towards the first singular one.
-        basis = np.linalg.qr(forward(np.linalg.qr(backward(basis))[0]))[0]
-    left, values, right = np.linalg.svd(backward(basis).T, full_matrices=False)
-    return basis @ left[:, :k], values[:k], right[:k]

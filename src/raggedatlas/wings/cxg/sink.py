@@ -26,7 +26,6 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.store.location import local_path
-from raggedatlas.store.sparse import centred_svd
 from raggedatlas.wings.cxg.array_writer import (
     DenseBandWriter,
     MatrixWriter,
@@ -488,7 +487,7 @@ _SCALED_TO = 1e4
 
 
 def principal_components(
-    blocks: Callable[[], Iterator[Block]], shape: tuple[int, int], n_components: int, seed: int = 0
+    blocks: Callable[[], Iterator[Block]], shape: tuple[int, int], n_components: int
 ) -> NDArray[np.float32]:
     """Compute principal components in a few passes over the rows; counts are normalized to 10,000 per cell and logged.
 
@@ -500,8 +499,6 @@ def principal_components(
         ``(n_cells, n_features)``.
     n_components : int
         Number of components; missing ones are 0.
-    seed : int
-        Seed of the random projections; the same seed gives the same components.
 
     Returns
     -------
@@ -514,21 +511,24 @@ def principal_components(
     """
     matrix = _LogNormalized(blocks, shape)
     components = np.zeros((shape[0], n_components), np.float32)
-    if not min(n_components, *shape):
+    size = min(n_components + _OVERSAMPLED, *shape)
+    if not min(n_components, size):
         return components
-    left, lengths, _ = centred_svd(
-        matrix.multiply, matrix.multiply_transposed, matrix.mean, shape[0], n_components,
-        n_oversamples=_OVERSAMPLED, n_iter=_POWERS, seed=seed,
-    )  # fmt: skip
-    scores = left * lengths
+    # Singular vectors by random projections, which only multiply the matrix.
+    basis = np.linalg.qr(matrix.multiply(np.random.default_rng(0).standard_normal((shape[1], size))))[0]
+    for _ in range(_POWERS):
+        # Without QR in between, rounding would turn all vectors towards the first singular one.
+        basis = np.linalg.qr(matrix.multiply(np.linalg.qr(matrix.multiply_transposed(basis))[0]))[0]
+    left, lengths, _ = np.linalg.svd(matrix.multiply_transposed(basis).T, full_matrices=False)
+    scores = basis @ left[:, :n_components] * lengths[:n_components]
     # The sign of a singular vector is arbitrary; this rule makes runs comparable.
     largest = np.take_along_axis(scores, np.abs(scores).argmax(axis=0)[None, :], axis=0)
-    components[:, : len(lengths)] = scores * np.where(largest < 0, -1.0, 1.0)
+    components[:, : scores.shape[1]] = scores * np.where(largest < 0, -1.0, 1.0)
     return components
 
 
 class _LogNormalized:
-    """A matrix read in blocks, log-normalized if it holds counts."""
+    """A matrix read in blocks, log-normalized if it holds counts, minus the means of its columns, which are subtracted from products."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], shape: tuple[int, int]) -> None:
         self._blocks, self._shape = blocks, shape
@@ -536,7 +536,7 @@ class _LogNormalized:
         total = np.zeros(shape[1])
         for part in self._parts():
             total += np.asarray(part.sum(axis=0)).reshape(-1)
-        self.mean = total / shape[0]
+        self._mean = total / shape[0]
 
     def multiply(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
         out = np.empty((self._shape[0], factor.shape[1]))
@@ -544,6 +544,7 @@ class _LogNormalized:
         for part in self._parts():
             out[row : row + part.shape[0]] = part @ factor
             row += part.shape[0]
+        out -= self._mean @ factor
         return out
 
     def multiply_transposed(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -552,6 +553,7 @@ class _LogNormalized:
         for part in self._parts():
             out += part.T @ factor[row : row + part.shape[0]]
             row += part.shape[0]
+        out -= np.outer(self._mean, factor.sum(axis=0))
         return out
 
     def _parts(self) -> Iterator[Any]:

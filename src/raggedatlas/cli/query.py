@@ -26,7 +26,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
-from raggedatlas.errors import DuplicateError, SourceError
+from raggedatlas.errors import SourceError
 from raggedatlas.model.choices import Metric
 
 if TYPE_CHECKING:
@@ -175,15 +175,12 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            from raggedatlas.formats.output_files import atomic_write
+            from raggedatlas.formats.output_files import written_aside
             from raggedatlas.store.copies import local_target
 
             overwrite = options["overwrite"]
-            with local_target(output, overwrite=overwrite) as path:
-                if path.exists() and not overwrite:
-                    raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
-                with atomic_write(path) as temporary:
-                    TABLES[path.suffix](selected.to_arrow(), str(temporary))
+            with local_target(output, overwrite=overwrite) as path, written_aside(path, overwrite=overwrite) as new:
+                TABLES[path.suffix](selected.to_arrow(), str(new))
         else:
             selected.write(output, **options)
         callback("done", 1, 1)

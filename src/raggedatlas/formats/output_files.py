@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import (
+    AtlasError,
     DuplicateError,
     MissingExtraError,
     SchemaError,
@@ -28,7 +29,7 @@ from raggedatlas.formats.hdf5_chunks import deflate, shuffle
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
 from raggedatlas.store.shards import compose_shard
-from raggedatlas.store.storage_errors import store_errors
+from raggedatlas.store.storage_errors import failure, store_errors
 
 STEP_BYTES = 128 << 20
 """Number of new bytes after which they are flushed to disk."""
@@ -674,7 +675,7 @@ class ZarrOutput:
             check(self._hidden)
             # A crash between the two renames leaves the former folder as `.old`.
             old = self._hidden.with_name(f"{self._hidden.name}.old")
-            publish_folder(self._hidden, self.path, old, overwrite=self._overwrite)
+            publish(self._hidden, self.path, old, overwrite=self._overwrite)
             if old.exists():
                 if old.is_dir() and not old.is_symlink():
                     shutil.rmtree(old)
@@ -731,17 +732,48 @@ def _row_chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (max(1, min(CHUNK // across, shape[0])), *(max(1, n) for n in shape[1:]))
 
 
-def publish_folder(folder: Path, path: Path, old: Path, *, overwrite: bool) -> None:
-    """Rename a complete folder to its final path; one that is there is renamed to `old`, and put back after an error.
+@contextmanager
+def written_aside(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield where to write a file or folder: in a hidden folder beside its path, to which it is moved when it is complete.
+
+    Raises
+    ------
+    DuplicateError
+        If something is there and may not be replaced.
+    StoreError
+        If the folder is not there, or the file system refuses.
+    """
+    work = partial_path(path, overwrite=overwrite)
+    new, old = work / path.name, work / "replaced"
+    try:
+        work.mkdir()
+        yield new
+        publish(new, path, old, overwrite=overwrite)
+    # Some are errors of the operating system too, e.g. `DuplicateError`.
+    except AtlasError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {failure(error)}.") from error
+    finally:
+        # What could not be put back is kept.
+        if path.exists() or not old.exists():
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def publish(new: Path, path: Path, old: Path, *, overwrite: bool) -> None:
+    """Rename a complete file or folder to its final path; a folder that is there is renamed to `old`, and put back after an error.
 
     A rename cannot replace a folder with contents, so nothing is at the path between the two renames.
     """
-    if overwrite and path.exists():
-        path.rename(old)
-    else:
+    if not overwrite:
         refuse_existing(path)
+    if new.is_file() and not path.is_dir():
+        new.replace(path)
+        return
+    if path.exists():
+        path.rename(old)
     try:
-        folder.rename(path)
+        new.rename(path)
     except BaseException:
         if old.exists():
             old.rename(path)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from raggedatlas.cli.commands import app
-from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
+from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.wings.vectors.builder import ChunkingOptions
 from raggedatlas.wings.vectors.converters.content import Content, decode_categories
 from raggedatlas.wings.vectors.converters.convert import (
@@ -156,7 +156,7 @@ def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
         convert(tmp_path / "a.csv", tmp_path / "a.zv")
     with pytest.raises(NotFoundError):
         convert(tmp_path / "no.zv", tmp_path / "d.csv")
-    with pytest.raises(NotFoundError, match="no folder"):
+    with pytest.raises(StoreError, match="no folder"):
         convert(tmp_path / "a.zv", tmp_path / "no" / "d.csv")
 
 

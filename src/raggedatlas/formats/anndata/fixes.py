@@ -34,7 +34,7 @@ from raggedatlas.formats.anndata.rules import (
 )
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, filter_available, is_zip, unknown_encoding
-from raggedatlas.formats.output_files import consolidate, partial_path, writable
+from raggedatlas.formats.output_files import consolidate, writable, written_aside
 from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.copies import local_copy, local_target
 from raggedatlas.store.location import Address, as_path
@@ -103,41 +103,30 @@ def repair(path: Address, target: Address, level: Depth = "full") -> Repair:
 
 
 def _repair(path: Path, target: Path, level: Depth) -> Repair:
-    _refuse_existing(target)
-    hidden = partial_path(target, overwrite=True)
+    if target.exists():
+        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
     if is_zip(path):
         raise SourceError(f"{path} is a zip file, which cannot be changed in place; repair the folder that it holds.")
     left = validate(path, level)
     fixed: list[str] = []
-    try:
-        with writable(target):
-            if path.is_dir():
-                shutil.copytree(path, hidden)
-            else:
-                shutil.copyfile(path, hidden)
-                hidden.chmod(hidden.stat().st_mode | 0o600)
-            # Without anything to fix, the copy is not opened and stays identical to the file.
-            if any(problem.rule in FIXES for problem in left):
-                with _open_for_writing(hidden) as root:
-                    fixed, left = _fix(root, left, full=level == "full")
-            broken = [problem for problem in left if problem.level == "must"]
-            if broken:
-                more = f" ({len(broken) - 1:,} more such)" if len(broken) > 1 else ""
-                raise SourceError(f"{path}: {broken[0]}{more} No copy was written, since this cannot be fixed in it.")
-            if hidden.is_file():
-                with hidden.open("r+b") as file:
-                    os.fsync(file.fileno())
-            _refuse_existing(target)
-            hidden.rename(target)
-    except BaseException:
-        shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
-        raise
+    with writable(target), written_aside(target, overwrite=False) as new:
+        if path.is_dir():
+            shutil.copytree(path, new)
+        else:
+            shutil.copyfile(path, new)
+            new.chmod(new.stat().st_mode | 0o600)
+        # Without anything to fix, the copy is not opened and stays identical to the file.
+        if any(problem.rule in FIXES for problem in left):
+            with _open_for_writing(new) as root:
+                fixed, left = _fix(root, left, full=level == "full")
+        broken = [problem for problem in left if problem.level == "must"]
+        if broken:
+            more = f" ({len(broken) - 1:,} more such)" if len(broken) > 1 else ""
+            raise SourceError(f"{path}: {broken[0]}{more} No copy was written, since this cannot be fixed in it.")
+        if new.is_file():
+            with new.open("r+b") as file:
+                os.fsync(file.fileno())
     return Repair(str(target), tuple(fixed), tuple(left))
-
-
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
-        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
 
 
 def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Problems]:

@@ -21,7 +21,7 @@ from raggedatlas.errors import (
     StoreError,
     ValuesError,
 )
-from raggedatlas.formats.output_files import publish_folder, refuse_existing
+from raggedatlas.formats.output_files import publish, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
@@ -260,7 +260,7 @@ class CxgSink:
             )
         with tiledb_errors(self.path, writes=True):
             # After a kill between the two renames, the next run moves the old CXG back (`_remove_abandoned`).
-            publish_folder(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
+            publish(self._folder, self.path, self._work / REPLACED, overwrite=self.options.overwrite)
         self._remove_work()
         return str(self.path)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, ValuesError
+from raggedatlas.formats.output_files import written_aside
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Layout
 from raggedatlas.store.location import Location, write_pieces
@@ -69,14 +69,11 @@ def publish_files(location: Location, files: Iterable[File], *, overwrite: bool)
 
 
 def _publish_local(location: Location, files: Iterable[File]) -> None:
-    """Stage a folder, and rename it to its final name."""
+    """Write a folder aside, and rename it to its final name."""
     target = location.checked_path()
-    mark = uuid4().hex[:8]
-    # Next to the target, because `rename` only works within a file system.
-    stage, old = (target.with_name(f".{target.name}.{mark}.{end}") for end in ("tmp", "old"))
     with store_errors(f"write {location.uri}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with written_aside(target, overwrite=True) as stage:
             stage.mkdir()
             result: set[str] = set()
             for key, pieces in files:
@@ -88,18 +85,6 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
                 # A key that is yielded twice fails here.
                 with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
                     write_pieces(file.fileno(), pieces)
-            # A folder with files cannot be replaced by `rename`. If the process is killed between the two
-            # renames, the old store is left under its hidden name.
-            if target.exists():
-                target.rename(old)
-            stage.rename(target)
-        except BaseException:
-            if old.exists() and not target.exists():
-                old.rename(target)
-            shutil.rmtree(stage, ignore_errors=True)
-            raise
-    # Outside the `try`: the new store is complete, and must stay even if the old one cannot be removed.
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:

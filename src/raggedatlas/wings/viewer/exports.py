@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.errors import QueryError, StoreError
-from raggedatlas.formats.output_files import atomic_write, partial_path, publish_folder
+from raggedatlas.errors import QueryError
+from raggedatlas.formats.output_files import written_aside
 from raggedatlas.store.location import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.wings.viewer.columns import PointColumn
-from raggedatlas.wings.viewer.page import refuse_existing
 from raggedatlas.wings.viewer.palette import category_colors, read_colors
 from raggedatlas.wings.viewer.scene import Scene
 
@@ -59,7 +57,6 @@ def write_parquet(
     from pyarrow import parquet
 
     target = local_path(path)
-    refuse_existing(target, overwrite=overwrite)
     columns: dict[str, pa.Array] = {
         ID: scene.ids,
         X: pa.array(scene.coordinates[:, 0]),
@@ -69,8 +66,8 @@ def write_parquet(
         columns[_free(column.name, "obs", columns)] = _plain(column)
     for name, values in scene.read_genes(genes).items():
         columns[_free(name, "gene", columns)] = pa.array(values, from_pandas=True)
-    with atomic_write(target) as temporary:
-        parquet.write_table(pa.table(columns), temporary, compression="zstd")
+    with written_aside(target, overwrite=overwrite) as new:
+        parquet.write_table(pa.table(columns), new, compression="zstd")
     return target
 
 
@@ -120,14 +117,10 @@ def write_vitessce(
         If a gene is unknown.
     """
     target = local_path(path)
-    refuse_existing(target, overwrite=overwrite)
     # First, so that an address that is refused leaves no files.
     config = json.dumps(vitessce_config(scene, genes), indent=2)
-    # In the same folder as the target, since `rename` does not cross file systems.
-    work = partial_path(target, overwrite=overwrite)
-    folder, replaced = work / "new", work / "replaced"
-    try:
-        folder.mkdir(parents=True)
+    with written_aside(target, overwrite=overwrite) as folder:
+        folder.mkdir()
         import anndata as ad
         import pandas as pd
 
@@ -141,16 +134,9 @@ def write_vitessce(
         var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
         adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
         with warnings_as("ignore"):
-            # Chunks of one gene, so that a viewer that shows a gene fetches only its column.
+            # By anndata in chunks of one gene, so that a viewer that shows a gene fetches only its column.
             adata.write_zarr(folder / CELLS, chunks=(scene.n, 1) if genes else None)
         (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
-        publish_folder(folder, target, replaced, overwrite=overwrite)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        # A folder that could not be put back is kept where it is.
-        if target.exists() or not replaced.exists():
-            shutil.rmtree(work, ignore_errors=True)
     return target
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import DuplicateError, StoreError
-from raggedatlas.formats.output_files import atomic_write
+from raggedatlas.formats.output_files import written_aside
 from raggedatlas.store.location import local_path
 from raggedatlas.wings.viewer.arrow_streams import (
     bounds_of,
@@ -176,7 +175,11 @@ def write_page(
     manifest = embed_json(manifest_of(scene, values))
     body = _parts_of(scene, values.values())
     head = f"<style>{style}</style>"
-    return replace_file(path, _document(scene, rules, head, manifest, _then(body, program)), overwrite=overwrite)
+    target = local_path(path)
+    # Translated line ends would change the program, whose hash is in the policy.
+    with written_aside(target, overwrite=overwrite) as new, new.open("w", encoding="utf-8", newline="\n") as out:
+        out.writelines(_document(scene, rules, head, manifest, _then(body, program)))
+    return target
 
 
 def _then(body: Iterator[str], program: str) -> Iterator[str]:
@@ -213,37 +216,3 @@ def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterator
     yield f'<script type="application/json" id="manifest">{manifest}</script>\n'
     yield from body
     yield "\n</body>\n</html>\n"
-
-
-def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrite: bool) -> Path:
-    """Write a text file atomically, so that no reader sees part of it.
-
-    Raises
-    ------
-    DuplicateError
-        If a file is there and is not to be replaced.
-    StoreError
-        If the folder is not there or refuses.
-    """
-    target = local_path(path)
-    refuse_existing(target, overwrite=overwrite)
-    # Translated line ends would change the program, whose hash is in the policy.
-    with atomic_write(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(texts)
-    return target
-
-
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Raise if a path exists and may not be overwritten.
-
-    Raises
-    ------
-    DuplicateError
-        If something is there and is not to be replaced.
-    StoreError
-        If the folder for it is not there.
-    """
-    if path.exists() and not overwrite:
-        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True.")
-    if not path.parent.is_dir():
-        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
-from raggedatlas.formats.output_files import atomic_write
+from raggedatlas.formats.output_files import written_aside
 from raggedatlas.store.location import local_path
-from raggedatlas.wings.viewer.page import refuse_existing
 from raggedatlas.wings.viewer.palette import MISSING, category_colors
 from raggedatlas.wings.viewer.scene import Scene
 
@@ -50,11 +49,10 @@ def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool
         If the file is there, or cannot be written.
     """
     target = local_path(path)
-    refuse_existing(target, overwrite=overwrite)
-    figure = draw(scene)
-    with atomic_write(target) as temporary:
+    with written_aside(target, overwrite=overwrite) as new:
+        figure = draw(scene)
         # Matplotlib's version would make the file differ from one installation to the next.
-        figure.savefig(temporary, dpi=_DPI, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
+        figure.savefig(new, dpi=_DPI, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
     return target
 
 

@@ -2,17 +2,16 @@
 
 import inspect
 import json
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
-from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, NotFoundError, SourceError, StoreError
+from raggedatlas.formats.output_files import written_aside
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.copies import local_copy, local_target
 from raggedatlas.store.location import Address, AnyPath, Location, as_path
@@ -158,8 +157,14 @@ def read_file(path: Address, *, format: str | None = None, **options: Any) -> Co
     _check_options(CONVERTERS[name].read, name, options)
     # Of a SpatialData store one element is copied, which its reader chooses.
     opened = nullcontext(file) if name == "spatialdata" else local_copy(file)
-    with _file_errors(f"read {file}"), opened as local:
-        content = CONVERTERS[name].read(local, **options)
+    try:
+        with opened as local:
+            content = CONVERTERS[name].read(local, **options)
+    # Some are errors of the operating system too.
+    except AtlasError:
+        raise
+    except OSError as error:
+        raise StoreError(f"Could not read {file}: {error}") from error
     # Once for all formats. A reader that renumbers links must check their range itself, before this.
     check_content(content.shapes, str(file))
     return content
@@ -254,49 +259,10 @@ def write_file(
             f"{target} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
         )
     _check_options(CONVERTERS[name].write, name, options)
-    # Fails early; `_write_aside` checks again.
-    if isinstance(target, Path) and target.exists() and not overwrite:
-        raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
     content = _without_the_left(content, CONVERTERS[name])
-    with _file_errors(f"write {target}"), local_target(target, overwrite=overwrite) as file:
-        _write_aside(CONVERTERS[name], content, file, options, overwrite=overwrite)
+    with local_target(target, overwrite=overwrite) as file, written_aside(file, overwrite=overwrite) as new:
+        CONVERTERS[name].write(content, new, **options)
     return losses
-
-
-@contextmanager
-def _file_errors(what: str) -> Iterator[None]:
-    """Raise errors of the operating system as `StoreError`."""
-    try:
-        yield
-    # Some are also OSErrors, e.g. `DuplicateError`; they keep their class and message.
-    except AtlasError:
-        raise
-    except OSError as error:
-        raise StoreError(f"Could not {what}: {error}") from error
-
-
-def _write_aside(
-    converter: Converter, content: Content, file: Path, options: dict[str, Any], *, overwrite: bool
-) -> None:
-    """Write into a hidden folder next to the target, then move the result."""
-    if not file.parent.is_dir():
-        raise NotFoundError(f"There is no folder {file.parent} to write {file.name} into; make it first.")
-    # In the same folder, as `replace` cannot move files between file systems.
-    aside = file.parent / f".{uuid4().hex}.partial"
-    aside.mkdir()
-    try:
-        converter.write(content, aside / file.name, **options)
-        # The file itself comes last: where it exists, the files that belong to it exist too.
-        for part in sorted(aside.iterdir(), key=lambda part: part.name == file.name):
-            target = file.parent / part.name
-            if target.exists() and not overwrite:
-                raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
-            # A folder with content makes `Path.replace` fail. `rmtree` refuses links, so these are left to `replace`.
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
-            part.replace(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _by_path(path: Address, shapes: Shapes) -> str:

@@ -726,7 +726,7 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
         own = {n: a for n, a in shapes.object_attributes.items() if n not in lost and a.values.ndim == 1}
         frame = to_geopandas(replace(shapes, object_attributes=own))
         kinds = {*frame.geometry.geom_type}
-        # Refused after folders were made; `_write_aside` removes them.
+        # Refused after folders were made; `written_aside` removes them.
         if not kinds <= ({"Point"} if circles else {"Polygon", "MultiPolygon"}):
             raise SourceError(f"SpatialData holds circles and polygons; these are {', '.join(sorted(kinds))}.")
         if circles:

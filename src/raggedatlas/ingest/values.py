@@ -18,7 +18,7 @@ from raggedatlas.model.frames import FACTS_KEY
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
 from raggedatlas.store.runtime import submit
-from raggedatlas.store.sparse import count_columns, sorting_order
+from raggedatlas.store.sparse import sorting_order
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -542,8 +542,9 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
     for rows in slabs:
         seen = 0
         for (block,) in source.blocks((info.key,), block_rows(info), rows):
-            indices = to_csr(block).indices
-            counts += count_columns(indices, len(counts))
+            indices = np.ascontiguousarray(to_csr(block).indices)
+            # Adds to `counts`.
+            library().ra_count_columns(indices, indices.size, indices.itemsize, counts, len(counts))
             seen += indices.size
             # Ends this run of rows only; the others are spread over the file and are needed too.
             if seen >= limit:

@@ -103,7 +103,7 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
         elif key not in mdata.mod:
             left_out[f"obsm/{key}"] = describe_value(value)
             elements[f"obsm/{key}"] = partial(sound, f"obsm/{key}", value)
-    elements |= {f"varmap/{name}": partial(_same, value) for name, value in mdata.varmap.items()}
+    elements |= {f"varmap/{name}": partial(lambda held: held, value) for name, value in mdata.varmap.items()}
     elements |= {"axis": lambda: mdata.axis} if mdata.axis else {}
     for group in ("obsp", "varp", "uns", "varm"):
         for key, value in getattr(mdata, group).items():
@@ -113,10 +113,6 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
     whole = SourceParts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
     # Matched by name, because the obsmap of a view still refers to the rows of its parent.
     return CompositeSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
-
-
-def _same(value: Any) -> Any:  # noqa: ANN401
-    return value
 
 
 def _stored(container: Container, limit: int) -> SourceParts:

@@ -209,7 +209,10 @@ def remove_unused(value: Any) -> Any:  # noqa: ANN401  (a frame or a table)
     """Return the `obs` or `var` of a subset: categories that no row has are dropped, as anndata does."""
     if isinstance(value, ColumnTable):
         # `arrow` would return all categories.
-        columns = (replace(c, read=partial(_remove_unused, c.read), arrow=None) for c in value.columns)
+        columns = (
+            replace(c, read=partial(lambda read: remove_unused_categories(read()), c.read), arrow=None)
+            for c in value.columns
+        )
         return replace(value, columns=tuple(columns))
     frame = arrow_to_frame(value) if isinstance(value, pa.Table) else value.copy(deep=False)
     for place, name in enumerate(frame.columns):
@@ -217,10 +220,6 @@ def remove_unused(value: Any) -> Any:  # noqa: ANN401  (a frame or a table)
         if hasattr(column, "cat"):
             frame[name] = remove_unused_categories(column)
     return frame
-
-
-def _remove_unused(read: Callable[[], Any]) -> Any:  # noqa: ANN401  (a pandas Series or texts)
-    return remove_unused_categories(read())
 
 
 def subset_colors(

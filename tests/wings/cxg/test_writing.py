@@ -572,7 +572,7 @@ def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("at", ["publish_folder", pytest.param("CxgSink._compute", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("at", ["publish", pytest.param("CxgSink._compute", marks=pytest.mark.nightly)])
 def test_a_kill_leaves_nothing_under_the_name(tmp_path: Path, at: str) -> None:
     """A process killed before the end leaves nothing that could be taken for a CXG, and the next try succeeds."""
     small().write_h5ad(tmp_path / "in.h5ad")

@@ -421,14 +421,10 @@ def prepare(
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if query is not None:
         # People search for genes by symbol, and the features of an atlas are indexed by id.
-        chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(query) else chosen
+        var = query.limit(1).to_anndata().var
+        chosen = {"var_index": SYMBOL, **chosen} if SYMBOL in var and var[SYMBOL].notna().any() else chosen
         return PreparedCxg(local_path(query.write(str(target), **chosen)), written=True)
     return PreparedCxg(local_path(copy(what, open_sink(target, **chosen))), written=True)
-
-
-def _has_symbols(query: "Query") -> bool:
-    found = query.limit(1).to_anndata()
-    return SYMBOL in found.var and bool(found.var[SYMBOL].notna().any())
 
 
 def serve(

@@ -532,7 +532,8 @@ class _LogNormalized:
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], shape: tuple[int, int]) -> None:
         self._blocks, self._shape = blocks, shape
-        self._counts = all(_is_counts(block.layers["values"]) for block in blocks())
+        values = (block.layers["values"] for block in blocks())
+        self._counts = all(bool(((v >= 0) & (v == np.floor(v))).all()) for v in values)
         total = np.zeros(shape[1])
         for part in self._parts():
             total += np.asarray(part.sum(axis=0)).reshape(-1)
@@ -574,7 +575,3 @@ class _LogNormalized:
         if not self._counts:
             return values
         return np.log1p(values * _SCALED_TO / np.where(totals > 0, totals, 1.0))
-
-
-def _is_counts(values: NDArray[Any]) -> bool:
-    return bool(np.all(values >= 0)) and bool(np.all(values == np.floor(values)))

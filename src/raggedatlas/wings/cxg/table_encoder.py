@@ -264,14 +264,10 @@ def _batches(values: NDArray[Any] | SpilledColumn) -> Iterator[NDArray[Any]]:
 
 
 def _column_table(frame: "pd.DataFrame") -> ColumnTable:
-    columns = [Given(str(name), partial(_column_of, frame, i)) for i, name in enumerate(frame.columns)]
+    # By position, since names of columns may repeat.
+    columns = [Given(str(name), partial(lambda i: frame.iloc[:, i], i)) for i, name in enumerate(frame.columns)]
     label: Any = frame.index.name
     return ColumnTable(len(frame), Given(label, lambda: frame.index), tuple(columns))
-
-
-def _column_of(frame: "pd.DataFrame", i: int) -> "pd.Series[Any]":
-    # By position, since names of columns may repeat.
-    return frame.iloc[:, i]
 
 
 def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]]:

@@ -617,7 +617,10 @@ def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a ti
         cuts.append(np.array(sorted(edges)))
     shape = [len(edges) - 1 for edges in cuts]
     if prod(shape) > MAX_BOXES:
-        return all((int(low), int(high)) == _outer_bounds(boxes, axis) for axis, (low, high) in enumerate(ends))
+        return all(
+            (int(low), int(high)) == (min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes))
+            for axis, (low, high) in enumerate(ends)
+        )
     covered = np.zeros(shape, bool)
     for box in boxes:
         covered[
@@ -628,10 +631,6 @@ def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a ti
             )
         ] = True
     return bool(covered.all())
-
-
-def _outer_bounds(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (bounds of axes of fragments)
-    return min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes)
 
 
 def written_cells(path: AnyPath) -> int:

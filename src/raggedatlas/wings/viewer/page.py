@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +174,14 @@ def write_page(
     program, style = bundled(PROGRAM), bundled(STYLE)
     rules = policy(_hash_of(program), _hash_of(style), "'none'")
     manifest = embed_json(manifest_of(scene, values))
-    body = _parts_of(scene, values.values())
+    # The program is last: it runs as soon as it is parsed, and needs the elements before it.
+    body = chain(_parts_of(scene, values.values()), [f"<script>{program}</script>"])
     head = f"<style>{style}</style>"
     target = local_path(path)
     # Translated line ends would change the program, whose hash is in the policy.
     with written_aside(target, overwrite=overwrite) as new, new.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(_document(scene, rules, head, manifest, _then(body, program)))
+        out.writelines(_document(scene, rules, head, manifest, body))
     return target
-
-
-def _then(body: Iterator[str], program: str) -> Iterator[str]:
-    yield from body
-    # At the end: the program runs as soon as it is parsed, and needs the elements before it.
-    yield f"<script>{program}</script>"
 
 
 def _parts_of(scene: Scene, genes: Iterable[NDArray[np.float32]]) -> Iterator[str]:
@@ -206,7 +202,7 @@ def _hash_of(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
+def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterable[str]) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     # A policy in a `meta` element applies only to what follows it.
     if rules:

@@ -5,7 +5,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -100,7 +100,7 @@ class _SceneResponses:
         # Of eight points a byte, which is 4/3 bytes in base64.
         self.most_bytes = _MAX_BODY + MOST_SETS * (scene.n // 6 + 8)
         self._lock = threading.Lock()
-        self._gene = lru_cache(_CACHED_GENES)(self._read_gene)
+        self._gene = lru_cache(_CACHED_GENES)(lambda name: numbers_part(scene.gene(name)))
         self._fixed: dict[str, Callable[[], Response]] = {
             "": lambda: (
                 served_page(scene, allow_annotate=analysis.allow_annotate).encode(),
@@ -110,7 +110,7 @@ class _SceneResponses:
             STYLE: lambda: (bundled(STYLE).encode(), "text/css; charset=utf-8"),
             "parts/points": lambda: (points_part(scene), _ARROW),
             "parts/ids": lambda: (ids_part(scene), _ARROW),
-            **{f"parts/c{i}": self._column(i) for i in range(len(scene.columns))},
+            **{f"parts/c{i}": partial(lambda own: (column_part(own), _ARROW), c) for i, c in enumerate(scene.columns)},
         }
 
     def find(self, path: str, query: dict[str, list[str]]) -> Response | None:
@@ -146,12 +146,6 @@ class _SceneResponses:
         with self._lock:
             found = self._analysis.respond(path, parsed)
         return None if found is None else (json.dumps(found, allow_nan=False).encode(), "application/json")
-
-    def _column(self, i: int) -> Callable[[], Response]:
-        return lambda: (column_part(self._scene.columns[i]), _ARROW)
-
-    def _read_gene(self, name: str) -> bytes:
-        return numbers_part(self._scene.gene(name))
 
 
 _ARROW = "application/vnd.apache.arrow.stream"

@@ -1,13 +1,14 @@
 """A still picture of a scene, for scripts and papers; needs matplotlib."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import MissingExtraError
+from raggedatlas.errors import ArgumentError, MissingExtraError
 from raggedatlas.formats.output_files import written_aside
 from raggedatlas.store.location import local_path
 from raggedatlas.wings.viewer.palette import MISSING, category_colors
@@ -24,7 +25,9 @@ _MOST_NAMED = 36
 _ROWS = 18
 
 
-def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def write_picture(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
     """Draw a scene into a PNG, coloured by its first colour.
 
     Parameters
@@ -33,6 +36,8 @@ def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool
         What is shown.
     path : str or path
         The file.
+    genes : sequence of str
+        None: a picture shows one gene, which is its colour.
     overwrite : bool
         Whether a file that is there is replaced.
 
@@ -43,11 +48,15 @@ def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool
 
     Raises
     ------
+    ArgumentError
+        If there are genes.
     MissingExtraError
         If matplotlib is not installed.
     DuplicateError, StoreError
         If the file is there, or cannot be written.
     """
+    if genes:
+        raise ArgumentError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
     target = local_path(path)
     with written_aside(target, overwrite=overwrite) as new:
         figure = draw(scene)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.wings import answer
@@ -219,7 +219,11 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
                 "A scene that is made already takes neither cells nor choices; give them where it is made."
             )
         return embedding
-    alone = cells is None and _are_cells(embedding)
+    # Whether it is cells that are to be shown, and not results or the name of an embedding.
+    if isinstance(embedding, str | os.PathLike):
+        alone = cells is None and is_cells_path(embedding)
+    else:
+        alone = cells is None and not isinstance(embedding, Results)
     given: Any = embedding if alone else cells
     known = None if given is None else open_cells(given)
     # None means not given, so that `Look` has the defaults; `layer` is no part of the look.
@@ -257,13 +261,6 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     return scene_of_old_results(results, look)
 
 
-def _are_cells(what: Any) -> bool:  # noqa: ANN401
-    """Return whether what is to be shown are cells, and not results or a name."""
-    if not isinstance(what, str | os.PathLike):
-        return not isinstance(what, Results)
-    return is_cells_path(what)
-
-
 def _results(embedding: Any, cells: KnownCells | None) -> Results | None:  # noqa: ANN401
     """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
     if isinstance(embedding, Results):
@@ -286,15 +283,9 @@ def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
     return name or "Cells"
 
 
-def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:
-    if genes:
-        raise ArgumentError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
-    return write_picture(scene, path, overwrite=overwrite)
-
-
 WRITERS: dict[str, Callable[..., Path]] = {
     ".html": write_page,
-    ".png": _write_picture,
+    ".png": write_picture,
     ".parquet": write_parquet,
     ".vitessce": write_vitessce,
 }

@@ -446,7 +446,8 @@ def neighbors(
     [{'uid': 'c', 'distance': 1.0}, {'uid': 'b', 'distance': 25.0}]
     """
     check_metric(metric)
-    _check_k(k)
+    if k < 1:
+        raise QueryError(f"k={k!r}; at least one neighbour is asked for.")
     dataset = open_results(results)
     names, vectors, without = _query_vectors(dataset, of, column)
     if metric == "cosine" and not vectors.any(axis=1).all():
@@ -469,11 +470,6 @@ def neighbors(
         )
     asked = [] if among is None else list(dict.fromkeys(["uid", *(among.spec.obs or ())]))
     return _to_table(dataset, names, found, None if cells is None or len(asked) < 2 else cells.select(asked))
-
-
-def _check_k(k: Any) -> None:  # noqa: ANN401  (checked here)
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise QueryError(f"k={k!r}; at least one neighbour is asked for.")
 
 
 def _query_vectors(

@@ -21,6 +21,9 @@ class Report:
         return asdict(cast("Any", self))
 
 
+_SHOWN = 20
+"""Groups of arrays that a report names as text."""
+
 ColumnOrder = Literal["file", "detected", "shared"]
 
 Fate = Literal["kept", "renamed", "cast", "refused", "left out"]
@@ -337,7 +340,8 @@ class MaintenanceReport(Report):
         found = ", ".join(f"{n:,} {what}" for n, what in counts if n) or ("" if self.notes else "nothing")
         kept = (f"kept for a running add: {group}" for group in self.kept)
         head = ": ".join(filter(None, ("Dry run" if self.dry_run else "Done", found)))
-        return "\n".join([head, *(f"  {line}" for line in (*self.groups, *kept, *self.notes))])
+        more = [f"... and {len(self.groups) - _SHOWN:,} more groups"] if len(self.groups) > _SHOWN else []
+        return "\n".join([head, *(f"  {line}" for line in (*self.groups[:_SHOWN], *more, *kept, *self.notes))])
 
 
 @dataclass(frozen=True, slots=True)

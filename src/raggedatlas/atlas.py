@@ -472,9 +472,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.assets import drop_result
-
-        return drop_result(self._opened, name)
+        return self.drop_asset("results", name)
 
     def annotate(
         self,
@@ -641,9 +639,30 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def drop_geometry(self, name: str, dataset: str | None = None) -> MaintenanceReport:
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.assets import drop_geometry
+        return self.drop_asset("geometry", name, dataset)
 
-        return drop_geometry(self._opened, name, dataset)
+    def drop_asset(self, kind: str, name: str, dataset: str | None = None) -> MaintenanceReport:
+        """Take what is attached to cells out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach.
+
+        Parameters
+        ----------
+        kind : str
+            ``"results"``, ``"geometry"``, or a kind that an installed package brings.
+        name : str
+            Its name.
+        dataset : str or None
+            Of geometry: only that of one dataset.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of that name.
+        MissingExtraError
+            If no installed package has the kind.
+        """
+        from raggedatlas.catalog.assets import asset_kind
+
+        return asset_kind(kind).drop(self._opened, name, dataset)
 
     def sync(
         self,

@@ -16,6 +16,7 @@ from command import ask, done, refused
 from command import read as read_json
 from raggedatlas.catalog import assets, file_checks, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog, open_catalog
+from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import change_versions, list_versions
 from raggedatlas.errors import ArgumentError
@@ -104,7 +105,7 @@ def test_all_arrays_have_hashes_of_their_shards(rich: Path, tmp_path: Path) -> N
     atlas = ra.RaggedAtlas.open(path)
     for purged in ("d1", ""):
         catalog = open_catalog(Location(str(path)))
-        results = [result.as_group(stored=True) for result in assets.RESULT_ASSETS.read(catalog) if result.zarr_group]
+        results = inventory(catalog).asset_groups
         assert results
         for record in [*assets.read_records(catalog), *results]:
             assert {f"{name}/c" for name in record.array_specs} <= record.array_checksums.keys()

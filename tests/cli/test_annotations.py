@@ -32,7 +32,7 @@ def test_annotations_from_the_command_line(place: Path) -> None:
     assert [row["columns"] for row in read("annotations", atlas)] == ["cluster"]
     assert "clusters" in ask("annotations", atlas).stdout
     read("snapshot", atlas)
-    assert read("diff", atlas, 1, 2)["annotations_added"][0].startswith("clusters (")
+    assert read("diff", atlas, 1, 2)["assets_added"]["annotations"][0].startswith("clusters (")
     assert "cluster" in read("info", atlas)["columns"]
     assert read("drop-annotation", atlas, "clusters")["notes"]
     assert read("annotations", atlas) == []

@@ -77,7 +77,7 @@ def test_a_query_to_h5ad_imports_little(tmp_path: Path, data_dir: Path) -> None:
     code = """
 import atexit, sys
 from raggedatlas.cli import main
-heavy = {"anndata", "scipy", "lancedb", "zarr", "pandas", "rich", "raggedatlas.wings.vectors", "raggedatlas.wings.cxg"}
+heavy = {"anndata", "scipy", "lancedb", "zarr", "pandas", "rich", "raggedatlas.wings.vectors.geometry", "raggedatlas.wings.cxg.sink"}
 atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
 sys.argv[:] = ["raggedatlas", "query", sys.argv[1], "-f", "CD3E", "-o", sys.argv[2]]
 main()

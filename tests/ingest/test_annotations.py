@@ -112,7 +112,7 @@ def test_conflicts(atlas: RaggedAtlas, policy: Any) -> None:
         expected.iloc[0] = "Z"
         assert report.columns[0].n_replaced == 1
         assert atlas.diff(1, 2).cells_changed == 1
-        assert atlas.diff(1, 2).annotations_added[0].startswith("mine (")
+        assert atlas.diff(1, 2).assets_added["annotations"][0].startswith("mine (")
     else:
         assert (report.status, report.columns[0].n_kept) == ("unchanged", 1)
     assert after["cell_type"].tolist() == expected.tolist()

@@ -69,6 +69,7 @@ UNUSED: dict[str, Callable[[Path], Any]] = {
     "Query.write schema": lambda f: query(f).write(f / "x.zarr", schema="cellxgene"),
     "RaggedAtlas.annotate dataset": lambda f: atlas(f).annotate({"uid": ["a"], "b": [1]}, on="uid", dataset="d1"),
     "RaggedAtlas.delete_cells condition": lambda f: atlas(f).delete_cells("n_genes > 1", uids=["a"], dry_run=True),
+    "RaggedAtlas.drop_asset dataset": lambda f: atlas(f).drop_asset("results", "z", dataset="d1"),
     "RaggedAtlas.validate incremental": lambda f: atlas(f).validate("quick", incremental=True),
     "RaggedAtlas.validate root_hash": lambda f: atlas(f).validate("quick", root_hash="ab"),
     "AtlasView.validate incremental": lambda f: atlas(f).checkout("first").validate("quick", incremental=True),

@@ -159,6 +159,8 @@ CALLS: dict[str, Call] = {
     "rename_dataset": lambda p: (p.atlas.rename_dataset, {"uid_or_name": "nope", "name": "x"}),
     "presence": lambda p: (p.atlas.presence, {}),
     "drop_geometry": lambda p: (p.atlas.drop_geometry, {"name": "nope"}),
+    "drop_asset": lambda p: (p.atlas.drop_asset, {"kind": "results", "name": "nope"}),
+    "list_assets": lambda p: (p.atlas.list_assets, {"kind": "results"}),
     "drop_result": lambda p: (p.atlas.drop_result, {"name": "nope"}),
     "features": lambda p: (p.atlas.features, {}),
     "find_datasets_with_features": lambda p: (p.atlas.find_datasets_with_features, {"features": ["GENE1"]}),

@@ -1,25 +1,25 @@
-"""Assets of an atlas: the registries of what is attached to cells, its arrays and files, and the leases of what writes them."""
+"""Assets of an atlas: datasets, the kinds of what else is attached to cells, and the leases of what writes them."""
 
 import contextlib
 import json
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, ensure_table
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
-from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, without_deleted
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, Catalog, ensure_table
+from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError
+from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
@@ -28,14 +28,18 @@ from raggedatlas.model.records import (
     read_json,
     utc_now,
 )
-from raggedatlas.model.spaces import PointerKind, pointer_columns
+from raggedatlas.model.spaces import PointerKind
+from raggedatlas.model.validation import Problem
+from raggedatlas.model.wings import asset_tables, every_wing
 from raggedatlas.store.arrays import ArraySpec, create_group, read_group, write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
-from raggedatlas.store.sql import equals, in_list, is_not_null
-from raggedatlas.store.tables import Tables, update_columns
+from raggedatlas.store.sql import equals, in_list
+from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raggedatlas.model.reports import MaintenanceReport
 
 GRACE = timedelta(hours=1)
@@ -193,49 +197,66 @@ PURGED_KEY = "raggedatlas.purged"
 """Table metadata of `datasets`: JSON object, purged dataset uid -> time."""
 
 
-Asset = TypeVar("Asset", ResultRecord, GeometryRecord)
+Record = TypeVar("Record", bound=AssetRecord)
 
 
-@dataclass(frozen=True)
-class AssetTable(Generic[Asset]):
-    """The registry of one kind of asset: a small table with one record per row, replaced as a unit by a checked commit.
+class AssetKind(ABC, Generic[Record]):
+    """One kind of what is attached to cells, such as results of models; what the core does with assets, it does by this.
 
-    Datasets have their own commit (`commit_records`), because an atlas has many of them and an `add` must append.
+    A kind has a table with one record for each asset, replaced as a unit by a checked commit. An asset may have a cell column, a folder
+    ``<uid>`` with files in the Zarr store, or both. It is added by an `raggedatlas.ingest.add.Attachment`: plan, stage, commit. A wing names
+    its kinds in `Wing.assets`.
 
-    Parameters
+    Attributes
     ----------
-    name : str
-        Name of the table.
+    noun : str
+        What messages call one.
     record : type
-        Class of the records.
+        Class of the records, which names the table: ``_`` and the name of the kind.
     schema : pyarrow.Schema
         Schema of the table.
+    columns : tuple of str
+        Columns of `frame`: fields of a record, `n_cells`, and `datasets`, the names of those with a cell. The first is the index.
+    hint : str
+        How to add one, for messages.
+    attachment : str
+        Where a function is that prepares to add one: ``(catalog, source, choices) -> Attachment``, with the keyword arguments of `add` as a mapping.
     """
 
-    name: str
-    record: type[Asset]
+    noun: str
+    record: type[Record]
     schema: pa.Schema
+    columns: tuple[str, ...]
+    hint: str
+    attachment: str
 
-    def read(self, catalog: Catalog) -> list[Asset]:
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self.record.table
+
+    @abstractmethod
+    def accepts(self, source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+        """Return whether a source of `add` is one of this kind."""
+
+    # -- the table
+
+    def read(self, catalog: Catalog) -> list[Record]:
         """Return all records, oldest first; an empty list if the atlas or the snapshot has no such table."""
-        memo = catalog._memo.get(self.name)
+        memo = catalog._memo.get(self.table)
         if isinstance(memo, list):
             return memo
         tables = catalog.tables
-        records = self.parse(tables.read(self.name)) if tables.has(self.name) else []
+        records = self.parse(tables.read(self.table)) if tables.has(self.table) else []
         if catalog.snapshot is not None:
-            catalog._memo[self.name] = records
+            catalog._memo[self.table] = records
         return records
 
-    def parse(self, rows: pa.Table) -> list[Asset]:
+    def parse(self, rows: pa.Table) -> list[Record]:
         """Return the records in some rows of the table, oldest first."""
-        return entries_from_table(self.record, rows, self.name)
+        return entries_from_table(self.record, rows, self.table)
 
-    def to_table(self, records: Sequence[Asset]) -> pa.Table:
-        """Return records as rows of the table."""
-        return entries_to_table(records, self.schema)
-
-    def change(self, catalog: Catalog, update: Callable[[list[Asset]], list[Asset]]) -> list[Asset]:
+    def change(self, catalog: Catalog, update: Callable[[list[Record]], list[Record]]) -> list[Record]:
         """Replace the records in one commit; the update is repeated when another writer commits first.
 
         Parameters
@@ -244,7 +265,7 @@ class AssetTable(Generic[Asset]):
             At the tip. The table is created if it does not exist.
         update : callable
             Gets the current records and returns the new ones, or the same object for "no change". An exception leaves the
-            registry unchanged.
+            table unchanged.
 
         Returns
         -------
@@ -257,24 +278,24 @@ class AssetTable(Generic[Asset]):
             If other writers win every retry, or a purge is unfinished.
         """
         tables = Tables(catalog.tables.location)
-        ensure_table(tables, self.name, self.schema)
+        ensure_table(tables, self.table, self.schema)
 
-        def attempt() -> list[Asset]:
+        def attempt() -> list[Record]:
             # Read at a fixed version, which the commit below checks: `update` never works on outdated records.
-            version = tables.version(self.name)
-            old = self.parse(Tables(tables.location, {self.name: version}).read(self.name))
+            version = tables.version(self.table)
+            old = self.parse(Tables(tables.location, {self.table: version}).read(self.table))
             new = update(old)
-            if new is not old and not tables.overwrite_if(self.name, self.to_table(new), version):
-                raise ConflictError(f"{self.name} of {catalog.location.uri} changed")
+            if new is not old and not tables.overwrite_if(self.table, entries_to_table(new, self.schema), version):
+                raise ConflictError(f"{self.table} of {catalog.location.uri} changed")
             return new
 
-        return tables.retry(self.name, attempt)
+        return tables.retry(self.table, attempt)
 
-    def remove(self, catalog: Catalog, uids: AbstractSet[str]) -> list[Asset]:
+    def remove(self, catalog: Catalog, uids: AbstractSet[str]) -> list[Record]:
         """Remove the records with some uids in one commit, and return those that were there."""
-        removed: list[Asset] = []
+        removed: list[Record] = []
 
-        def without(old: list[Asset]) -> list[Asset]:
+        def without(old: list[Record]) -> list[Record]:
             # Replaced, not extended: `change` calls this again after a lost race.
             removed[:] = [record for record in old if record.uid in uids]
             return [record for record in old if record.uid not in uids] if removed else old
@@ -282,20 +303,231 @@ class AssetTable(Generic[Asset]):
         self.change(catalog, without)
         return removed
 
+    # -- what a view has
 
-RESULT_ASSETS = AssetTable(RESULTS, ResultRecord, RESULTS_SCHEMA)
-GEOMETRY_ASSETS = AssetTable(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
+    def is_visible(self, record: Record, datasets: AbstractSet[str]) -> bool:
+        """Return whether an asset is there for readers of an atlas with some datasets."""
+        return True
+
+    def visible(self, catalog: Catalog) -> list[Record]:
+        """Return the records of what readers see, oldest first."""
+        records = self.read(catalog)
+        datasets = {record.uid for record in read_records(catalog)} if records else set()
+        return [record for record in records if self.is_visible(record, datasets)]
+
+    def find(self, catalog: Catalog, name: str) -> list[Record]:
+        """Return the assets of a name.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none; the message lists the existing names.
+        """
+        visible = self.visible(catalog)
+        return [record for record in visible if record.name == name] or self.refuse(catalog, name)
+
+    def refuse(self, catalog: Catalog, name: str) -> NoReturn:
+        """Raise a NotFoundError that lists the existing names."""
+        at = "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
+        names = [*dict.fromkeys(record.name for record in self.visible(catalog))]
+        raise NotFoundError(
+            f"{catalog.location.uri} has no {self.noun} {name!r}{at}; it has {names}. Add one with {self.hint}, and take a snapshot."
+        )
+
+    def frame(self, catalog: Catalog) -> "pd.DataFrame":
+        """List what readers see; cells that were deleted since, and those of datasets that are gone, are not counted."""
+        import pandas as pd
+
+        records = self.visible(catalog)
+        names = {uid: own[0].name for uid, own in group_by_dataset(read_records(catalog)).items()} if records else {}
+        deletions = catalog.deletions() if records else ()
+        rows = []
+        for record in records:
+            left = without_deleted(record.cells_of, deletions, record.zarr_group or record.uid)
+            cells = {uid: n for uid, n in left.items() if uid in names}
+            counted = {"n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)}
+            rows.append({**self.facts(record), **counted})
+        return pd.DataFrame(rows, columns=[*self.columns]).set_index(self.columns[0])
+
+    def facts(self, record: Record) -> dict[str, Any]:
+        """Return the columns of `frame` for one record, but for `n_cells` and `datasets`."""
+        return record.model_dump()
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        """Summarize a row of `frame` in a few words, for overviews that give name and cells besides."""
+        return ""
+
+    # -- what it has in the Zarr store, and what is checked
+
+    def group(self, record: Record) -> DatasetRecord | None:
+        """Describe the arrays of an asset as those of a dataset are, for code that reads and checks these; None if it has none.
+
+        Cells point to their rows by `AssetRecord.column`.
+        """
+        return None
+
+    def digest(self, record: Record) -> str:
+        """Return the SHA-256 over names and bytes of the files of an asset, as `digest_files` computes it; empty where `group` describes them."""
+        return ""
+
+    def problem(self, record: Record, rule: str, text: str) -> Problem:
+        """Return a problem of an asset."""
+        fix = f"Drop it with {self.drop_call(record)} and add it again, or restore() a snapshot."
+        return Problem(rule, "must", f"{self.noun} {record.name} {record.zarr_group or record.uid}", text, fix)
+
+    def drop_call(self, record: Record) -> str:
+        """Return the call that drops an asset."""
+        return f"drop_asset({self.table[1:]!r}, {record.name!r})"
+
+    def check_records(self, catalog: Catalog, records: Sequence[Record]) -> list[Problem]:
+        """Check records among each other and against the tables, without reading cells."""
+        return []
+
+    def check_cells(self, catalog: Catalog, records: Sequence[Record], *, values: bool) -> list[Problem]:
+        """Check the cells of some assets, apart from pointers into arrays that `group` describes; `values` reads vectors, too."""
+        return []
+
+    def check_counts(
+        self, catalog: Catalog, record: Record, found: Mapping[str, int], datasets: AbstractSet[str]
+    ) -> list[Problem]:
+        """Check that the number of cells with an asset is, for each of some datasets, the recorded one less the deleted cells."""
+        left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group or record.uid)
+        wanted = {uid: left.get(uid, 0) for uid in datasets if uid in left or uid in found}
+        if all(found.get(uid, 0) == n for uid, n in wanted.items()):
+            return []
+        n_found = sum(found.get(uid, 0) for uid in wanted)
+        text = f"{n_found:,} cells have the {self.noun} {record.name!r}, {sum(wanted.values()):,} are recorded"
+        return [self.problem(record, f"{self.noun}-count", text)]
+
+    # -- what takes away
+
+    def drop(self, catalog: Catalog, name: str, dataset: str | None = None) -> "MaintenanceReport":
+        """Remove an asset from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
+
+        The record is removed first, which makes the asset invisible at once; then its column. If the process dies in between,
+        the remaining column is invisible and `repair` removes it.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of that name.
+        ArgumentError
+            If a dataset is named: other kinds than geometry have one asset for all datasets.
+        """
+        if dataset is not None:
+            raise ArgumentError(f"A {self.noun} is dropped for all datasets; leave out dataset={dataset!r}.")
+        catalog.require_tip(f"drop_{self.noun}")
+        removed = self.remove(catalog, {record.uid for record in self.find(catalog, name)})
+        if not removed:  # Another process has dropped or replaced it meanwhile.
+            return self.drop(catalog, name, dataset)
+        # Unless `restore` has brought it back meanwhile.
+        columns = {*catalog.tables.schema(CELLS).names} & {record.column for record in removed}
+        catalog.tables.drop_columns(CELLS, sorted(columns), partial(asset_columns, catalog))
+        return dropped(removed, 0)
+
+    def drop_datasets(self, catalog: Catalog, uids: AbstractSet[str]) -> None:
+        """Forget datasets that have no record any more, where the records of assets must not name them."""
+
+    def repair(self, catalog: Catalog, grace: timedelta) -> list[str]:
+        """Remove what dead processes left in the tables; return notes."""
+        return []
+
+    def without_dataset(
+        self, catalog: Catalog, uid: str, views: Sequence[Catalog]
+    ) -> Callable[[Record], Record | None]:
+        """Prepare a purge: write files anew without the data of a dataset, and return what changes a record; None where all of it goes.
+
+        Parameters
+        ----------
+        catalog : Catalog
+            At the tip; no other process writes.
+        uid : str
+            The dataset.
+        views : sequence of Catalog
+            All snapshots and the tip.
+        """
+        return lambda record: None if uid in record.cells_of else record
+
+    def build_indexes(self, catalog: Catalog, records: Iterable[Record]) -> None:
+        """Build the indexes of cell columns anew, after a purge has written the table of cells."""
 
 
-def _dropped(
-    records: Iterable[DatasetRecord | ResultRecord | GeometryRecord], noun: str, n: int
-) -> "MaintenanceReport":
+@cache
+def asset_kinds() -> tuple[AssetKind[Any], ...]:
+    """Return the kinds of all wings."""
+    return tuple(resolve_name(where) for wing in every_wing() for where in wing.assets.values())
+
+
+def asset_kind(name: str) -> AssetKind[Any]:
+    """Return one kind by its name, such as ``"results"``.
+
+    Raises
+    ------
+    MissingExtraError
+        If no installed wing has it.
+    """
+    where = next((wing.assets[name] for wing in every_wing() if name in wing.assets), None)
+    if where is None:
+        names = [name for wing in every_wing() for name in wing.assets]
+        raise MissingExtraError(f"No installed wing has assets of the kind {name!r}; there are {names}.")
+    kind: AssetKind[Any] = resolve_name(where)
+    return kind
+
+
+def find_kind(source: Any) -> AssetKind[Any] | None:  # noqa: ANN401  (anything that can be added)
+    """Return the kind of a source that is attached to cells; None for a source of cells.
+
+    Raises
+    ------
+    StoreError
+        If an object store cannot be asked.
+    """
+    kinds = (resolve_name(where) for wing in every_wing() for where in wing.assets.values())
+    return next((kind for kind in kinds if kind.accepts(source)), None)
+
+
+def read_assets(catalog: Catalog) -> dict[AssetKind[Any], list[Any]]:
+    """Return the records of all kinds: kind -> records, oldest first."""
+    return {kind: kind.read(catalog) for kind in asset_kinds()}
+
+
+def read_results(catalog: Catalog) -> list[ResultRecord]:
+    """Return the results of models, which queries read as members of `obsm`; an empty list where the wing is not installed."""
+    with contextlib.suppress(MissingExtraError):
+        return asset_kind("results").read(catalog)
+    return []
+
+
+def refuse_unknown_assets(catalog: Catalog, action: str) -> None:
+    """Refuse what would lose assets of a kind that no installed wing has.
+
+    Raises
+    ------
+    MissingExtraError
+        If the atlas has a table of such assets.
+    """
+    core = {LAYOUTS, *IDENTITY_TABLES, *(space.registry for space in catalog.spaces().values())}
+    others = [name for name in catalog.tables.names() if name.startswith("_") and name not in core]
+    unknown = [name for name in others if name not in asset_tables()]
+    if unknown:
+        raise MissingExtraError(
+            f"{action} would lose what the tables {unknown} of {catalog.location.uri} name, and no installed wing knows them; install "
+            "the package that wrote them."
+        )
+
+
+def dropped(records: Sequence[DatasetRecord | AssetRecord], n: int) -> "MaintenanceReport":
     """Return the report of a drop: the groups that `gc` will free."""
     groups = tuple(record.zarr_group for record in records if record.zarr_group)
-    notes = (f"the {noun} stay until gc() finds that no snapshot needs them",)
+    notes = ("the files stay until gc() finds that no snapshot needs them",)
     from raggedatlas.model.reports import MaintenanceReport
 
     return MaintenanceReport(groups=groups, n_cells=n, notes=notes)
+
+
+def asset_columns(catalog: Catalog) -> set[str]:
+    """Return the cell columns of all assets."""
+    return {record.column for records in read_assets(catalog).values() for record in records if record.column}
 
 
 # ---- datasets
@@ -451,7 +683,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
         return Commit((), frozenset({records[0].uid}))
 
     commit_records(catalog, choose)
-    return _dropped(records, "arrays", delete_cells_of_datasets(catalog, [records[0].uid]))
+    return dropped(records, delete_cells_of_datasets(catalog, [records[0].uid]))
 
 
 def delete_cells_without_record(catalog: Catalog, uids: Collection[str]) -> int:
@@ -465,9 +697,10 @@ def delete_cells_without_record(catalog: Catalog, uids: Collection[str]) -> int:
 
 
 def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
-    """Delete the cells of datasets without a record, and remove the datasets from geometry; return the number of cells."""
+    """Delete the cells of datasets without a record, and remove the datasets from assets; return the number of cells."""
     n = delete_cells_without_record(catalog, uids)
-    remove_datasets_from_geometries(catalog, uids)
+    for kind in asset_kinds():
+        kind.drop_datasets(catalog, {*uids})
     for uid in uids:
         release_lease(catalog, uid)
     return n
@@ -508,290 +741,3 @@ def array_readers(arrays: Location, record: DatasetRecord) -> dict[str, ArrayRea
     return {
         path: ArrayReader(arrays, spec, checksum=checksums.get(path, "")) for path, spec in read_specs(record).items()
     }
-
-
-# ---- results of models
-
-
-def find_result(catalog: Catalog, name: str) -> ResultRecord:
-    """Return one result by its name.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none; the message lists the existing results.
-    """
-    records = RESULT_ASSETS.read(catalog)
-    for record in records:
-        if record.name == name:
-            return record
-    raise NotFoundError(
-        f"{catalog.location.uri} has no result {name!r}{_snapshot_suffix(catalog)}; it has {[r.name for r in records]}. "
-        "Add one with atlas.add(ResultDataset({}, folder), name=...), and take a snapshot."
-    )
-
-
-def _snapshot_suffix(catalog: Catalog) -> str:
-    return "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
-
-
-def drop_result(catalog: Catalog, name: str) -> "MaintenanceReport":
-    """Remove a result from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
-
-    The record is removed first, which makes the result invisible at once; then its column. If the process dies in between,
-    the remaining column is invisible and `repair` removes it.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no result of that name.
-    """
-    catalog.require_tip("drop_result")
-    removed = RESULT_ASSETS.remove(catalog, {find_result(catalog, name).uid})
-    if not removed:  # Another process has dropped or replaced it meanwhile.
-        return drop_result(catalog, name)
-    # Unless `restore` has brought it back meanwhile.
-    catalog.tables.drop_columns(CELLS, [record.column for record in removed], partial(asset_columns, catalog))
-    return _dropped(removed, "values", 0)
-
-
-def asset_columns(catalog: Catalog) -> set[str]:
-    """Return the cell columns of all results and geometry stores."""
-    return {record.column for assets in (RESULT_ASSETS, GEOMETRY_ASSETS) for record in assets.read(catalog)}
-
-
-def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
-    """Return the cell columns of all results: column -> result."""
-    return {record.column: record for record in RESULT_ASSETS.read(catalog)}
-
-
-# ---- geometry stores
-
-
-def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
-    """Return the visible geometry stores: those with at least one dataset in the atlas."""
-    records = GEOMETRY_ASSETS.read(catalog)
-    datasets = {record.uid for record in read_records(catalog)} if records else set()
-    return [record for record in records if is_visible(record, datasets)]
-
-
-def is_visible(record: GeometryRecord, datasets: AbstractSet[str]) -> bool:
-    """Return whether the atlas contains a dataset of a store; if the store's objects are the cells of a dataset, that one."""
-    own = record.cells_of
-    return record.uid in datasets if record.uid in own else bool(datasets & set(own))
-
-
-def default_geometry(catalog: Catalog) -> str:
-    """Return the only geometry of the atlas, or its only feature space.
-
-    Raises
-    ------
-    QueryError
-        If there are several, or none.
-    """
-    records = read_geometries(catalog)
-    names = sorted({record.name for record in records})
-    spaces = sorted({record.space for record in records})
-    if not names:
-        raise QueryError(
-            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
-        )
-    if len(names) > 1 and len(spaces) > 1:
-        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
-    return names[0] if len(names) == 1 else spaces[0]
-
-
-def find_geometries(catalog: Catalog, name: str) -> list[GeometryRecord]:
-    """Return the stores that a name refers to, over all datasets: stores of that name and stores of the feature space of that name.
-
-    If a dataset has a store with exactly this name, its other stores are not returned, so that cell outlines are not mixed
-    with nuclei. For other datasets all stores of the feature space are returned; `rows_of_stores` refuses a cell that has
-    shapes in two of them.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none; the message lists the existing names.
-    """
-    records = read_geometries(catalog)
-    having = {uid for record in records if record.name == name for uid in record.cells_of}
-    matches = [
-        record
-        for record in records
-        if record.name == name or (record.space == name and not having & set(record.cells_of))
-    ]
-    if matches:
-        return matches
-    names = sorted({record.name for record in records})
-    raise NotFoundError(
-        f"{catalog.location.uri} has no geometry {name!r}{_snapshot_suffix(catalog)}; it has {names}. Add one with "
-        "atlas.add('shapes.zv', link=..., space=...), and take a snapshot."
-    )
-
-
-def rows_of_stores(
-    records: Sequence[GeometryRecord], table: pa.Table, name: str
-) -> list[tuple[GeometryRecord, NDArray[np.int64]]]:
-    """Return the rows of the cells that have shapes in each store.
-
-    Parameters
-    ----------
-    records : sequence of GeometryRecord
-        Stores from `find_geometries`.
-    table : pyarrow.Table
-        Cells, with ``<column>.zarr_group`` of every record, and ``uid`` for the message.
-    name : str
-        Name that was asked for.
-
-    Returns
-    -------
-    list of (GeometryRecord, (n,) int64)
-        Stores that have at least one of the rows.
-
-    Raises
-    ------
-    QueryError
-        If a cell has shapes in several stores.
-    """
-    parts = []
-    # -1: no store yet; else the position in `records` of the store that has shapes of the cell.
-    owner = np.full(table.num_rows, -1, np.int64)
-    for i, record in enumerate(records):
-        groups = table.column(f"{record.column}.zarr_group")
-        rows = np.flatnonzero(pc.equal(groups, record.zarr_group).fill_null(fill_value=False).to_numpy())
-        if (owner[rows] >= 0).any():
-            row = int(rows[owner[rows] >= 0][0])
-            names = sorted([records[owner[row]].name, record.name])
-            # Tables of lazily read columns have no uid.
-            cell = repr(table.column("uid")[row].as_py()) if "uid" in table.column_names else f"in row {row}"
-            raise QueryError(
-                f"The cell {cell} has the geometries {names} of the feature space {name!r}; name one "
-                "of them with space=..., or choose cells that have one of them, with where(...) first."
-            )
-        owner[rows] = i
-        if len(rows):
-            parts.append((record, rows))
-    return parts
-
-
-def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> "MaintenanceReport":
-    """Remove geometry from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
-
-    The record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the process
-    dies in between, nothing follows the remaining pointers and `repair` removes them.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    name : str
-        Its name, or its feature space.
-    dataset : str or None
-        Only of this dataset, by name or uid; None removes every store of the name.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    QueryError
-        If its objects are the cells of a dataset, which must be dropped with `drop_dataset`.
-    """
-    catalog.require_tip("drop_geometry")
-    records = find_geometries(catalog, name)
-    names = sorted({record.name for record in records})
-    if len(names) > 1:
-        # Unlike a query, a drop never takes more than what is named.
-        records = [record for record in records if record.name == name]
-        if not records:
-            raise NotFoundError(f"Several geometries are of the feature space {name!r}: {names}; name one of them.")
-    if dataset is not None:
-        uid = find_dataset(catalog, dataset)[0].uid
-        records = [record for record in records if uid in record.cells_of]
-        if not records:
-            raise NotFoundError(f"The dataset {dataset!r} has no geometry {name!r}.")
-    groups = {record.zarr_group for record in records}
-    own = next((record for record in read_records(catalog) if record.zarr_group in groups), None)
-    if own is not None:
-        raise QueryError(
-            f"The shapes {name!r} are the cells of the dataset {own.name or own.uid!r}, which would be left without any; take both out "
-            f"with drop_dataset({own.uid!r})."
-        )
-    deletions = catalog.deletions()
-    n_cells = sum(sum(without_deleted(record.cells_of, deletions, record.zarr_group).values()) for record in records)
-    if not GEOMETRY_ASSETS.remove(catalog, {record.uid for record in records}):
-        # Another process has dropped or replaced them meanwhile.
-        return drop_geometry(catalog, name, dataset)
-    clear_orphaned_pointers(catalog)
-    return _dropped(records, "shapes", n_cells)
-
-
-def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> int:
-    """Remove deleted datasets from the registry, and stores that have no other dataset; return the number of changed stores."""
-    deleted = set(uids)
-    if not deleted or not any(deleted & set(record.cells_of) for record in GEOMETRY_ASSETS.read(catalog)):
-        return 0
-    n_changed = 0
-
-    def without(old: list[GeometryRecord]) -> list[GeometryRecord]:
-        nonlocal n_changed
-        # `restore` brings records back before geometry, each in a commit of its own.
-        gone = deleted - {record.uid for record in read_records(catalog)}
-        n_changed = sum(bool(gone & set(record.cells_of)) for record in old)
-        kept = ((record, {u: n for u, n in record.cells_of.items() if u not in gone}) for record in old)
-        left = [record.model_copy(update={"datasets": json.dumps(cells)}) for record, cells in kept if cells]
-        return left if n_changed else old
-
-    GEOMETRY_ASSETS.change(catalog, without)
-    return n_changed
-
-
-def geometry_columns(schema: pa.Schema, space: str | None = None) -> list[str]:
-    """Return the cell columns that hold geometry pointers, of one feature space or of all."""
-    columns = pointer_columns(schema).items()
-    return [n for n, (of, kind) in columns if kind is PointerKind.GEOMETRY and space in {None, of}]
-
-
-def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
-    """Return the groups that are registered or being written. The registry is read last."""
-    candidates = set(groups)
-    alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
-    return alive | (candidates & {record.zarr_group for record in GEOMETRY_ASSETS.read(catalog)})
-
-
-def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Set pointers to missing stores to null, and drop empty columns that belong to no store or feature space.
-
-    Returns
-    -------
-    int
-        Number of cells that lost a pointer.
-    """
-    n_cleared = 0
-    for column in geometry_columns(catalog.tables.schema(CELLS)):
-        # Readers pass over orphaned pointers, so those of a column that others keep changing can stay.
-        with contextlib.suppress(ConflictError):
-            n_cleared += catalog.tables.retry(CELLS, partial(_clear, catalog, column, grace))
-    named = {record.column for record in GEOMETRY_ASSETS.read(catalog)}
-    spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
-    idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
-    if idle:
-        catalog.tables.drop_columns(CELLS, idle, partial(asset_columns, catalog))
-    return n_cleared
-
-
-def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
-    # Pointers are read at the version that `update_columns` checks: a later commit to these rows is a conflict.
-    version = catalog.tables.version(CELLS)
-    pinned = Tables(catalog.tables.location, {CELLS: version})
-    if column not in pinned.schema(CELLS).names:
-        return 0
-    rows = pinned.read(CELLS, ["uid", f"{column}.zarr_group"], is_not_null(f"{column}.zarr_group"))
-    groups = rows.column(1)
-    live = groups_in_use(catalog, pc.unique(groups).to_pylist(), grace)
-    dead = rows.filter(pc.invert(pc.is_in(groups, value_set=pa.array(sorted(live), pa.string()))))
-    if dead.num_rows:
-        field = pinned.schema(CELLS).field(column)
-        schema = pa.schema([dead.schema.field(0), field])
-        nulls = pa.table([dead.column(0), pa.nulls(dead.num_rows, field.type)], schema=schema)
-        update_columns(catalog.tables, CELLS, "uid", nulls, version)
-    return int(dead.num_rows)

@@ -19,7 +19,7 @@ from raggedatlas.errors import (
     SchemaError,
     StoreError,
 )
-from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE, DeletionRecord
+from raggedatlas.model.assets import DeletionRecord
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -39,17 +39,12 @@ from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import CHANGED_AT, Tables
 
-RESULTS, GEOMETRY = RESULTS_TABLE, GEOMETRY_TABLE
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
 GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE = "_genes", "_orthologs", "_terms"
-"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,
-`GEOMETRY` with the first geometry store, `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
+"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
 
 IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE)
-OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
-"""Optional tables; they have no index."""
-
 T = TypeVar("T")
 
 FORMAT = "1"
@@ -253,7 +248,8 @@ class Catalog:
         map_requests(lambda name: tables.open(name) if name else tables.names(), ("", DATASETS, VERSIONS))
         held = Catalog(self.location, tables, self.arrays)
         registries = [space.registry for space in held.spaces().values() if space.has_features]
-        tables.open_all((CELLS, LAYOUTS, *OPTIONAL, *registries))
+        # The optional tables, and those of assets, are the others whose names begin so.
+        tables.open_all((CELLS, *(name for name in tables.names() if name.startswith("_")), *registries))
         return held
 
     def newest_tables(self) -> Tables:

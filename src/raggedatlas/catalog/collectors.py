@@ -6,24 +6,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
     GRACE,
-    RESULT_ASSETS,
-    asset_columns,
-    clear_orphaned_pointers,
+    asset_kinds,
     delete_cells_without_record,
     group_by_dataset,
     lease_alive,
     read_records,
-    remove_datasets_from_geometries,
+    refuse_unknown_assets,
 )
 from raggedatlas.catalog.bundles import bundles_with
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, shares_bundles
+from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, shares_bundles
 from raggedatlas.catalog.deletion import remove_dead_deletions
 from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
 from raggedatlas.catalog.versions import (
@@ -38,9 +34,9 @@ from raggedatlas.catalog.versions import (
     untag_everywhere,
 )
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.assets import result_columns
 from raggedatlas.model.records import datasets_from_table
 from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.location import Location
 from raggedatlas.store.manifests import FOLDER
@@ -51,9 +47,6 @@ from raggedatlas.store.upkeep import clean_up
 
 KEEP = timedelta(days=7)
 """How long table versions without a snapshot are kept, so that readers of the tip can finish."""
-
-LAYERS = "layers"
-"""Folder with the arrays of a result, below its group."""
 
 Call = Literal["gc", "dry run", "repair", "purge", "optimize"]
 
@@ -76,7 +69,7 @@ class Sweep:
     tables : sequence of str or None
         Tables whose tags and old versions are looked at; None is all.
     purged : sequence of str
-        The dataset that is purged, and the geometry stores that have shapes of it.
+        The dataset that is purged, and the assets that go with it as a whole.
     """
 
     catalog: Catalog
@@ -93,6 +86,8 @@ class Sweep:
 
     def run(self) -> MaintenanceReport:
         """Run the collectors of the call, in the order of the table."""
+        if self.call != "optimize":
+            refuse_unknown_assets(self.catalog, f"{self.call}()")
         for collector, calls in COLLECTORS:
             if self.call in calls:
                 collector(self)
@@ -141,7 +136,7 @@ def reached_folders(catalog: Catalog) -> set[str]:
     """
     found = set[str]()
     facts = ["facts"] if shares_bundles(catalog) else []
-    for name in (DATASETS, RESULTS, GEOMETRY):
+    for name in (DATASETS, *asset_tables()):
         for tables in kept_versions(catalog, name):
             rows = tables.read(name, ["uid", *(facts if name == DATASETS else [])])
             found.update(rows.column("uid").to_pylist())
@@ -194,27 +189,10 @@ def delete_stray_cells(sweep: Sweep) -> None:
     sweep.kept += [uid for uid in alive if uid not in known]
 
 
-def drop_stray_columns(sweep: Sweep) -> None:
-    """Drop cell columns of results that never became visible or were dropped, and that no process is writing. The registry is read last."""
-    catalog = sweep.catalog
-    marked = result_columns(catalog.tables.schema(CELLS))
-    idle = {column: uid for column, (uid, _) in marked.items() if not lease_alive(catalog, uid, sweep.grace)}
-    registered = {record.uid for record in RESULT_ASSETS.read(catalog)} if idle else set()
-    stray = [column for column, uid in idle.items() if uid not in registered]
-    if stray:
-        catalog.tables.drop_columns(CELLS, stray, partial(asset_columns, catalog))
-        sweep.notes.append(f"removed the cell columns {stray} of unregistered results")
-
-
-def clear_stray_geometry(sweep: Sweep) -> None:
-    """Remove datasets that are gone and not being added from the geometry registry, and dangling pointers. Datasets are read last."""
-    catalog = sweep.catalog
-    idle = [store for store in GEOMETRY_ASSETS.read(catalog) if not lease_alive(catalog, store.uid, sweep.grace)]
-    datasets = {record.uid for record in read_records(catalog)}
-    if n := remove_datasets_from_geometries(catalog, {uid for store in idle for uid in store.cells_of} - datasets):
-        sweep.notes.append(f"{n:,} geometry stores named datasets that are gone")
-    if n := clear_orphaned_pointers(catalog, sweep.grace):
-        sweep.notes.append(f"removed {n:,} pointers to unregistered shapes")
+def repair_assets(sweep: Sweep) -> None:
+    """Remove what dead processes left of what is attached to cells."""
+    for kind in asset_kinds():
+        sweep.notes += kind.repair(sweep.catalog, sweep.grace)
 
 
 # ---- the Zarr store
@@ -307,17 +285,17 @@ def remove_unnamed_frames(sweep: Sweep) -> None:
 
 
 def delete_purged(sweep: Sweep) -> None:
-    """Delete the folders of what is purged, and arrays of results that no result names any more; no other process writes."""
+    """Delete the folders of what is purged, and arrays of what is attached to cells that no record names any more; no other process writes."""
     arrays = sweep.catalog.arrays
     sweep.n_bytes += sum(arrays.child(uid).delete_prefix() for uid in sweep.purged)
     views = [sweep.catalog.tip(), *(sweep.catalog.at(record) for record in list_versions(sweep.catalog))]
     named: dict[str, set[str]] = {}
-    for result in (result for view in views for result in inventory(view).results if result.zarr_group):
-        named.setdefault(result.zarr_group, set()).update(result.array_specs)
-    for group, paths in named.items():
-        folder = arrays.child(*group.split("/"), LAYERS)
+    for group in (group for view in views for group in inventory(view).asset_groups):
+        named.setdefault(group.zarr_group, set()).update(group.array_specs)
+    for place, paths in named.items():
+        folder = arrays.child(*place.split("/"), "layers")
         for name in folder.list_children():
-            if name != "zarr.json" and f"{LAYERS}/{name}" not in paths:
+            if name != "zarr.json" and f"layers/{name}" not in paths:
                 sweep.n_bytes += folder.child(name).delete_prefix()
 
 
@@ -389,8 +367,7 @@ COLLECTORS: Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]] = (
     (drop_refused_columns, ["repair"]),
     (remove_deletions, ["repair"]),
     (delete_stray_cells, ["repair"]),
-    (drop_stray_columns, ["repair"]),
-    (clear_stray_geometry, ["repair"]),
+    (repair_assets, ["repair"]),
     (free_folders, ["gc", "dry run", "repair"]),
     (delete_purged, ["purge"]),
     (repair_snapshot_tags, ["gc", "repair", "purge", "optimize"]),

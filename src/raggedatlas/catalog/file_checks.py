@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from raggedatlas.catalog.array_checks import check_bytes, check_groups, check_specs
+from raggedatlas.catalog.assets import AssetKind
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
@@ -15,7 +17,7 @@ from raggedatlas.catalog.integrity import read_head, read_manifest
 from raggedatlas.catalog.inventory import dataset_folders, inventory
 from raggedatlas.catalog.versions import list_versions, tip_versions
 from raggedatlas.errors import AtlasError
-from raggedatlas.model.assets import GeometryRecord
+from raggedatlas.model.assets import AssetRecord
 from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, utc_now
 from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
@@ -177,9 +179,10 @@ def _parts(view: Catalog) -> Iterator[_Part]:
         recorded = record.model_dump(exclude={"created_at", "name", "source", "content_hash", "pointer"})
         checks = partial(check_specs, record, None), partial(check_bytes, arrays, record)
         yield _part(record.zarr_group, recorded, _folders(record), *checks)
-    for store in there.visible_geometries:
-        checks = partial(_check_store, arrays, store), partial(check_groups, arrays, store.uid, [store.uid])
-        yield _part(store.zarr_group, store.digest, (store.uid,), *checks)
+    for kind, one in there.visible_assets:
+        if digest := kind.digest(one):
+            checks = partial(_check_files, arrays, kind, one), partial(check_groups, arrays, one.uid, [one.uid])
+            yield _part(one.zarr_group, digest, (one.uid,), *checks)
 
 
 def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -> _Part:
@@ -191,16 +194,16 @@ def _folders(record: DatasetRecord) -> tuple[str, ...]:
     return tuple(sorted(dataset_folders([record])))
 
 
-def _check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
-    """Check every byte of a visible geometry store (rule ``store-files``)."""
-    fix = f"Restore the store from a copy, or drop it with drop_geometry({record.name!r}) and add it again."
+def _check_files(arrays: Location, kind: AssetKind[Any], record: AssetRecord) -> list[Problem]:
+    """Check every byte of the files of what is attached to cells (rule ``store-files``)."""
+    fix = f"Restore the files from a copy, or drop the {kind.noun} with {kind.drop_call(record)} and add it again."
     try:
         n_files, n_bytes, digest = digest_files(arrays.child(*record.zarr_group.split("/")))
     except AtlasError as error:
         return [Problem("store-files", "must", record.zarr_group, f"it cannot be read: {error}", fix)]
-    if digest == record.digest:
+    if digest == kind.digest(record):
         return []
-    text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
+    text = f"its {n_files:,} files of {n_bytes:,} bytes are not those that were written"
     return [Problem("store-files", "must", record.zarr_group, text, fix)]
 
 

@@ -1,10 +1,10 @@
 """What a view of an atlas reaches in the Zarr store; copying, comparing, checking and deleting all go by it.
 
 A view is the tables of an atlas at fixed versions: a snapshot, the newest state, or versions that a tag holds. It reaches the folder that is
-named by the uid of each dataset, result and geometry store that its tables list. Of a dataset, the arrays, the kept frames and the file that
+named by the uid of each dataset and asset that its tables list. Of a dataset, the arrays, the kept frames and the file that
 holds the small ones of both (its bundle) lie in that folder, or in the folder of a bundle that datasets share, whichever its records say; the
-lists of its deleted rows always lie in its own. A result of the kind ``space`` and a geometry store lie in their own folders, and a result of
-the kind ``vector`` is a column of the cells. A view reaches nothing else there: a folder that no kept view reaches, and that no living process
+lists of its deleted rows always lie in its own. What is attached to cells, such as a result or a geometry store, lies in a folder of its own,
+if it is not a column of the cells alone. A view reaches nothing else there: a folder that no kept view reaches, and that no living process
 has a lease on, is free. Which files of tables a snapshot reaches is in its manifest.
 """
 
@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, group_by_dataset, is_visible, read_records
+from raggedatlas.catalog.assets import AssetKind, group_by_dataset, read_assets, read_records
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.errors import CorruptError
-from raggedatlas.model.assets import DeletedCells, GeometryRecord, ResultRecord
+from raggedatlas.model.assets import DeletedCells
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.store.bundle import SHARED, bundle_file
 from raggedatlas.store.shards import shards_path
@@ -38,25 +39,26 @@ class Inventory:
         return group_by_dataset(read_records(self.view))
 
     @cached_property
-    def results(self) -> Sequence[ResultRecord]:
-        """Results of models."""
-        return RESULT_ASSETS.read(self.view)
+    def assets(self) -> Mapping[AssetKind[Any], Sequence[Any]]:
+        """Kind of what is attached to cells -> its records, those included that `AssetKind.visible` leaves out because all of their datasets are gone."""
+        return read_assets(self.view)
 
     @cached_property
-    def geometries(self) -> Sequence[GeometryRecord]:
-        """Geometry stores, those included that `read_geometries` leaves out because all of their datasets are gone."""
-        return GEOMETRY_ASSETS.read(self.view)
+    def visible_assets(self) -> Sequence[tuple[AssetKind[Any], Any]]:
+        """Kind and record of what readers see."""
+        known = self.datasets.keys()
+        return [(kind, one) for kind, found in self.assets.items() for one in found if kind.is_visible(one, known)]
 
     @cached_property
-    def visible_geometries(self) -> Sequence[GeometryRecord]:
-        """Geometry stores with a dataset in the view."""
-        return [store for store in self.geometries if is_visible(store, self.datasets.keys())]
+    def asset_groups(self) -> Sequence[DatasetRecord]:
+        """Groups of arrays of what is attached to cells."""
+        found = (kind.group(record) for kind, records in self.assets.items() for record in records)
+        return [group for group in found if group is not None]
 
     @cached_property
     def groups(self) -> Sequence[DatasetRecord]:
-        """Groups of arrays: those of datasets, and of results."""
-        own = [record for records in self.datasets.values() for record in records]
-        return [*own, *(result.as_group(stored=True) for result in self.results if result.zarr_group)]
+        """Groups of arrays: those of datasets, and of what is attached to cells."""
+        return [*(record for records in self.datasets.values() for record in records), *self.asset_groups]
 
     @cached_property
     def deleted(self) -> Mapping[str, Mapping[str, DeletedCells]]:
@@ -82,13 +84,13 @@ class Inventory:
 
     @property
     def uids(self) -> set[str]:
-        """Uids of datasets, results and geometry stores; each has a folder of this name, even where a bundle has all of its files."""
-        return {*self.datasets, *(one.uid for one in self.results), *(one.uid for one in self.geometries)}
+        """Uids of datasets and of what is attached to cells; each has a folder of this name, even where a bundle has all of its files."""
+        return {*self.datasets, *(one.uid for records in self.assets.values() for one in records)}
 
     @property
     def folders(self) -> set[str]:
         """Folders with files."""
-        found = {*self.deleted, *(one.uid for one in self.results), *(one.uid for one in self.geometries)}
+        found = {*self.deleted, *(one.uid for records in self.assets.values() for one in records)}
         return found.union(*(dataset_folders(own) for own in self.datasets.values()))
 
     @property
@@ -111,8 +113,9 @@ class Inventory:
 
     @property
     def identities(self) -> dict[str, str]:
-        """Path of a file, an array or a geometry store -> what tells it from another: its hash, and the description of an array."""
-        found = self.files | {store.zarr_group: store.digest for store in self.visible_geometries}
+        """Path of a file, an array or a folder of files -> what tells it from another: its hash, and the description of an array."""
+        found = self.files
+        found |= {one.zarr_group: sha for kind, one in self.visible_assets if (sha := kind.digest(one))}
         for group in self.groups:
             checksums = group.array_checksums
             for path, spec in group.array_specs.items():

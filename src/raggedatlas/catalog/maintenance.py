@@ -95,15 +95,9 @@ def _missing(catalog: Catalog) -> list[str]:
 
     there = inventory(catalog)
     notes = [
-        f"the shapes {store.zarr_group} of {store.name} are missing: put them back from a copy, or run drop_geometry({store.name!r})"
-        for store in there.visible_geometries
-        if lacks(store.zarr_group)
-    ]
-    notes += [
-        f"the values {result.zarr_group} of the result {result.name} are missing: put them back from a copy, or run "
-        f"drop_result({result.name!r})"
-        for result in there.results
-        if result.zarr_group and lacks(result.zarr_group)
+        f"the files {one.zarr_group} of the {kind.noun} {one.name} are missing: put them back from a copy, or run {kind.drop_call(one)}"
+        for kind, one in there.visible_assets
+        if one.zarr_group and lacks(one.zarr_group)
     ]
     lost = {folder for folder in there.folders if SHARED.fullmatch(folder) and lacks(folder)}
     for record in (record for own in there.datasets.values() for record in own):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, catalog_at, is_atlas
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
@@ -16,15 +16,13 @@ from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, Store
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.location import Location, digest_file, read_blocks
 from raggedatlas.store.manifests import FOLDER, FileEntry
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import hash_shards, shard_entry
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.tables import Tables
-
-_LAST = (CELLS, RESULTS, GEOMETRY, DATASETS)
-"""Tables whose new versions become visible after those of all others, in this order: a record comes after what it names."""
 
 PARTIAL = "_partial"
 """Folder of a mirror in which files lie while they are copied."""
@@ -192,11 +190,12 @@ def _table_steps(
     """Return the files below `lance_db` in the order in which they may become visible; each step follows the one before."""
     tables = Tables(catalog.tables.location)
     files = [_File(path, *entry, settled=held.get(path) == entry) for path, entry in _entries(catalog, records).items()]
-    versions: dict[str, list[_File]] = {name: [] for name in ("", *_LAST)}
+    # New versions of these become visible after those of all others, in this order: a record comes after what it names.
+    versions: dict[str, list[_File]] = {name: [] for name in ("", CELLS, *asset_tables(), DATASETS)}
     for file in files:
         name, _, path = file.key.partition(".lance/")
         if path.startswith("_versions/"):
-            versions[name if name in _LAST else ""].append(file)
+            versions[name if name in versions else ""].append(file)
     newer = {file for step in versions.values() for file in step}
     steps = [[file for file in files if file not in newer], *versions.values()]
     tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}

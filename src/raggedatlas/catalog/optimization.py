@@ -5,18 +5,18 @@ from contextlib import suppress
 from datetime import timedelta
 
 from raggedatlas.catalog.bundles import pack_datasets
-from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, OPTIONAL, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
 from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.runtime import prefetch_map
 from raggedatlas.store.sql import is_null
-from raggedatlas.store.upkeep import compact, index, index_vectors, refresh_vectors
+from raggedatlas.store.upkeep import compact, index, refresh_vectors
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -28,18 +28,12 @@ WORTH_INDEXING = 1 << 14
 """Rows without an index from which a snapshot updates it: fewer are scanned in less time than an index is opened."""
 
 
-def index_table(catalog: Catalog, name: str, *, results: Sequence[ResultRecord] = (), least: int = 1) -> bool:
-    """Build or update the indexes of one table from `least` rows without one, and vector indexes of `results` anew; return whether anything was written."""
-    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
+def index_table(catalog: Catalog, name: str, least: int = 1) -> bool:
+    """Build or update the indexes of one table from `least` rows without one; return whether anything was written."""
+    unindexed = {DATASETS, VERSIONS, *IDENTITY_TABLES, *asset_tables()}
+    columns = INDEXES.get(name, () if name in unindexed else (("uid", "BTREE"),))
     indexed = [index(catalog.tables, name, column, kind, least=least) for column, kind in columns]
-    if name == CELLS:
-        there = catalog.tables.schema(CELLS).names
-        for record in results:
-            facts = record.index_facts
-            if facts is not None and record.column in there:
-                index_vectors(catalog.tables, CELLS, record.column, record.metric, facts.n_partitions)
-        indexed += [refresh_vectors(catalog.tables, CELLS), bool(results)]
-    return any(indexed)
+    return any([*indexed, name == CELLS and refresh_vectors(catalog.tables, CELLS)])
 
 
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
@@ -70,7 +64,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     notes = [*packed, *notes]
     if not changed and keep >= KEEP:
         return MaintenanceReport(notes=tuple(notes))
-    every = [*catalog.tables.versions(OPTIONAL)]
+    every = [*catalog.tables.versions((*asset_tables(), *IDENTITY_TABLES))]
     names = [CELLS, DATASETS, LAYOUTS, *every, *registry_tables(catalog).values()]
     names = [*(changed if keep >= KEEP else names), VERSIONS, *every]
     report = Sweep(catalog, "optimize", keep=keep, tables=names, notes=notes).run()
@@ -95,7 +89,7 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
     def one(name: str) -> None:
         try:
             # Indexes first, because Lance does not merge indexed with unindexed fragments.
-            indexed = index_table(catalog, name, least=least)
+            indexed = index_table(catalog, name, least)
             if compact(catalog.tables, name) or indexed:
                 changed.append(name)
                 notes.append(f"{name}: compacted or indexed")
@@ -127,7 +121,7 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
         one(LAYOUTS)
 
     # These are overwritten, never appended to.
-    others = [name for name in catalog.tables.versions(OPTIONAL) if name not in IDENTITY_TABLES]
+    others = [*catalog.tables.versions([*asset_tables()])]
     side_by_side(catalog, [features, *(lambda name=name: one(name) for name in (CELLS, DATASETS, *others))])
     return notes, changed
 

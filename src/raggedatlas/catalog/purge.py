@@ -1,30 +1,26 @@
 """Purge a dataset: remove it from the tip and from every snapshot, with all its bytes."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
     PURGED_KEY,
-    RESULT_ASSETS,
-    array_columns,
+    asset_kinds,
     group_by_dataset,
     process_alive,
     purged,
     read_records,
-    read_specs,
+    refuse_unknown_assets,
     this_process,
 )
 from raggedatlas.catalog.bundles import leave_out
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.collectors import LAYERS, Sweep
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.integrity import seal_versions, write_manifest
 from raggedatlas.catalog.inventory import inventory
@@ -37,18 +33,15 @@ from raggedatlas.catalog.versions import (
     refuse_running_adds,
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
-from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, entries_to_table, utc_now
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.manifests import FileEntry
-from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.runtime import map_groups
-from raggedatlas.store.sql import all_of, equals, is_not_null
-from raggedatlas.store.tables import PURGE_KEY, PURGED_TABLES, Tables
+from raggedatlas.store.sql import equals
+from raggedatlas.store.tables import PURGE_KEY, Tables
 from raggedatlas.store.upkeep import RowRemoval
 
-_BLOCK_BYTES = 2**24
 _ATTEMPTS = 20
 
 
@@ -81,6 +74,7 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """
     catalog.require_writable("purge")
     catalog = catalog.tip()
+    refuse_unknown_assets(catalog, "purge()")
     mark = catalog.unfinished_purge()
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
@@ -182,14 +176,19 @@ def _write_mark(catalog: Catalog, mark: PurgeMark) -> None:
 
 
 def _newest(catalog: Catalog) -> dict[str, int]:
-    return {name: catalog.tables.version(name) for name in PURGED_TABLES if catalog.tables.has(name)}
+    return {name: catalog.tables.version(name) for name in _purged_tables() if catalog.tables.has(name)}
+
+
+def _purged_tables() -> tuple[str, ...]:
+    """Return the tables with data of a dataset."""
+    return CELLS, DATASETS, *asset_tables()
 
 
 def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
     """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
     tables, uid = catalog.tables, mark.uid
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps({**purged(catalog), uid: utc_now()}, sort_keys=True)})
-    there = [name for name in (*PURGED_TABLES, VERSIONS) if tables.has(name)]
+    there = [name for name in (*_purged_tables(), VERSIONS) if tables.has(name)]
     sweep = Sweep(
         catalog, "purge", timedelta(0), timedelta(0), there, (uid, *mark.stores), groups=[uid], n_cells=n_cells
     )
@@ -222,7 +221,7 @@ def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         for name, version in changed.get(record.version, record).table_versions.items():
             if version != record.table_versions[name]:
                 held.tables.tag(name, record.tag, version)
-    done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.stores)})
+    done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.assets)})
     # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
     _write_mark(catalog, done)
     return done
@@ -233,7 +232,7 @@ def _without_dataset(
 ) -> AtlasVersionRecord | None:
     """Return a snapshot with table versions without the dataset; None if it has nothing of the dataset."""
     old = record.table_versions
-    found = {name: rewriter.found[name, old[name]] for name in PURGED_TABLES if name in old}
+    found = {name: rewriter.found[name, old[name]] for name in _purged_tables() if name in old}
     versions = {**old, **{name: one.version for name, one in found.items()}}
     if versions == old:
         return None
@@ -269,13 +268,15 @@ class _Rewriter:
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
-        # Geometry stores that have, or ever had, shapes of the dataset; they are deleted as a unit.
-        stores = (store for view in _views(catalog, tips) for store in inventory(view).geometries)
-        self.stores = {store.uid for store in stores if uid in store.cells_of}
+        views = _views(catalog, tips)
+        self._seen = {kind: [one for view in views for one in inventory(view).assets[kind]] for kind in asset_kinds()}
+        self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
+        # What has, or ever had, data of the dataset that cannot be taken out of it goes as a whole.
+        self.assets = {
+            one.uid for kind, change in self._changes.values() for one in self._seen[kind] if change(one) is None
+        }
         versions = [record.table_versions.get(DATASETS, 0) for record in list_versions(catalog)]
         self.moves = leave_out(catalog, uid, [tips[DATASETS], *filter(None, versions)])
-        self._arrays = _rewrite_arrays(catalog, uid, tips)
-        self._results = {record.uid: record for _, record in _all_results(catalog, {})}
         self.found: dict[tuple[str, int], _Rewritten] = {}
 
     def rewrite(self, name: str, versions: Iterable[int]) -> None:
@@ -292,7 +293,9 @@ class _Rewriter:
                 if found.rewritten or (version == tip and tables.version(name) != version):
                     made = removal.write(version)
                     if name == CELLS:
-                        index_table(self.catalog, CELLS, results=[*self._results.values()], least=WORTH_INDEXING)
+                        for kind, records in self._seen.items():
+                            kind.build_indexes(self.catalog, {one.uid: one for one in records}.values())
+                        index_table(self.catalog, CELLS, WORTH_INDEXING)
                         made = tables.version(CELLS)
                     self.found[name, version] = _Rewritten(made, found.n_rows)
             removal.read_back()
@@ -301,25 +304,17 @@ class _Rewriter:
                 self.found[name, version] = self._overwrite(name, version)
 
     def _overwrite(self, name: str, old: int) -> _Rewritten:
-        """Write the content of a version of a registry of assets or datasets, without the dataset, unless that changes nothing."""
+        """Write the content of a version of a table of assets or datasets, without the dataset, unless that changes nothing."""
         tables = self.catalog.tables
         pinned = tables.at({name: old})
         rows = pinned.read(name)
         if name == DATASETS:
             left = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
             left = self.moves.apply(left)
-        elif name == RESULTS:
-            results = []
-            for record in RESULT_ASSETS.parse(rows):
-                cells = record.cells_of
-                n_gone = cells.pop(self.uid, None)
-                if n_gone is not None:
-                    changed = {"datasets": json.dumps(cells, sort_keys=True), "n_cells": record.n_cells - n_gone}
-                    record = record.model_copy(update=changed | self._arrays.get(record.uid, {}))  # noqa: PLW2901
-                results.append(record)
-            left = RESULT_ASSETS.to_table(results)
         else:
-            left = GEOMETRY_ASSETS.to_table([r for r in GEOMETRY_ASSETS.parse(rows) if r.uid not in self.stores])
+            kind, change = self._changes[name]
+            found = [change(record) for record in kind.parse(rows) if record.uid not in self.assets]
+            left = entries_to_table([record for record in found if record is not None], kind.schema)
         newest = tables.version(name)
         is_newest = old == newest or old != self.tips[name]
         if is_newest and left.equals(rows.cast(left.schema)) and not pinned.has_deleted_rows(name):
@@ -350,55 +345,9 @@ def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
     raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
 
 
-def _rewrite_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Write a copy of each result array with the rows of the dataset set to zero; the old arrays are deleted later.
-
-    Returns
-    -------
-    dict
-        Result uid -> changed fields of its record.
-    """
-    records: dict[str, ResultRecord] = {}
-    rows: dict[str, set[int]] = {}
-    for tables, record in _all_results(catalog, tips):
-        if record.zarr_group and uid in record.cells_of:
-            records[record.uid] = record
-            # If the dataset was dropped before, only older versions of the cell table know its rows.
-            where = all_of(equals("dataset_uid", uid), is_not_null(record.column))
-            own = tables.read(CELLS, [f"{record.column}.position"], where)
-            rows.setdefault(record.uid, set()).update(own.column(0).to_pylist())
-    return {
-        one: _rewrite_array(catalog, record, np.array(sorted(rows[one]), np.int64), uid)
-        for one, record in records.items()
-    }
-
-
-def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int64], uid: str) -> dict[str, str]:
-    ((_, spec),) = read_specs(record.as_group()).items()
-    path = f"{LAYERS}/without_{uid}"
-    reader = ArrayReader(catalog.arrays, spec)
-    writer = ArrayWriter(
-        catalog.arrays, f"{record.zarr_group}/{path}", np.dtype(spec.dtype), spec.row_shape, profile=catalog.codec()
-    )
-    purged_rows = np.zeros(spec.n_rows, bool)
-    purged_rows[rows] = True
-    step = max(1, _BLOCK_BYTES // max(1, int(np.prod(spec.row_shape)) * np.dtype(spec.dtype).itemsize))
-    for start in range(0, spec.n_rows, step):
-        block = read_slice(reader, start, min(start + step, spec.n_rows))
-        block[purged_rows[start : start + step]] = 0
-        writer.append(block)
-    return array_columns({path: writer.close()}, writer.checksums(path))
-
-
-def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Tables, ResultRecord]]:
-    """Iterate over the results of all snapshots and of the tip, with the tables that belong to them."""
-    for view in _views(catalog, tips):
-        yield from ((view.tables, record) for record in inventory(view).results)
-
-
 def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
     """Return all snapshots, and the tip with some tables at given versions."""
     tables = catalog.tables
-    tip = {name: tables.version(name) for name in (CELLS, RESULTS, GEOMETRY) if tables.has(name)}
+    tip = {name: tables.version(name) for name in (CELLS, *asset_tables()) if tables.has(name)}
     pinned = Catalog(catalog.location, Tables(tables.location, {**tip, **tips}), catalog.arrays)
     return [*map(catalog.at, list_versions(catalog)), pinned]

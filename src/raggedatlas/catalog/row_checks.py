@@ -11,14 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.array_checks import BACK, described_paths
-from raggedatlas.catalog.assets import is_visible, read_records, read_specs, visible_columns
+from raggedatlas.catalog.assets import read_assets, read_records, read_specs
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
-from raggedatlas.errors import AtlasError
-from raggedatlas.model.assets import GeometryRecord, ResultRecord, deleted_counts, result_columns, without_deleted
+from raggedatlas.model.assets import deleted_counts, result_columns
 from raggedatlas.model.ids import uid_numbers
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.spaces import AXES, PointerKind, SparseZarrPointer, pointer_columns
+from raggedatlas.model.spaces import PointerKind, SparseZarrPointer, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.read import ArrayReader, read_slice
@@ -41,11 +40,12 @@ _FILTERED = 500
 class _GroupCheck:
     """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row.
 
-    Deleted cells leave as many rows, and entries of these, without a pointer.
+    Deleted cells leave as many rows, and entries of these, without a pointer. `drop` is the call that drops what is attached to cells of
+    several datasets; empty for a group of one.
     """
 
     record: DatasetRecord
-    owned: bool = True
+    drop: str = ""
     deleted: tuple[int, int] = (0, 0)
     rows: NDArray[np.bool_] = field(init=False)
     n: int = 0
@@ -74,9 +74,8 @@ class _GroupCheck:
     def problems(self) -> list[Problem]:
         """Return the problems of the group."""
         record, found = self.record, []
-        drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
-        if not self.owned:
-            drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+        call = self.drop or f"drop_dataset({record.uid!r})"
+        drop = f"Drop it with {call} and add it again, or restore() a snapshot."
         if self.outside:
             text = f"{self.outside:,} pointers lie outside the arrays"
             found.append(Problem("pointer-bounds", "must", record.zarr_group, text, drop))
@@ -84,7 +83,7 @@ class _GroupCheck:
             text = f"{self.repeated:,} cells share a row with another cell"
             found.append(Problem("pointer-rows", "must", record.zarr_group, text, drop))
         n_cells, n_entries = record.n_cells - self.deleted[0], record.n_entries - self.deleted[1]
-        if self.owned and self.n != n_cells:
+        if not self.drop and self.n != n_cells:
             less = f", of which {self.deleted[0]:,} were deleted" if self.deleted[0] else ""
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}{less}"
             found.append(Problem("cell-count", "must", record.zarr_group, text, drop))
@@ -188,10 +187,11 @@ class _Walk:
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
         schema = catalog.tables.schema(CELLS)
-        self._catalog, self._visible = catalog, visible_columns(catalog)
+        assets = [(kind, one, kind.group(one)) for kind, found in read_assets(catalog).items() for one in found]
+        self._catalog, self._assets = catalog, {one.column: (kind, one, group) for kind, one, group in assets if group}
         marked = result_columns(schema)
         # A marked column without a record belongs to an `add` of a result that is under way or died: nobody reads it.
-        pointers = {n: of for n, of in pointer_columns(schema).items() if n not in marked or n in self._visible}
+        pointers = {n: of for n, of in pointer_columns(schema).items() if n not in marked or n in self._assets}
         shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
         self._pointers = {name: kind for name, (_, kind) in pointers.items() if name not in shapes}
         deletions = catalog.deletions() if records else ()
@@ -200,16 +200,15 @@ class _Walk:
             for record in records
             if record.pointer not in shapes
         }
-        # A result has one array for all datasets: its pointers come from any of them, and need not use every row.
-        results = [record.as_group() for record in self._visible.values() if record.zarr_group]
-        self._groups |= {record.zarr_group: _GroupCheck(record, owned=False) for record in results}
-        # Vectors are counted at level "deep" only: telling nulls from values needs the column to be decoded.
-        pointing = [column for column, r in self._visible.items() if r.kind == "space" and column in schema.names]
-        self._results: dict[str, dict[str, int]] = {column: {} for column in pointing}
+        # An asset has one array for all datasets: its pointers come from any of them, and need not use every row.
+        self._groups |= {
+            group.zarr_group: _GroupCheck(group, drop=kind.drop_call(one)) for kind, one, group in self._assets.values()
+        }
+        self._counts: dict[str, dict[str, int]] = {column: {} for column in self._assets if column in schema.names}
         self._datasets = {record.uid for record in records}
         self._foreign: dict[tuple[str, str], int] = {}
         self.counts: dict[str, int] = {}
-        self.columns = list(dict.fromkeys(["uid", "dataset_uid", *self._pointers, *self._results]))
+        self.columns = list(dict.fromkeys(["uid", "dataset_uid", *self._pointers, *self._counts]))
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add some rows, and return those of datasets with a record."""
@@ -217,8 +216,8 @@ class _Walk:
         rows = batch.filter(in_datasets(batch, self._datasets))
         for name, kind in self._pointers.items():
             _take_pointers(rows, name, kind, self._groups, self._foreign)
-        for name, found in self._results.items():
-            count_results(rows, name, found)
+        for name, found in self._counts.items():
+            _count(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
         return rows
 
     def problems(self, touched: AbstractSet[str] | None) -> list[Problem]:
@@ -235,11 +234,12 @@ class _Walk:
             for (column, group), n in self._foreign.items()
         ]  # fmt: skip
         for group in self._groups.values():
-            if touched is None or not group.owned or group.record.uid in touched:
+            if touched is None or group.drop or group.record.uid in touched:
                 problems += group.problems()
         looked_at = known if touched is None else known & touched
-        for name, found in self._results.items():
-            problems += check_counts(self._catalog, self._visible[name], found, looked_at)
+        for name, found in self._counts.items():
+            kind, one, _ = self._assets[name]
+            problems += kind.check_counts(self._catalog, one, found, looked_at)
         return problems
 
 
@@ -366,26 +366,6 @@ def _repeated(numbers: NDArray[np.uint64]) -> list[Problem]:
     return [Problem("duplicate-uid", "must", CELLS, text, "Restore a snapshot.")]
 
 
-def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
-    """Count the cells of every dataset that have a value in a column."""
-    _count(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
-
-
-def check_counts(
-    catalog: Catalog, record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]
-) -> list[Problem]:
-    """Check that the number of cells with a result is, for every dataset, the recorded one less the deleted cells."""
-    left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group or record.uid)
-    wanted = {uid: n for uid, n in left.items() if uid in datasets}
-    found = {uid: n for uid, n in found.items() if uid in datasets}
-    wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
-    if not wrong:
-        return []
-    text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} are recorded"
-    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-    return [Problem("result-count", "must", record.column, text, fix)]
-
-
 def _take_pointers(
     rows: pa.RecordBatch,
     name: str,
@@ -404,7 +384,7 @@ def _take_pointers(
         here = codes == code
         seen = groups.get(group)
         if seen is not None and seen.record.pointer in {"", name}:
-            if seen.owned:
+            if not seen.drop:
                 here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
             mine = [value[here] for value in values]
             seen.add(mine[0], *(mine[1:] or (None, None)))
@@ -412,90 +392,6 @@ def _take_pointers(
             here = (codes == code) & ~here
         if here.any():
             foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
-
-
-def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
-    """Check every vector of the results that are stored in the cell table (rules ``result-values``, ``result-count``)."""
-    # A column of another type is reported by `check_results`.
-    there = {field.name for field in catalog.tables.schema(CELLS) if pa.types.is_fixed_size_list(field.type)}
-    vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
-    datasets = {record.uid for record in read_records(catalog)}
-    bad = dict.fromkeys(vectors, 0)
-    counts: dict[str, dict[str, int]] = {column: {} for column in vectors}
-    for batch in catalog.tables.batches(CELLS, ["dataset_uid", *vectors]) if vectors else ():
-        for column in vectors:
-            count_results(batch, column, counts[column])
-            flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
-            bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
-    problems = [
-        problem for c, found in counts.items() for problem in check_counts(catalog, vectors[c], found, datasets)
-    ]
-    texts = {column: f"{n:,} of its values are not finite" for column, n in bad.items() if n}
-    way_out = "Restore a snapshot, or add it again."
-    return problems + [Problem("result-values", "must", column, text, way_out) for column, text in texts.items()]
-
-
-def geometry_problem(record: GeometryRecord, rule: str, text: str) -> Problem:
-    """Return a problem of a geometry store."""
-    fix = f"Drop it with drop_geometry({record.name!r}) and add it again, or restore() a snapshot."
-    return Problem(rule, "must", f"{record.name} {record.zarr_group}", text, fix)
-
-
-def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-    """Check every visible store's root, and the pointers of the cells to it.
-
-    Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them.
-
-    Returns
-    -------
-    list of Problem
-        Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
-    """
-    known = {record.uid for record in read_records(catalog)}
-    schema = catalog.tables.schema(CELLS)
-    problems = []
-    for record in records:
-        if not is_visible(record, known) or record.column not in schema.names:
-            continue
-        try:
-            catalog.arrays.child(*record.zarr_group.split("/")).read_bytes("zarr.json")
-        except AtlasError as error:
-            problems.append(geometry_problem(record, "missing-store", f"its root cannot be read: {error}"))
-        where = equals(f"{record.column}.zarr_group", record.zarr_group)
-        rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
-        rows = rows.filter(in_datasets(rows, known))
-        left = without_deleted(record.cells_of, catalog.deletions(), record.zarr_group)
-        problems += _check_pointers(record, rows, {uid: n for uid, n in left.items() if uid in known})
-    return problems
-
-
-def _check_pointers(record: GeometryRecord, rows: pa.Table, wanted: Mapping[str, int]) -> list[Problem]:
-    problems = []
-    counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
-    # `value_counts` has no entry for a dataset without pointers, where the record may say 0.
-    if counts != {uid: n for uid, n in wanted.items() if n}:
-        text = f"{sum(counts.values()):,} cells point to it, {sum(wanted.values()):,} are recorded"
-        problems.append(geometry_problem(record, "geometry-count", text))
-    pointers = rows.column(1).combine_chunks()
-    ids = pc.struct_field(pointers, "object_id")
-    n_twice = len(ids) - pc.count_distinct(ids, mode="all").as_py()
-    level = pc.fill_null(pc.struct_field(pointers, "level"), -1).to_numpy()
-    bad = ids.null_count + int(np.count_nonzero((level < 0) | (level >= record.n_levels)))
-    if n_twice or bad:
-        text = f"{n_twice:,} cells share an object with another cell, {bad:,} have no object or a level that does not exist"
-        problems.append(geometry_problem(record, "geometry-object", text))
-    wrong = 0
-    for axis in AXES:
-        least, greatest = (
-            pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
-        )
-        # Both null, here NaN: an axis that the store lacks, or an object without vertices.
-        there = ~(np.isnan(least) & np.isnan(greatest))
-        wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
-    if wrong:
-        text = f"{wrong:,} boxes are not finite, or end before they begin"
-        problems.append(geometry_problem(record, "geometry-box", text))
-    return problems
 
 
 def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
-    RESULT_ASSETS,
+    AssetKind,
     asset_columns,
-    geometry_columns,
+    asset_kinds,
     group_by_dataset,
     purged,
-    read_geometries,
+    read_assets,
     read_records,
+    refuse_unknown_assets,
 )
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog, open_held
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, open_held
 from raggedatlas.catalog.cells import complete_annotations, in_datasets, incomplete_columns, read_annotations
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
@@ -56,11 +56,13 @@ from raggedatlas.errors import (
     SchemaError,
     StoreError,
 )
-from raggedatlas.model.assets import AnnotationRecord, GeometryRecord, ResultRecord
+from raggedatlas.model.assets import AnnotationRecord, AssetRecord
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
 from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
+from raggedatlas.model.spaces import geometry_columns
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.location import Location
 from raggedatlas.store.runtime import submit
 from raggedatlas.store.sql import all_of, in_list, is_not_null
@@ -92,9 +94,10 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     columns = [{shown: stack[0] for shown, stack in found.items()} for found in stacks]
     shared = [(columns[0][name], columns[1][name]) for name in columns[0] if name in columns[1]]
     cells = _compare_cells(before, after, shared)
-    results, shapes, annotations = (
-        [read(view) for view in (before, after)] for read in (RESULT_ASSETS.read, read_geometries, read_annotations)
-    )
+    assets = [
+        {**{kind.table[1:]: kind.visible(view) for kind in asset_kinds()}, "annotations": read_annotations(view)}
+        for view in (before, after)
+    ]
     registries = [{space: read_registry(view, space) for space in registry_tables(view)} for view in (before, after)]
     features = {
         space: _compare_features(registries[0].get(space), registries[1].get(space))
@@ -115,12 +118,8 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         identity_removed=_identity_beyond(registries[0], registries[1]),
         columns_added=tuple(name for name in columns[1] if name not in columns[0]),
         columns_removed=tuple(name for name in columns[0] if name not in columns[1]),
-        results_added=_beyond(results[1], results[0]),
-        results_removed=_beyond(results[0], results[1]),
-        geometry_added=_beyond(shapes[1], shapes[0]),
-        geometry_removed=_beyond(shapes[0], shapes[1]),
-        annotations_added=_beyond(annotations[1], annotations[0]),
-        annotations_removed=_beyond(annotations[0], annotations[1]),
+        assets_added=_assets_beyond(assets[1], assets[0]),
+        assets_removed=_assets_beyond(assets[0], assets[1]),
     )
 
 
@@ -150,13 +149,17 @@ def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog 
     )
 
 
-def _beyond(
-    records: Sequence[ResultRecord | GeometryRecord | AnnotationRecord],
-    others: Sequence[ResultRecord | GeometryRecord | AnnotationRecord],
-) -> tuple[str, ...]:
-    """Return what only one of two snapshots has; a replaced result or store counts as a new one."""
-    known = {record.uid for record in others}
-    return tuple(f"{record.name} ({record.uid})" for record in records if record.uid not in known)
+def _assets_beyond(
+    of: Mapping[str, Sequence[AssetRecord | AnnotationRecord]],
+    other: Mapping[str, Sequence[AssetRecord | AnnotationRecord]],
+) -> dict[str, tuple[str, ...]]:
+    """Return what only one of two snapshots has; what was replaced counts as new."""
+    found: dict[str, tuple[str, ...]] = {}
+    for noun, records in of.items():
+        known = {record.uid for record in other[noun]}
+        fresh = tuple(f"{record.name} ({record.uid})" for record in records if record.uid not in known)
+        found |= {noun: fresh} if fresh else {}
+    return found
 
 
 def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) -> dict[str, tuple[str, ...]]:
@@ -452,20 +455,17 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     catalog.require_tip("restore")
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
+    refuse_unknown_assets(catalog, "restore()")
     refuse_running_adds(catalog, "restore")
     refuse_running_deletion(catalog, "restore")
     wanted = {r.zarr_group for r in read_records(then)}
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:
         catalog.tables.delete(DATASETS, in_list("uid", gone))
-    results = RESULT_ASSETS.read(then)
-    kept = {result.uid for result in results}
-    if any(result.uid not in kept for result in RESULT_ASSETS.read(catalog)):
-        RESULT_ASSETS.change(catalog, lambda old: [result for result in old if result.uid in kept])
-    shapes = GEOMETRY_ASSETS.read(then)
-    stores = {geometry.uid for geometry in shapes}
-    if any(geometry.uid not in stores for geometry in GEOMETRY_ASSETS.read(catalog)):
-        GEOMETRY_ASSETS.change(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
+    assets = read_assets(then)
+    for kind, records in assets.items():
+        if later := {one.uid for one in kind.read(catalog)} - {one.uid for one in records}:
+            kind.remove(catalog, later)
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     # The snapshot's table has the cells of adds that were under way, which have no record.
     if record.ignored:
@@ -477,12 +477,14 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         if not catalog.tables.overwrite_if(DATASETS, rows.cast(DATASETS_SCHEMA), at):
             raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
 
+    def put_back(kind: AssetKind[Any], records: list[Any]) -> None:
+        # Also when nothing changes, so that a process that is removing one of the datasets conflicts.
+        kind.change(catalog, lambda _: records)
+
     catalog.tables.retry(DATASETS, once)
-    if shapes or catalog.tables.has(GEOMETRY):
-        # Also when nothing changes, so that a process that is removing one of its datasets conflicts.
-        GEOMETRY_ASSETS.change(catalog, lambda _: shapes)
-    if results or catalog.tables.has(RESULTS):
-        RESULT_ASSETS.change(catalog, lambda old: old if old == results else results)
+    for kind, records in assets.items():
+        if records or catalog.tables.has(kind.table):
+            put_back(kind, records)
     _restore_cells_again(catalog, then, record)
     restore_links(catalog, then)
     restore_tables(catalog, then)
@@ -648,10 +650,11 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
     tags : dict of str to bytes
         Table -> file of the tag.
     """
+    refuse_unknown_assets(held, "snapshot()")
     for _ in range(_ATTEMPTS):
         before = held_versions(held).table_versions
         draft = consistent_versions(held)
-        fixed = {CELLS, DATASETS, RESULTS, GEOMETRY}
+        fixed = {CELLS, DATASETS, *asset_tables()}
         if {n: v for n, v in before.items() if n not in fixed} != {
             n: v for n, v in draft.table_versions.items() if n not in fixed
         }:

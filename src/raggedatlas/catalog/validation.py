@@ -14,20 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.array_checks import check_arrays, check_specs
-from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, geometry_columns, group_by_dataset, read_records
+from raggedatlas.catalog.assets import asset_kinds, group_by_dataset, read_assets, read_records
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
     CELLS,
     DATASETS,
     FACTS,
     GENE_TABLE,
-    GEOMETRY,
     IDENTITY,
     LAYOUTS,
     LINKS,
     ORTHOLOG_TABLE,
     REGISTRY_COLUMNS,
-    RESULTS,
     TERM_TABLE,
     VERSIONS,
     Catalog,
@@ -43,14 +41,10 @@ from raggedatlas.catalog.row_checks import (
     Changed,
     check_pointers,
     check_rows,
-    check_shapes,
-    check_values,
-    geometry_problem,
 )
 from raggedatlas.catalog.versions import find_version, list_versions, registry_tables, tip_versions
 from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
-from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
 from raggedatlas.model.choices import Level
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, DatasetRecord
@@ -61,70 +55,6 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
-
-
-def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
-    """Check that every result has a unique name, its column, and matching array descriptions, without reading values.
-
-    Returns
-    -------
-    list of Problem
-        Rules ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
-    """
-    schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
-    problems = [
-        Problem("duplicate-result", "must", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
-        for name, n in Counter(record.name for record in records).items()
-        if n > 1
-    ]
-    for record in records:
-        problems += _check_column(record, schema)
-        if record.kind == "space":
-            if record.space not in spaces:
-                text = f"its feature space {record.space!r} is unknown"
-                problems.append(Problem("unknown-space", "must", record.name, text, "Define it with register_space()."))
-            problems += check_specs(record.as_group(stored=True), spaces.get(record.space))
-    return problems
-
-
-def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
-    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-
-    def wrong(text: str) -> list[Problem]:
-        return [Problem("result-column", "must", record.name, text, fix)]
-
-    if record.column not in schema.names:
-        return wrong(f"the cells have no column {record.column!r}")
-    if result_columns(schema).get(record.column, ("", ""))[0] != record.uid:
-        return wrong(f"the column {record.column!r} is not its own")
-    kind = schema.field(record.column).type
-    if record.kind == "space":
-        pointed = pointer_columns(schema).get(record.column, ("", None))[0]
-        return [] if pointed == record.space else wrong(f"the column {record.column!r} points into {pointed!r}")
-    fits = pa.types.is_fixed_size_list(kind) and kind.list_size == record.width
-    fits = fits and kind.value_type == pa.from_numpy_dtype(np.dtype(record.dtype))
-    return [] if fits else wrong(f"the column {record.column!r} holds {kind}, not {record.width} x {record.dtype}")
-
-
-def _check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-    """Check that store names are unique per dataset, and that every store has its column and feature space, without reading pointers."""
-    schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
-    pointers, columns = pointer_columns(schema), set(geometry_columns(schema))
-    problems = []
-    for (name, uid), n in Counter((r.name, uid) for r in records for uid in r.cells_of).items():
-        if n > 1:
-            text = f"{n} stores called {name!r} have shapes of the dataset {uid}"
-            problems.append(Problem("duplicate-geometry", "must", name, text, "Run restore() of a snapshot."))
-    for record in records:
-        if record.column not in columns or pointers[record.column][0] != record.space:
-            text = f"the cells have no column {record.column!r} of pointers into {record.space!r}"
-            problems.append(geometry_problem(record, "geometry-column", text))
-        if record.space not in spaces:
-            problems.append(geometry_problem(record, "unknown-space", f"its feature space {record.space!r} is unknown"))
-        if record.zarr_group != f"{record.uid}/{record.space}":
-            problems.append(geometry_problem(record, "group-name", f"the group is not {record.uid}/{record.space}"))
-    return problems
-
 
 _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
 
@@ -292,21 +222,23 @@ def check_content(
     records, old = read_records(catalog), [] if before is None else read_records(before)
     there = {record.zarr_group: record for record in old}
     changed = [record for record in records if there.get(record.zarr_group) != record]
-    results, shapes = RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog)
+    assets, old_assets = read_assets(catalog), {} if before is None else read_assets(before)
     problems += _check_records(catalog, records, changed)
-    problems += check_results(catalog, results) + _check_geometries(catalog, shapes)
+    problems += [problem for kind, found in assets.items() for problem in kind.check_records(catalog, found)]
     check_features = partial(_check_features, catalog, before, records, changed, hashed=level == "deep")
     uids = {record.uid for record in records}
     if level == "quick":
         return ContentCheck(problems + check_features(), n_datasets=len(uids))
-    old_results, old_shapes = ([] if before is None else kind.read(before) for kind in (RESULT_ASSETS, GEOMETRY_ASSETS))
     suspects = {record.uid for record in changed}
     suspects |= {there[group].uid for group in there.keys() - {record.zarr_group for record in records}}
     # A record that says something else of the same cells is compared with all of them.
-    for one, other in ((results, old_results), (old_results, results)):
-        suspects |= {uid for record in one if record not in other for uid in record.cells_of}
-    new_results = [record for record in results if record.zarr_group and record not in old_results]
-    new_groups = [*changed, *(record.as_group(stored=True) for record in new_results)]
+    new_groups = [*changed]
+    for kind, found in assets.items():
+        known = old_assets.get(kind, [])
+        differ = [one for one in (*found, *known) if one not in found or one not in known]
+        grouped = [(one, group) for one in differ if (group := kind.group(one)) is not None]
+        suspects |= {uid for one, _ in grouped for uid in one.cells_of}
+        new_groups += [group for one, group in grouped if one in found]
     if catalog.location.is_local or executor is not None:
         problems += check_features()
         rows = check_rows(catalog, records, before, suspects)
@@ -321,10 +253,11 @@ def check_content(
         problems += [p for found in map_requests(partial(check_arrays, catalog.arrays), new_groups) for p in found]
         rows = cells.result()
         problems += features.result() + rows.problems
-    touched = [r for r in shapes if r not in old_shapes or rows.touched is None or rows.touched & set(r.cells_of)]
-    problems += check_shapes(catalog, touched)
+    for kind, found in assets.items():
+        known, seen = old_assets.get(kind, []), rows.touched
+        due = [one for one in found if one not in known or seen is None or seen & set(one.cells_of)]
+        problems += kind.check_cells(catalog, due, values=level == "deep")
     if level == "deep":
-        problems += check_values(catalog, results)
         bad = damaged | {problem.path for problem in problems}
         sound = [record for record in changed if record.zarr_group not in bad]
         problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
@@ -413,7 +346,7 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
 def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     """Return the columns that every table must have, of optional ones those that are there."""
     optional = {
-        RESULTS: RESULTS_SCHEMA, GEOMETRY: GEOMETRY_SCHEMA, IDENTITY: IDENTITY_SCHEMA, LINKS: LINKS_SCHEMA, FACTS: FACTS_SCHEMA,
+        **{kind.table: kind.schema for kind in asset_kinds()}, IDENTITY: IDENTITY_SCHEMA, LINKS: LINKS_SCHEMA, FACTS: FACTS_SCHEMA,
         GENE_TABLE: GENES_SCHEMA, ORTHOLOG_TABLE: ORTHOLOGS_SCHEMA, TERM_TABLE: TERMS_SCHEMA,
     }  # fmt: skip
     there = {name: schema for name, schema in optional.items() if catalog.tables.has(name)}

@@ -10,11 +10,12 @@ from typing import TypeVar
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import lease_alive
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.manifests import FOLDER
 from raggedatlas.store.runtime import map_requests
@@ -152,8 +153,8 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
 def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Choose consistent versions of all tables; nothing is tagged yet.
 
-    The datasets, the results and the geometry stores are opened first, the rest after them, so every record finds its cells, layouts, features and
-    columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
+    The datasets and the assets are opened first, the rest after them, so every record finds its cells, layouts, features and
+    columns: they were written before it. What a dataset or an asset that is dropped in between would lack is for the caller to
     see, by looking at both again (`versions_exist`).
 
     Parameters
@@ -173,7 +174,7 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     if tables.session is None:
         return held_versions(Catalog(catalog.location, tables.hold(), catalog.arrays))
     tables.list_again()
-    others = [name for name in tables.held() if name not in (DATASETS, RESULTS, GEOMETRY, VERSIONS)]
+    others = [name for name in tables.held() if name not in (DATASETS, VERSIONS, *asset_tables())]
     # With the listing: a dataset of a new feature space needs its registry.
     map_requests(lambda name: tables.update([name]) if name else tables.open_all(()), ["", *others])
     return held_versions(catalog)
@@ -189,7 +190,7 @@ def held_versions(catalog: Catalog) -> AtlasVersionRecord:
     """
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
-    versions |= tables.versions((RESULTS, GEOMETRY))
+    versions |= tables.versions([*asset_tables()])
     # Before the registries, which only grow: every feature that it names is then in them.
     versions |= tables.versions(IDENTITY_TABLES)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
@@ -209,8 +210,8 @@ def tip_versions(catalog: Catalog) -> AtlasVersionRecord:
 
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
-    """Return whether every dataset and result of the chosen versions is still in the atlas, so that none was dropped in between."""
-    registries = [name for name in (DATASETS, RESULTS, GEOMETRY) if name in draft.table_versions]
+    """Return whether every dataset and asset of the chosen versions is still in the atlas, so that none was dropped in between."""
+    registries = [name for name in (DATASETS, *asset_tables()) if name in draft.table_versions]
     if catalog.tables.session is not None:
         catalog.tables.update(registries)
     if all(catalog.tables.version(name) == draft.table_versions[name] for name in registries):

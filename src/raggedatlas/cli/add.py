@@ -161,18 +161,20 @@ def add(
     atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
 ) -> tuple[Any, str]:
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
-    from raggedatlas.ingest.add import asset_kind
+    from raggedatlas.catalog.assets import find_kind
     from raggedatlas.store.location import with_options
 
     first, several = with_options(options.files[0], atlas_options.storage_options), len(options.files) > 1
-    kind = None if several else asset_kind(first)
+    kind = None if several else find_kind(first)
     if workers > 1 and kind is not None:
-        raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
+        raise typer.BadParameter(f"of the kind {kind.noun!r} they are added by one process", param_hint="--workers")
     if kind is not None and kind.noun == "geometry":
         choices = arguments_of(library.GeometryOptions, options, link_options) | link_options.read_texts()
         choices |= options.one_space("geometry", "morphology")
-    elif kind is not None:
+    elif kind is not None and kind.noun == "result":
         choices = arguments_of(library.ResultOptions, options) | options.one_space("result", "embedding")
+    elif kind is not None:
+        choices = arguments_of(library.AddOptions, options)
     else:
         choices = arguments_of(library.IngestOptions, options) | options.read_texts()
     with progress("add") as callback, process_pool(workers) as executor:

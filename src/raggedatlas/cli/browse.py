@@ -43,16 +43,19 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
 @command(INSPECT, "info pbmc.atlas --at first")
 def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
-    from raggedatlas.catalog.assets import RESULT_ASSETS
+    from raggedatlas.catalog.assets import asset_kinds
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
     from raggedatlas.catalog.versions import list_versions, registry_tables
     from raggedatlas.model.frames import metadata_columns
-    from raggedatlas.query.browse import list_datasets, list_geometries
+    from raggedatlas.query.browse import list_datasets
 
     catalog = atlas_options.catalog(at)
     listed = list_datasets(catalog)
-    shapes = list_geometries(catalog).groupby("name", sort=False)[["n_cells"]].sum()
+    attached = {
+        kind.table[1:]: kind.frame(catalog).reset_index().groupby("name", sort=False)["n_cells"].sum()
+        for kind in asset_kinds()
+    }
     used = {name for names in listed["spaces"] for name in names.split(", ")}
     columns = metadata_columns(catalog.tables.schema(CELLS))
     facts: dict[str, Any] = {
@@ -63,8 +66,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
-        "geometries": {str(name): int(n) for name, n in shapes["n_cells"].items()},
-        "results": [record.name for record in RESULT_ASSETS.read(catalog)],
+        "assets": {noun: counts.to_dict() for noun, counts in attached.items() if len(counts)},
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
     }
@@ -72,8 +74,8 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         print_json(facts)
         return
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
-    pointed = [f"{name}: {n:,} cells" for name, n in facts["geometries"].items()]
-    facts_shown = {**facts, "features": counts or "none", "geometries": pointed}
+    shown = {noun: [f"{name}: {n:,} cells" for name, n in found.items()] for noun, found in facts.pop("assets").items()}
+    facts_shown = {**facts, "features": counts or "none", **shown}
     print_facts({key: value for key, value in facts_shown.items() if value != []})
 
 

@@ -190,10 +190,12 @@ class BoxOptions:
 
 def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
     """Return the names that are geometry."""
-    from raggedatlas.catalog.assets import read_geometries
+    from raggedatlas.catalog.assets import asset_kind
 
     known = (
-        {name for record in read_geometries(query.catalog) for name in (record.name, record.space)} if spaces else set()
+        {name for record in asset_kind("geometry").visible(query.catalog) for name in (record.name, record.space)}
+        if spaces
+        else set()
     )
     return [name for name in spaces if name in known]
 

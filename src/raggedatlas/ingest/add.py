@@ -25,6 +25,7 @@ from raggedatlas.catalog.assets import (
     array_columns,
     commit_records,
     delete_cells_of_datasets,
+    find_kind,
     group_by_dataset,
     read_lease,
     read_records,
@@ -57,7 +58,6 @@ from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import BundleFacts, DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
 from raggedatlas.model.spaces import pointer_field
-from raggedatlas.model.wings import AssetKind, every_wing
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, as_path, with_options
 from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, warnings_as
@@ -116,10 +116,12 @@ def add(
     storage_options = storage_options or catalog.location.storage_options
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
     source = with_options(source, storage_options)
-    kind = asset_kind(source)
+    kind = find_kind(source)
     if kind is not None:
         if executor is not None:
-            raise ArgumentError(f"add() takes executor= for files of cells; {kind.noun} is added without.")
+            raise ArgumentError(
+                f"add() takes executor= for files of cells; of the kind {kind.noun!r} they are added without."
+            )
         made: Attachment[AddReport] = resolve_name(kind.attachment)(catalog, source, choices)
         return attach(made, progress)
     options = read_options(IngestOptions, choices, "add()")
@@ -139,18 +141,6 @@ def add(
         for r, o in zip(reports, openers, strict=True)
     ]
     return reports if several else reports[0]
-
-
-def asset_kind(source: Any) -> AssetKind | None:  # noqa: ANN401  (anything that can be added)
-    """Return what a source attaches to cells; None for a source of cells.
-
-    Raises
-    ------
-    StoreError
-        If an object store cannot be asked.
-    """
-    kinds = (kind for wing in every_wing() for kind in wing.assets)
-    return next((kind for kind in kinds if resolve_name(kind.accepts)(source)), None)
 
 
 def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import find_result
+from raggedatlas.catalog.assets import asset_kind
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
@@ -137,7 +137,7 @@ class CellRequest:
         places = {
             name: (nothing, pointing[:, i].astype(np.int64), pointing[:, i]) for i, name in enumerate(self.pointers)
         }
-        results = [find_result(self.catalog, name) for name in self.query.spec.results]
+        results = [asset_kind("results").find(self.catalog, name)[0] for name in self.query.spec.results]
         kinds = Cells(pa.table({}), datasets, self.columns, places=places)
         spaces, beside = plan_spaces(self.query.spec, self.catalog, self.spaces, results, kinds)
         return {**spaces, **beside}
@@ -230,7 +230,8 @@ def stream_cells(request: CellRequest) -> PlannedCells | None:
     spec, catalog = request.query.spec, request.query.catalog
     plain = spec.search is None and spec.sample is None and spec.limit is None and not spec.order and not spec.centroids
     # Of the cells of such a query, nothing but pointers and metadata is needed.
-    if not plain or any(find_result(catalog, name).kind != "space" for name in spec.results):
+    results = (asset_kind("results").find(catalog, name)[0] for name in spec.results)
+    if not plain or any(result.kind != "space" for result in results):
         return None
     if catalog.tables.count(CELLS) <= IN_MEMORY_CELLS:
         return None

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,9 +20,6 @@ VALUES = "values"
 """The one layer of a result, and of a member of `obsm`."""
 
 Kind = Literal["space", "vector"]
-
-RESULTS_TABLE = "_results"
-"""Name of the registry's table."""
 
 
 class IndexFacts(BaseModel):
@@ -56,21 +53,62 @@ class IndexFacts(BaseModel):
     n_queries: int = 0
 
 
-class ResultRecord(BaseModel):
-    """One result of a model for cells of the atlas; its row in ``_results`` is the commit point of its `add`.
+class AssetRecord(BaseModel):
+    """What the records of all kinds have that are attached to cells; the row of a record in the table of its kind is the commit point of its `add`.
 
     Attributes
     ----------
     uid : str
-        16 hex digits; another each time that a result is added.
+        16 hex digits, another each time that something is added; also the folder of its files.
     name : str
-        What queries call it; once in an atlas.
+        What queries call it.
+    column, zarr_group : str
+        The cell column of its values or pointers, and the group ``<uid>/<name>`` of its files; empty if it has none.
+    datasets : str
+        JSON: dataset uid -> how many of its cells had a value when it was added.
+    content_hash : str
+        Of what was added; tells the same content.
+    source : str
+        Where it came from.
+    created_at : str
+        UTC ISO timestamp.
+
+    Examples
+    --------
+    >>> AssetRecord(uid="0" * 16, name="scvi", column="scvi", datasets='{"a": 3}').cells_of
+    {'a': 3}
+    """
+
+    # Before 2.10 pydantic reserves all names that begin with `model_`, such as `model_hash`, and warns of them.
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    table: ClassVar[str] = ""
+    """Table that has the records of the kind."""
+
+    uid: str
+    name: str
+    column: str = ""
+    zarr_group: str = ""
+    datasets: str = "{}"
+    content_hash: str = ""
+    source: str = ""
+    created_at: str = Field(default_factory=utc_now)
+
+    @property
+    def cells_of(self) -> dict[str, int]:
+        """`datasets`, read: dataset uid -> cells."""
+        return read_json(dict[str, int], self.datasets, self.table, self.uid, "datasets")
+
+
+class ResultRecord(AssetRecord):
+    """One result of a model for cells of the atlas; its name is unique in the atlas.
+
+    Attributes
+    ----------
     kind : {"space", "vector"}
         Whether values are rows of an array that a pointer column points into, or are stored in the cell table itself.
-    column : str
-        The cell column that holds the pointers or the vectors.
-    space, zarr_group : str
-        Of a ``space``: feature space, and group ``<uid>/<name>`` with the array ``layers/values``; else empty.
+    space : str
+        Of a ``space``: feature space of its group, which has the array ``layers/values``; else empty.
     width : int
         Values of a cell, along the first axis.
     dtype : str
@@ -79,20 +117,14 @@ class ResultRecord(BaseModel):
         Of a ``vector``: by which distance an index answers.
     n_cells : int
         Cells that had a result when it was added.
-    datasets : str
-        JSON: dataset uid -> how many of its cells had one.
     output : str
         Column of the results table that it came from.
     verb, model, model_hash, query, snapshot, parent : str
         What computed it, of which cells, at which snapshot, and the results that it was computed from; empty where unknown.
-    source, config : str
-        The result folder, and the content of its ``original_dataset_config.toml`` as JSON.
+    config : str
+        The content of the ``original_dataset_config.toml`` in the result folder as JSON.
     arrays, checksums, index : str
         JSON: path below the group -> array description; checksums as of a `DatasetRecord`; and what is known of a vector index.
-    content_hash : str
-        Of ids and values, independent of their order.
-    created_at : str
-        UTC ISO timestamp.
 
     Examples
     --------
@@ -100,20 +132,14 @@ class ResultRecord(BaseModel):
     {}
     """
 
-    # Before 2.10 pydantic reserves all names that begin with `model_`, such as `model_hash`, and warns of them.
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    table: ClassVar[str] = "_results"
 
-    uid: str
-    name: str
     kind: Kind
-    column: str
     dtype: str
     space: str = ""
-    zarr_group: str = ""
     width: int = 1
     metric: str = ""
     n_cells: int = 0
-    datasets: str = "{}"
     output: str = ""
     verb: str = ""
     model: str = ""
@@ -121,29 +147,21 @@ class ResultRecord(BaseModel):
     query: str = ""
     snapshot: str = ""
     parent: str = ""
-    source: str = ""
     config: str = "{}"
     arrays: str = "{}"
     checksums: str = "{}"
     index: str = "{}"
-    content_hash: str = ""
-    created_at: str = Field(default_factory=utc_now)
-
-    @property
-    def cells_of(self) -> dict[str, int]:
-        """`datasets`, read: dataset uid -> cells."""
-        return read_json(dict[str, int], self.datasets, RESULTS_TABLE, self.uid, "datasets")
 
     @property
     def index_facts(self) -> IndexFacts | None:
         """`index`, read; None where every row is compared."""
-        facts = read_json(IndexFacts, self.index, RESULTS_TABLE, self.uid, "index")
+        facts = read_json(IndexFacts, self.index, self.table, self.uid, "index")
         return facts if facts.n_partitions else None
 
     @property
     def array_specs(self) -> dict[str, dict[str, Any]]:
         """`arrays`, read."""
-        return read_json(dict[str, dict[str, Any]], self.arrays, RESULTS_TABLE, self.uid, "arrays")
+        return read_json(dict[str, dict[str, Any]], self.arrays, self.table, self.uid, "arrays")
 
     @property
     def n_rows(self) -> int:
@@ -206,10 +224,6 @@ def mark_result(field: pa.Field, uid: str, name: str) -> pa.Field:
     return field.with_metadata({**(field.metadata or {}), RESULT_KEY: uid.encode(), RESULT_NAME_KEY: name.encode()})
 
 
-GEOMETRY_TABLE = "_geometry"
-"""Name of the registry's table."""
-
-
 class Corners(NamedTuple):
     """Least and greatest corner of a box."""
 
@@ -217,19 +231,15 @@ class Corners(NamedTuple):
     hi: tuple[float, ...]
 
 
-class GeometryRecord(BaseModel):
-    """One geometry store whose objects are cells of the atlas; its row in ``_geometry`` is the commit point of its `add`.
+class GeometryRecord(AssetRecord):
+    """One geometry store whose objects are cells of the atlas; its group is ``<uid>/<space>``, the store as it was added.
+
+    Its name is by default its feature space. Stores of several datasets share a name; a dataset has one of a name.
 
     Attributes
     ----------
-    uid : str
-        16 hex digits, another each time that a store is added; also the folder of its group.
-    name : str
-        What queries call it; by default its feature space. Stores of several datasets share a name; a dataset has one of a name.
-    space, column, zarr_group : str
-        Feature space, the cell column of its pointers, and the group ``<uid>/<space>``: the store as it was added.
-    datasets : str
-        JSON: dataset uid -> how many of its cells have an object here.
+    space : str
+        Feature space.
     types, axes : list of str
         Geometry types, and names of the space axes.
     layout : str
@@ -246,12 +256,6 @@ class GeometryRecord(BaseModel):
         Of the group.
     digest : str
         SHA-256 over names and bytes of its files.
-    content_hash : str
-        SHA-256 over what is stored, and what it was linked with; tells the same store.
-    source : str
-        Where it came from.
-    created_at : str
-        UTC ISO timestamp.
 
     Examples
     --------
@@ -260,14 +264,9 @@ class GeometryRecord(BaseModel):
     {}
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    table: ClassVar[str] = "_geometry"
 
-    uid: str
-    name: str
     space: str
-    column: str
-    zarr_group: str
-    datasets: str = "{}"
     types: list[str] = Field(default_factory=list)
     axes: list[str] = Field(default_factory=list)
     layout: str = ""
@@ -281,14 +280,6 @@ class GeometryRecord(BaseModel):
     n_files: int = 0
     n_bytes: int = 0
     digest: str = ""
-    content_hash: str = ""
-    source: str = ""
-    created_at: str = Field(default_factory=utc_now)
-
-    @property
-    def cells_of(self) -> dict[str, int]:
-        """`datasets`, read: dataset uid -> cells."""
-        return read_json(dict[str, int], self.datasets, GEOMETRY_TABLE, self.uid, "datasets")
 
     @property
     def n_cells(self) -> int:
@@ -298,12 +289,12 @@ class GeometryRecord(BaseModel):
     @property
     def extent(self) -> Corners:
         """`bounds`, read."""
-        return read_json(Corners, self.bounds, GEOMETRY_TABLE, self.uid, "bounds")
+        return read_json(Corners, self.bounds, self.table, self.uid, "bounds")
 
     @property
     def linked(self) -> dict[str, str]:
         """`link`, read."""
-        return read_json(dict[str, str], self.link, GEOMETRY_TABLE, self.uid, "link")
+        return read_json(dict[str, str], self.link, self.table, self.uid, "link")
 
 
 _NUMBERS = dict.fromkeys(("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64())

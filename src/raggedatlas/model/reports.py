@@ -362,12 +362,8 @@ class Difference(Report):
         Feature space -> features that count as another, or no longer do, with their evidence.
     columns_added, columns_removed : tuple of str
         Columns of cells, as results show them.
-    results_added, results_removed : tuple of str
-        Names with uids; a result that was replaced is removed and added.
-    geometry_added, geometry_removed : tuple of str
-        Names with uids; likewise.
-    annotations_added, annotations_removed : tuple of str
-        Names with uids.
+    assets_added, assets_removed : mapping of str to tuple of str
+        ``"results"``, ``"geometry"``, ``"annotations"`` or another kind -> names with uids; what was replaced is removed and added.
     """
 
     old: int
@@ -384,12 +380,8 @@ class Difference(Report):
     identity_removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
-    results_added: tuple[str, ...] = ()
-    results_removed: tuple[str, ...] = ()
-    geometry_added: tuple[str, ...] = ()
-    geometry_removed: tuple[str, ...] = ()
-    annotations_added: tuple[str, ...] = ()
-    annotations_removed: tuple[str, ...] = ()
+    assets_added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    assets_removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the differences as lines of text, with the first names of many."""

@@ -219,6 +219,11 @@ def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
     return columns
 
 
+def geometry_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns of a cell table that hold pointers to geometry."""
+    return [name for name, (_, kind) in pointer_columns(schema).items() if kind is PointerKind.GEOMETRY]
+
+
 def _kind(children: set[str]) -> PointerKind:
     """Return the kind of a pointer by the fields of its struct."""
     if "object_id" in children:

@@ -23,25 +23,6 @@ BUILT_IN = ("vectors", "results", "cxg", "viewer", "trainers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssetKind:
-    """One kind of what `add` attaches to cells that are in the atlas.
-
-    Parameters
-    ----------
-    noun : str
-        What messages call it.
-    accepts : str
-        Where a function is that says whether a source is of this kind: ``(source) -> bool``.
-    attachment : str
-        Where a function is that prepares to add one: ``(catalog, source, choices) -> Attachment``.
-    """
-
-    noun: str
-    accepts: str
-    attachment: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class FileKind:
     """One kind of file or folder, besides those of AnnData, that ``validate`` and ``inspect`` take.
 
@@ -86,8 +67,8 @@ class Wing:
         Suffix -> what creates a `Sink` for a path.
     spaces : mapping of str to str
         Name -> `FeatureSpace`.
-    assets : tuple of AssetKind
-        What it attaches to cells.
+    assets : mapping of str to str
+        Name of a kind of what is attached to cells -> where its `raggedatlas.catalog.assets.AssetKind` is; its table is called ``_<name>``.
     answers : mapping of str to str
         Name of a function that the core calls but does not have -> where it is.
     commands : mapping of str to str
@@ -108,7 +89,7 @@ class Wing:
     detectors: Mapping[str, str] = field(default_factory=dict)
     writers: Mapping[str, str] = field(default_factory=dict)
     spaces: Mapping[str, str] = field(default_factory=dict)
-    assets: tuple[AssetKind, ...] = ()
+    assets: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
     files: tuple[FileKind, ...] = ()
@@ -151,6 +132,18 @@ def every_wing() -> Iterator[Wing]:
     """Iterate over all wings, those of this package first."""
     yield from built_in_wings()
     yield from installed_wings()
+
+
+@cache
+def asset_tables() -> tuple[str, ...]:
+    """Return the names of the tables with records of what wings attach to cells, which have data of datasets.
+
+    Examples
+    --------
+    >>> asset_tables()[:2]
+    ('_geometry', '_results')
+    """
+    return tuple(f"_{name}" for wing in every_wing() for name in wing.assets)
 
 
 def answer(name: str) -> Callable[..., Any]:

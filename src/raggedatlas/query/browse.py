@@ -3,15 +3,14 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, dataset_rows, group_by_dataset, read_geometries, read_records
+from raggedatlas.catalog.assets import AssetKind, asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.assets import without_deleted
 from raggedatlas.model.choices import Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, FileDifference
@@ -112,7 +111,7 @@ class ReadOnlyAtlas:
             One row per result, in the order of adding, indexed by name: kind, space, column, width, dtype, n_cells, model, model_hash,
             query, snapshot, parent, source, created_at, content_hash, uid.
         """
-        return list_results(self._catalog)
+        return self.list_assets("results")
 
     def geometries(self) -> "pd.DataFrame":
         """List the geometry stores.
@@ -123,7 +122,22 @@ class ReadOnlyAtlas:
             One row per store, in the order of adding, indexed by uid: name, space, types, axes, n_cells, datasets (names), n_objects,
             n_vertices, n_levels, bounds, n_bytes, layout, source, created_at.
         """
-        return list_geometries(self._catalog)
+        return self.list_assets("geometry")
+
+    def list_assets(self, kind: str) -> "pd.DataFrame":
+        """List what is attached to cells, of one kind.
+
+        Parameters
+        ----------
+        kind : str
+            ``"results"``, ``"geometry"``, or a kind that an installed package brings.
+
+        Raises
+        ------
+        MissingExtraError
+            If no installed package has the kind.
+        """
+        return asset_kind(kind).frame(self._catalog)
 
     def annotations(self) -> "pd.DataFrame":
         """List the annotations that `RaggedAtlas.annotate` wrote.
@@ -429,46 +443,6 @@ class AtlasView(ReadOnlyAtlas):
         return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")
 
 
-def list_geometries(catalog: Catalog) -> "pd.DataFrame":
-    """List the geometry stores of an atlas; see `ReadOnlyAtlas.geometries`."""
-    import pandas as pd
-
-    found = read_geometries(catalog)
-    names = {uid: group[0].name for uid, group in group_by_dataset(read_records(catalog)).items()} if found else {}
-    deletions = catalog.deletions() if found else ()
-    columns = [
-        "uid", "name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "bounds", "n_bytes",
-        "layout", "source", "created_at",
-    ]  # fmt: skip
-    rows = []
-    for record in found:
-        # The record keeps its datasets and cells; those that were dropped or deleted since are not counted.
-        left = without_deleted(record.cells_of, deletions, record.zarr_group)
-        cells = {uid: n for uid, n in left.items() if uid in names}
-        row = {name: getattr(record, name) for name in columns if name not in {"n_cells", "datasets", "bounds"}}
-        row |= {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
-        rows.append({**row, "n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)})
-    return pd.DataFrame(rows, columns=columns).set_index("uid")
-
-
-def list_results(catalog: Catalog) -> "pd.DataFrame":
-    """List the results of an atlas, with the cells of the datasets that are still there; see `ReadOnlyAtlas.results`."""
-    import pandas as pd
-
-    inventory = {record.uid for record in read_records(catalog)}
-    rows, results = [], RESULT_ASSETS.read(catalog)
-    deletions = catalog.deletions() if results else ()
-    columns = [
-        "name", "kind", "space", "column", "width", "dtype", "n_cells", "model", "model_hash", "query", "snapshot", "parent",
-        "source", "created_at", "content_hash", "uid",
-    ]  # fmt: skip
-    for record in results:
-        cells = without_deleted(record.cells_of, deletions, record.zarr_group or record.uid)
-        row = {name: getattr(record, name) for name in columns}
-        rows.append({**row, "n_cells": sum(n for uid, n in cells.items() if uid in inventory)})
-    return pd.DataFrame(rows, columns=columns).set_index("name")
-
-
 def list_datasets(catalog: Catalog) -> "pd.DataFrame":
     """List the datasets of an atlas; see `ReadOnlyAtlas.list_datasets`."""
     import pandas as pd
@@ -487,14 +461,11 @@ def describe(catalog: Catalog, what: str) -> str:
     lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
     if len(listed) > len(shown):
         lines.append(f"  ... and {len(listed) - len(shown)} more")
-    lines += [
-        f"  result {name}: {row['n_cells']:,} cells, {_describe_result(row)}"
-        for name, row in list_results(catalog).iterrows()
-    ]
-    lines += [
-        f"  geometry {row['name']}: {row['n_cells']:,} cells of {row['datasets']}, {row['types']}, {row['n_vertices']:,} vertices"
-        for _, row in list_geometries(catalog).iterrows()
-    ]
+    for kind, rows in _attached(catalog).items():
+        for row in rows:
+            lines.append(
+                f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row)}".removesuffix(", ")
+            )
     return "\n".join(lines)
 
 
@@ -509,25 +480,20 @@ def describe_html(catalog: Catalog, what: str) -> str:
         "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
         for _, row in listed.head(20).iterrows()
     )
-    results = "".join(
-        f"<tr><td>{escape(str(name))}</td><td>{row['n_cells']}</td><td>{escape(_describe_result(row))}</td></tr>"
-        for name, row in list_results(catalog).iterrows()
-    )
-    if results:
-        results = f"<table><tr><th>result</th><th>n_cells</th><th>values</th></tr>{results}</table>"
-    shapes = "".join(
-        f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(row['datasets'])}</td>"
-        f"<td>{escape(row['types'])}</td><td>{row['n_vertices']}</td></tr>"
-        for _, row in list_geometries(catalog).iterrows()
-    )
-    if shapes:
-        head_of = "".join(f"<th>{name}</th>" for name in ("geometry", "n_cells", "datasets", "types", "n_vertices"))
-        results += f"<table><tr>{head_of}</tr>{shapes}</table>"
+    assets = ""
+    for kind, found in _attached(catalog).items():
+        cells = "".join(
+            f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(kind.describe(row))}</td></tr>"
+            for row in found
+        )
+        assets += (
+            f"<table><tr><th>{escape(kind.noun)}</th><th>n_cells</th><th></th></tr>{cells}</table>" if cells else ""
+        )
     place = escape(catalog.location.uri)
-    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{results}"
+    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{assets}"
 
 
-def _describe_result(row: Any) -> str:  # noqa: ANN401  (a row of a frame)
-    """Summarize the values of a result in a few words."""
-    where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
-    return f"{row['width']} x {row['dtype']} {where}"
+def _attached(catalog: Catalog) -> dict[AssetKind[Any], list[dict[str, Any]]]:
+    """Return what is attached to cells: kind -> rows of its frame."""
+    frames = {kind: kind.frame(catalog).reset_index() for kind in asset_kinds()}
+    return {kind: cast("list[dict[str, Any]]", frame.to_dict("records")) for kind, frame in frames.items()}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, array_readers, group_by_dataset, read_records
+from raggedatlas.catalog.assets import array_readers, group_by_dataset, read_records, read_results
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import Registry, find_rows, read_registry
 from raggedatlas.catalog.layouts import Layout
@@ -306,7 +306,7 @@ def read_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
         for name, held in found.items()
         if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
     }
-    for result in RESULT_ASSETS.read(catalog):
+    for result in read_results(catalog):
         if result.kind == "space" and result.space in spaces:
             # The datasets of a result share one group. The empty uid is a placeholder if none is left: an empty result keeps its width.
             groups = {uid: (result.as_group(),) for uid in result.cells_of if uid in datasets} or {
@@ -338,7 +338,7 @@ def find_modality(known: Mapping[str, SpacePointers], name: str, catalog: Catalo
 
 def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
     """Return the results stored in the cell table: name -> record."""
-    return {record.name: record for record in RESULT_ASSETS.read(catalog) if record.kind == "vector"}
+    return {record.name: record for record in read_results(catalog) if record.kind == "vector"}
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
-    find_geometries,
-    find_result,
+    asset_kind,
     group_by_dataset,
     read_records,
     read_specs,
-    rows_of_stores,
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, LAYOUTS, Catalog
 from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
@@ -31,6 +29,7 @@ from raggedatlas.model.frames import DATASET, arrow_to_series, column_stacks, fa
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind
 from raggedatlas.model.terms import Expansion
+from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import (
     DEFAULT_SPACE,
     Cells,
@@ -110,7 +109,7 @@ def plan_read(
     names = default_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
     columns = cell_columns(catalog)
-    results = [find_result(catalog, name) for name in spec.results]
+    results = [asset_kind("results").find(catalog, name)[0] for name in spec.results]
     pointing = [r.column for r in results if r.kind == "space"]
     wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
     held = tuple(r.column for r in results if r.kind == "vector") + centroid_columns(catalog, spec.centroids)
@@ -694,7 +693,7 @@ def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object
 
 def centroid_columns(catalog: Catalog, asked: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Name the parts of pointer columns that hold the asked centroids."""
-    columns = dict.fromkeys(record.column for name, _ in asked for record in find_geometries(catalog, name))
+    columns = dict.fromkeys(one.column for name, _ in asked for one in asset_kind("geometry").find(catalog, name))
     return tuple(f"{column}.{part}" for column in columns for part in ("zarr_group", *AXES))
 
 
@@ -702,21 +701,9 @@ def centroid_plans(catalog: Catalog, asked: Sequence[tuple[str, str]], cells: Ce
     """Plan centroids that were read with the cells: name in `obsm` -> plan, NaN where a cell has no shape."""
     present = np.ones(cells.n, bool)
     return {
-        key: _plan_held(key, read_centroids(catalog, name, cells), present, np.dtype(np.float64), catalog)
+        key: _plan_held(key, answer("read_centroids")(catalog, name, cells), present, np.dtype(np.float64), catalog)
         for name, key in asked
     }
-
-
-def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
-    """Return the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN for cells without."""
-    records = find_geometries(catalog, name)
-    n_dims = max(len(record.axes) for record in records)
-    made = np.full((cells.n, n_dims), np.nan)
-    for record, here in rows_of_stores(records, cells.table, name):
-        for i, axis in enumerate(AXES[:n_dims]):
-            # Arrow turns nulls of float columns into NaN.
-            made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
-    return made
 
 
 def _plan_held(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from raggedatlas.catalog.assets import default_geometry, find_geometries, find_result
+from raggedatlas.catalog.assets import asset_kind
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import check_organism
 from raggedatlas.errors import ArgumentError, AtlasError, QueryError
@@ -365,7 +365,7 @@ class Query:
         """
         if missing not in {"nan", "drop"}:
             raise QueryError(f"with_results takes missing='nan' or 'drop', not {missing!r}.")
-        records = [find_result(self.catalog, name) for name in flatten_names("with_results", names)]
+        records = [asset_kind("results").find(self.catalog, name)[0] for name in flatten_names("with_results", names)]
         query = self._with(results=tuple(dict.fromkeys([*self.spec.results, *(r.name for r in records)])))
         if missing == "nan":
             return query
@@ -448,9 +448,8 @@ class Query:
         QueryError
             If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
         """
-        name = default_geometry(self.catalog) if space is None else space
         read = answer("read_shapes")
-        return read(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
+        return read(self.spec, self.catalog, space, level=level, budget=budget, attributes=attributes)
 
     def with_centroids(self, space: str | None = None, key: str = "spatial") -> "Query":
         """Add centroids of shapes as ``obsm[key]``, (n_cells, D) float64, as plotting tools expect in ``obsm["spatial"]``.
@@ -474,10 +473,7 @@ class Query:
         -----
         Read from the cell table; NaN for a cell without a shape. A member of a file's `obsm` of the same name is left out.
         """
-        name = default_geometry(self.catalog) if space is None else space
-        axes = {len(record.axes) for record in find_geometries(self.catalog, name)}
-        if len(axes) > 1:
-            raise QueryError(f"The stores of {name!r} have {sorted(axes)} axes; choose geometry that agrees.")
+        name = answer("choose_centroids")(self.catalog, space)
         kept = tuple(entry for entry in self.spec.centroids if entry[1] != key)
         return self._with(centroids=(*kept, (name, key)))
 

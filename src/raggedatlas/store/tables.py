@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, StoreError
-from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.records import PurgeMark
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.manifests import compare_table
@@ -46,9 +46,6 @@ CHANGED_AT = "_row_last_updated_at_version"
 """Column of the version that last wrote a row; compaction does not change it."""
 
 _ATTEMPTS = 40
-
-PURGED_TABLES = ("cells", "datasets", RESULTS_TABLE, GEOMETRY_TABLE)
-"""Tables with data of a dataset, which a purge rewrites; an atlas need not have the last two."""
 
 _MARKED, PURGE_KEY = "atlas_versions", "raggedatlas.purging"
 """Table, and key of its metadata: the `PurgeMark` of an unfinished purge."""
@@ -190,7 +187,8 @@ class TableRows:
         return table
 
     def _refuse_purge(self, name: str) -> None:
-        mark = None if self.purges or name not in PURGED_TABLES else self.unfinished_purge()
+        rewritten = name in ("cells", "datasets") or name in asset_tables()
+        mark = self.unfinished_purge() if rewritten and not self.purges else None
         if mark is not None:
             raise mark.refusal(f"A write to {name!r}", self.location.uri.removesuffix("/lance_db"))
 

@@ -141,7 +141,7 @@ def test_a_name_comes_once(own: Modelled) -> None:
         np.testing.assert_array_equal(adata.obsm["z"], own.expected(values))
     assert atlas.validate("deep") == []
     found = atlas.diff(first, second)
-    assert [name[:2] for name in (*found.results_added, *found.results_removed)] == ["z ", "z "]
+    assert [name[:2] for name in (*found.assets_added["results"], *found.assets_removed["results"])] == ["z ", "z "]
 
 
 def test_unknown_ids_are_refused_or_skipped(own: Modelled) -> None:

@@ -40,7 +40,7 @@ def test_results_from_the_command_line(own: Modelled, tmp_path: Path) -> None:
     assert {row["cell_type"] for row in found[0]} == {"T"}
     assert uid not in {row["uid"] for row in found[0]}
     assert "search_distance" in ask("search", atlas, uid, "--column", "z").stdout
-    assert [r[:2] for r in read("diff", atlas, 1, 2)["results_added"]] == ["z ", "v "]
+    assert [r[:2] for r in read("diff", atlas, 1, 2)["assets_added"]["results"]] == ["z ", "v "]
     assert "results added" in ask("diff", atlas, 1, 2).stdout
     assert "raggedatlas gc ATLAS" in ask("drop-result", atlas, "v").stdout
     assert read("drop-result", atlas, "z")["notes"]

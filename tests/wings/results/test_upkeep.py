@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas import RaggedAtlas, ResultDataset
-from raggedatlas.catalog.assets import RESULT_ASSETS, drop_result
-from raggedatlas.catalog.catalog import CELLS, RESULTS
+from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
 from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
 from raggedatlas.store.upkeep import clean_up
 from raggedatlas.wings.results import attachment as results
+from raggedatlas.wings.results.assets import RESULTS
 from support.atlases import Modelled, make_modelled
 
 NOW = dt.timedelta(0)
@@ -55,9 +55,9 @@ def groups(atlas: RaggedAtlas) -> set[str]:
 def test_the_registry_is_as_documented() -> None:
     """The table of results has these columns, in this order."""
     assert RESULTS_SCHEMA.names == [
-        "uid", "name", "kind", "column", "dtype", "space", "zarr_group", "width", "metric", "n_cells", "datasets", "output", "verb",
-        "model", "model_hash", "query", "snapshot", "parent", "source", "config", "arrays", "checksums", "index", "content_hash",
-        "created_at",
+        "uid", "name", "column", "zarr_group", "datasets", "content_hash", "source", "created_at", "kind", "dtype", "space", "width",
+        "metric", "n_cells", "output", "verb", "model", "model_hash", "query", "snapshot", "parent", "config", "arrays", "checksums",
+        "index",
     ]  # fmt: skip
     assert {f.name: str(f.type) for f in RESULTS_SCHEMA if f.type != pa.string()} == {
         "width": "int64",
@@ -68,7 +68,7 @@ def test_the_registry_is_as_documented() -> None:
 def test_snapshots_pin_results(own: Modelled) -> None:
     """A snapshot has the results of its time, whatever is dropped, optimized and freed after it."""
     atlas = own.open()
-    assert RESULTS not in atlas.list_versions()[0].table_versions
+    assert RESULTS.table not in atlas.list_versions()[0].table_versions
     atlas.drop_result("z")
     third = atlas.snapshot()
     atlas.optimize()
@@ -213,7 +213,7 @@ def test_a_drop_that_dies_leaves_a_whole_atlas(
     """Wherever a drop dies the result is there or not, and repair takes away a column that nobody names."""
     atlas = own.open()
     with dying(n):
-        drop_result(atlas._catalog, "v")
+        RESULTS.drop(atlas._catalog, "v")
     atlas = own.open()
     names = list(atlas.results().index)
     assert names == (["z", "v"] if n == 0 else ["z"])
@@ -226,7 +226,7 @@ def test_a_drop_that_dies_leaves_a_whole_atlas(
 def test_repair_names_the_columns_that_it_removes(own: Modelled) -> None:
     """A column of a result that is in no row is removed, and the note says which."""
     atlas = own.open()
-    RESULT_ASSETS.change(atlas._catalog, lambda old: [record for record in old if record.name != "v"])
+    RESULTS.change(atlas._catalog, lambda old: [record for record in old if record.name != "v"])
     assert atlas.repair().notes[0] == "removed the cell columns ['v'] of unregistered results"
     assert atlas.repair().notes == ()
 
@@ -237,27 +237,23 @@ def damage_column(own: Modelled) -> None:
 
 def damage_name(own: Modelled) -> None:
     atlas = own.open()
-    RESULT_ASSETS.change(atlas._catalog, lambda old: [r.model_copy(update={"name": "z"}) for r in old])
+    RESULTS.change(atlas._catalog, lambda old: [r.model_copy(update={"name": "z"}) for r in old])
 
 
 def damage_counts(own: Modelled) -> None:
     atlas = own.open()
     (uid, *_) = atlas.list_datasets().index
-    RESULT_ASSETS.change(
-        atlas._catalog, lambda old: [r.model_copy(update={"datasets": f'{{"{uid}": 3}}'}) for r in old]
-    )
+    RESULTS.change(atlas._catalog, lambda old: [r.model_copy(update={"datasets": f'{{"{uid}": 3}}'}) for r in old])
 
 
 def damage_width(own: Modelled) -> None:
     atlas = own.open()
-    RESULT_ASSETS.change(atlas._catalog, lambda old: [r.model_copy(update={"width": 7}) for r in old])
+    RESULTS.change(atlas._catalog, lambda old: [r.model_copy(update={"width": 7}) for r in old])
 
 
 def damage_space(own: Modelled) -> None:
     atlas = own.open()
-    RESULT_ASSETS.change(
-        atlas._catalog, lambda old: [r.model_copy(update={"space": "nope"} if r.space else {}) for r in old]
-    )
+    RESULTS.change(atlas._catalog, lambda old: [r.model_copy(update={"space": "nope"} if r.space else {}) for r in old])
 
 
 def damage_bytes(own: Modelled) -> None:

@@ -19,8 +19,7 @@ import shapely
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import assets
-from raggedatlas.catalog.assets import GEOMETRY_ASSETS
-from raggedatlas.catalog.catalog import CELLS, GEOMETRY
+from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
@@ -43,6 +42,7 @@ from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.wings.results.schema import as_ids
 from raggedatlas.wings.vectors import attachment as geometry
 from raggedatlas.wings.vectors import attachment_plan as geometry_plan
+from raggedatlas.wings.vectors.assets import GEOMETRY
 from raggedatlas.wings.vectors.attachment import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.wings.vectors.builder import make_geometry
@@ -327,7 +327,7 @@ def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.M
         assert [p for p in atlas.validate("rows") if p.rule != "uncommitted-cells"] == [], step
     atlas.repair()
     assert atlas.repair().groups == ()
-    assert GEOMETRY_ASSETS.read(atlas._catalog) == []
+    assert GEOMETRY.read(atlas._catalog) == []
     assert atlas._catalog.tables.count(CELLS, f"{BOUNDARY}.zarr_group IS NOT NULL") == 0
     assert len(atlas._catalog.arrays.list_children()) == 1
     assert atlas.add(slide.outlines, progress=False, **choices).status == "added"
@@ -349,8 +349,8 @@ def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
     with pytest.raises(NotFoundError, match="no geometry"):
         atlas.checkout(second).query().geometry(BOUNDARY)
     uid = report.zarr_group.split("/")[0]
-    assert atlas.diff(first, second).geometry_removed == (f"{BOUNDARY} ({uid})",)
-    assert atlas.diff(second, first).geometry_added == (f"{BOUNDARY} ({uid})",)
+    assert atlas.diff(first, second).assets_removed == {"geometry": (f"{BOUNDARY} ({uid})",)}
+    assert atlas.diff(second, first).assets_added == {"geometry": (f"{BOUNDARY} ({uid})",)}
     atlas.restore(first)
     assert atlas.geometries().index.tolist() == [uid]
     assert atlas.validate("deep") == []
@@ -380,7 +380,7 @@ def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:
     atlas.add(make_slide(9, seed=2, first=1000).data, "other", progress=False)
     version = atlas.snapshot()
     atlas.purge("slide")
-    assert GEOMETRY_ASSETS.read(atlas._catalog) == []
+    assert GEOMETRY.read(atlas._catalog) == []
     view = atlas.checkout(version)
     assert view.geometries().empty
     assert not atlas._catalog.arrays.child(report.zarr_group.split("/")[0]).exists()
@@ -502,12 +502,12 @@ def test_coarser_levels_and_empty_objects(atlas: RaggedAtlas, slide: Slide) -> N
 def test_the_row_of_the_registry(atlas: RaggedAtlas, slide: Slide) -> None:
     """The registry tells what was added, where it lies and how it is linked."""
     atlas.add(slide.outlines, **LINKED)
-    (record,) = GEOMETRY_ASSETS.read(atlas._catalog)
+    (record,) = GEOMETRY.read(atlas._catalog)
     assert json.loads(record.link) == {"segment_id": ""}
     assert (record.types, record.axes, record.n_objects, record.n_vertices) == (["polyline"], ["x", "y"], 20, 320)
     assert record.extent[0] == tuple(slide.outlines.positions.min(axis=0))
     assert record.cells_of == {atlas.list_datasets().index[0]: 20}
-    assert atlas._catalog.tables.has(GEOMETRY)
+    assert atlas._catalog.tables.has(GEOMETRY.table)
 
 
 def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:

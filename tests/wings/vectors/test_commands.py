@@ -69,13 +69,13 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     for words in (("create", atlas), ("add", atlas, place / "slide.h5ad")):
         assert ask(*words).exit_code == 0
     assert "No geometry yet" in ask("geometries", atlas).stdout
-    assert "geometries" not in ask("info", atlas).stdout
-    assert read("info", atlas)["geometries"] == {}
+    assert "geometry" not in ask("info", atlas).stdout
+    assert read("info", atlas)["assets"] == {}
     for name in ("outlines", "rings"):
         store = ("add", atlas, place / "cells.zv", "--link", "segment_id", "--space", BOUNDARY, "--name", name)
         assert ask(*store).exit_code == 0
     assert ask("snapshot", atlas, "--label", "both").exit_code == 0
-    assert read("info", atlas)["geometries"] == {"outlines": 16, "rings": 16}
+    assert read("info", atlas)["assets"] == {"geometry": {"outlines": 16, "rings": 16}}
     assert "outlines: 16 cells" in ask("info", atlas).stdout
     listed = read("geometries", atlas)
     assert [(row["name"], row["space"], row["n_objects"]) for row in listed] == [

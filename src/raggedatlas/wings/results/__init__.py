@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from raggedatlas.model.wings import AssetKind, FileKind, Wing, lazy_attributes
+from raggedatlas.model.wings import FileKind, Wing, lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.wings.results.verbs.evaluation import ScoredResults, Scores, test
@@ -12,13 +12,7 @@ if TYPE_CHECKING:
 
 WING = Wing(
     name="results",
-    assets=(
-        AssetKind(
-            noun="a result",
-            accepts="raggedatlas.wings.results.sources:is_results",
-            attachment="raggedatlas.wings.results.attachment:result_attachment",
-        ),
-    ),
+    assets={"results": "raggedatlas.wings.results.assets:RESULTS"},
     answers={
         "add_vectors": "raggedatlas.wings.results.attachment:add_vectors",
         "embedder": "raggedatlas.wings.results.verbs.reduction:embedder",

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS, array_columns, read_records
+from raggedatlas.catalog.assets import array_columns, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
@@ -39,6 +39,7 @@ from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.upkeep import index_vectors
+from raggedatlas.wings.results.assets import RESULTS
 from raggedatlas.wings.results.data_request import absolute_location, local_folder
 from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.folder import read_config
@@ -123,7 +124,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     if isinstance(dataset, ResultDataset) and dataset.location.is_local:
         require_intact(dataset.location.path)
     name = _checked_name(catalog, options.name, dataset)
-    there = next((record for record in RESULT_ASSETS.read(catalog) if record.name == name), None)
+    there = next((record for record in RESULTS.read(catalog) if record.name == name), None)
     if there is not None and options.on_duplicate == "error":
         raise DuplicateError(
             f"The atlas has a result {name!r} already, added at {there.created_at}; choose another name, or pass "
@@ -373,7 +374,7 @@ class ResultAttachment(Attachment[ResultReport]):
             self.replaces = [other.column for other in there]
             return old if done == "skipped" else [*(other for other in old if other.name != record.name), record]
 
-        RESULT_ASSETS.change(self.catalog, change)
+        RESULTS.change(self.catalog, change)
         return done
 
     def finish(self) -> None:
@@ -386,7 +387,7 @@ class ResultAttachment(Attachment[ResultReport]):
     def discard(self) -> None:
         """Remove what did not become visible."""
         # The commit raised although it was done, for instance because its answer was lost.
-        if any(record.uid == self.uid for record in RESULT_ASSETS.read(self.catalog)):
+        if any(record.uid == self.uid for record in RESULTS.read(self.catalog)):
             return
         marked = result_columns(self.catalog.tables.schema(CELLS))
         self.catalog.tables.drop_columns(CELLS, [column for column, (of, _) in marked.items() if of == self.uid])
@@ -602,7 +603,7 @@ def add_vectors(
 ) -> ResultReport:
     """Add a member of `obsm` that `annotate` got as a result, unless the atlas has the same already."""
     vectors = _CellVectors(key, values, uids, origin)
-    there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(key)
+    there = {record.name: record for record in RESULTS.read(catalog)}.get(key)
     # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
     policy: OnDuplicate = "replace" if options.on_conflict == "replace" and there is None else "skip"
     choices = ResultOptions(key, policy, dry_run, unknown=options.unknown)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from raggedatlas.model.wings import AssetKind, FileKind, Wing, lazy_attributes
+from raggedatlas.model.wings import FileKind, Wing, lazy_attributes
 
 if TYPE_CHECKING:
     from raggedatlas.wings.vectors.inspection import VectorInspection, inspect
@@ -11,16 +11,12 @@ if TYPE_CHECKING:
 
 WING = Wing(
     name="vectors",
-    assets=(
-        AssetKind(
-            noun="geometry",
-            accepts="raggedatlas.wings.vectors.sources:is_geometry",
-            attachment="raggedatlas.wings.vectors.attachment:geometry_attachment",
-        ),
-    ),
+    assets={"geometry": "raggedatlas.wings.vectors.assets:GEOMETRY"},
     answers={
         "within": "raggedatlas.wings.vectors.cell_geometry:within",
         "read_shapes": "raggedatlas.wings.vectors.cell_geometry:read_shapes",
+        "choose_centroids": "raggedatlas.wings.vectors.cell_geometry:choose_centroids",
+        "read_centroids": "raggedatlas.wings.vectors.cell_geometry:read_centroids",
     },
     files=(
         FileKind(

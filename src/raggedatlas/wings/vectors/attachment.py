@@ -10,17 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.catalog.assets import (
-    GEOMETRY_ASSETS,
-    Commit,
-    clear_orphaned_pointers,
-    commit_records,
-    delete_cells_of_datasets,
-    groups_in_use,
-    is_visible,
-    read_geometries,
-    read_records,
-)
+from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, write_frame
 from raggedatlas.errors import (
@@ -45,6 +35,7 @@ from raggedatlas.store.location import digest_files, list_files, read_blocks
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
+from raggedatlas.wings.vectors.assets import GEOMETRY, clear_orphaned_pointers, groups_in_use
 from raggedatlas.wings.vectors.attachment_plan import (
     GeometryPlan,
     GeometrySource,
@@ -226,7 +217,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         self.shapes = open_geometry(self.source, choices.cells, choices.unassigned, choices.layout)
         self.decided = plan_geometry(self.catalog, self.shapes, choices)
         self.record, self.uid = self.decided.record, self.decided.record.uid
-        self.replaces = self._replaced(read_geometries(self.catalog))
+        self.replaces = self._replaced(GEOMETRY.visible(self.catalog))
         if self.replaces is not None:
             self.plan_cells(self.replaces)
         return self.replaces is not None
@@ -285,7 +276,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
             self._commit_cells(progress)
         else:
             progress("cells", 1, 1)
-            GEOMETRY_ASSETS.change(self.catalog, self._with_row)
+            GEOMETRY.change(self.catalog, self._with_row)
         return "skipped" if self.replaces is None else "replaced" if self.replaces else "added"
 
     def _with_row(self, old: list[GeometryRecord]) -> list[GeometryRecord]:
@@ -293,7 +284,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         if any(row.uid == self.uid for row in old):
             return old  # The commit before was done although its answer was lost.
         datasets = {dataset.uid for dataset in read_records(self.catalog)}
-        self.replaces = self._replaced(row for row in old if is_visible(row, datasets))
+        self.replaces = self._replaced(row for row in old if GEOMETRY.is_visible(row, datasets))
         if self.replaces is None:
             return old
         gone = {row.uid for row in self.replaces}
@@ -307,7 +298,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         )
         record = self.record
         # This row is invisible until the record of its dataset is committed.
-        GEOMETRY_ASSETS.change(catalog, lambda old: [*old, record])
+        GEOMETRY.change(catalog, lambda old: [*old, record])
         progress("cells", 0, 1)
         digest = write_frame(catalog, self.uid, "obs", cells.frame)
         schema = catalog.tables.schema(CELLS)
@@ -330,7 +321,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         def choose(old: list[DatasetRecord]) -> Commit:
             datasets = {other.uid for other in old}
             # The row of this store is in the registry already and would be its own duplicate.
-            rows = [row for row in GEOMETRY_ASSETS.read(catalog) if row.uid != self.uid and is_visible(row, datasets)]
+            rows = [row for row in GEOMETRY.read(catalog) if row.uid != self.uid and GEOMETRY.is_visible(row, datasets)]
             self.replaces = self._replaced(rows)
             if self.replaces is None:
                 return Commit(())
@@ -364,7 +355,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         """Remove the rows, cells and pointers of replaced geometry."""
         if self.replaces:
             uids = {record.uid for record in self.replaces}
-            GEOMETRY_ASSETS.remove(self.catalog, uids)
+            GEOMETRY.remove(self.catalog, uids)
             delete_cells_of_datasets(
                 self.catalog, [record.uid for record in self.replaces if record.uid in record.cells_of]
             )
@@ -372,12 +363,12 @@ class GeometryAttachment(Attachment[GeometryReport]):
 
     def discard(self) -> None:
         """Remove what did not become visible."""
-        own = [record for record in GEOMETRY_ASSETS.read(self.catalog) if record.uid == self.uid]
+        own = [record for record in GEOMETRY.read(self.catalog) if record.uid == self.uid]
         # The commit raised although it was done, for instance because its answer was lost.
-        if own and is_visible(own[0], {record.uid for record in read_records(self.catalog)}):
+        if own and GEOMETRY.is_visible(own[0], {record.uid for record in read_records(self.catalog)}):
             return
         if own:
-            GEOMETRY_ASSETS.remove(self.catalog, {self.uid})
+            GEOMETRY.remove(self.catalog, {self.uid})
         self.catalog.tables.delete(CELLS, equals("dataset_uid", self.uid))
         self.catalog.arrays.child(self.uid).delete_prefix()
         clear_orphaned_pointers(self.catalog)
@@ -623,7 +614,7 @@ class TranscriptAttachment(GeometryAttachment):
     def before_record(self, uid: str) -> None:
         """Write the row of the registry, which the dataset's record makes visible."""
         record = self.record.model_copy(update={"datasets": json.dumps({uid: len(self.decided.fresh)})})
-        GEOMETRY_ASSETS.change(self.catalog, lambda old: [*old, record])
+        GEOMETRY.change(self.catalog, lambda old: [*old, record])
 
     def finish(self) -> None:
         """Do nothing: rows of the registry go with the datasets that the counts replace."""

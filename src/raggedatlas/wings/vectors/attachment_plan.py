@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_geometries, read_records
+from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
@@ -33,6 +33,7 @@ from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import AnyPath, Location, as_path, digest_files
 from raggedatlas.store.runtime import scratch_array
+from raggedatlas.wings.vectors.assets import GEOMETRY
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.chunking import find_infinite, object_blocks, row_blocks, sort_vertices
 from raggedatlas.wings.vectors.converters.content import OBJECT_ID, Content
@@ -575,7 +576,7 @@ def _checked_name(catalog: Catalog, name: str, space: str) -> str:
         raise SchemaError(f"The cells have a column {name!r} already; choose another name for the geometry.")
     if name != space and name in {**known_spaces(), **catalog.spaces()}:
         raise SchemaError(f"{name!r} is another feature space; choose another name for the geometry.")
-    taken = {record.space for record in read_geometries(catalog) if record.name == name}
+    taken = {record.space for record in GEOMETRY.visible(catalog) if record.name == name}
     if taken - {space}:
         raise SchemaError(f"{name!r} is geometry of {sorted(taken)[0]!r} already; choose another name.")
     return name

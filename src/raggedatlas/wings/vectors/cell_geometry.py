@@ -8,18 +8,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.catalog.assets import default_geometry, find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.choices import By
 from raggedatlas.model.spaces import AXES
-from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.cells import Cells, cell_columns
 from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.filters import Columns, Filter
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
+from raggedatlas.wings.vectors.assets import GEOMETRY, default_geometry, rows_of_stores
 from raggedatlas.wings.vectors.converters.interop import PART
 from raggedatlas.wings.vectors.reader import VectorStore, open_vectors
 from raggedatlas.wings.vectors.shapes import (
@@ -39,7 +39,7 @@ UID, OBJECT_ID, PRESENT = "uid", "object_id", "present"
 
 
 def read_shapes(
-    spec: QuerySpec, catalog: Catalog, name: str, *, level: int | None = None, budget: int | None = None,
+    spec: QuerySpec, catalog: Catalog, name: str | None, *, level: int | None = None, budget: int | None = None,
     attributes: Sequence[str] | None = None,
 ) -> Shapes:  # fmt: skip
     """Read the shapes of the cells that a query chooses.
@@ -70,7 +70,8 @@ def read_shapes(
     QueryError
         If stores of several kinds or numbers of axes are touched, or a cell has shapes in several of them.
     """
-    records = find_geometries(catalog, name)
+    name = default_geometry(catalog) if name is None else name
+    records = GEOMETRY.find(catalog, name)
     columns = dict.fromkeys(record.column for record in records)
     boxed = [f"{axis}_{end}" for axis in AXES for end in ("min", "max")] if any(r.owner for r in records) else []
     more = [f"{column}.{part}" for column in columns for part in ("zarr_group", "object_id", *boxed)]
@@ -433,7 +434,7 @@ def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None,
         raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
     box = Box.of(bbox)
     name = default_geometry(catalog) if name is None else name
-    records = find_geometries(catalog, name)
+    records = GEOMETRY.find(catalog, name)
     for record in records:
         if len(record.axes) < len(box.lo):
             raise QueryError(
@@ -578,3 +579,32 @@ def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[N
             fans = [links[:, [0, i, i + 1]] for i in range(1, links.shape[1] - 1)]
             links = np.concatenate(fans)
     return links, owner[links[:, 0]]
+
+
+def choose_centroids(catalog: Catalog, space: str | None) -> str:
+    """Return the name of the geometry whose centroids are asked for; None takes the only one.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such geometry.
+    QueryError
+        If its stores have different numbers of axes.
+    """
+    name = default_geometry(catalog) if space is None else space
+    axes = {len(record.axes) for record in GEOMETRY.find(catalog, name)}
+    if len(axes) > 1:
+        raise QueryError(f"The stores of {name!r} have {sorted(axes)} axes; choose geometry that agrees.")
+    return name
+
+
+def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
+    """Return the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN for cells without."""
+    records = GEOMETRY.find(catalog, name)
+    n_dims = max(len(record.axes) for record in records)
+    made = np.full((cells.n, n_dims), np.nan)
+    for record, here in rows_of_stores(records, cells.table, name):
+        for i, axis in enumerate(AXES[:n_dims]):
+            # Arrow turns nulls of float columns into NaN.
+            made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
+    return made

@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas, find_query
-from raggedatlas.catalog.assets import group_by_dataset, read_records
+from raggedatlas.catalog.assets import find_kind, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import is_atlas
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SourceError
 from raggedatlas.formats.registry import detect, open_source
 from raggedatlas.formats.subset import find_features
-from raggedatlas.ingest.add import asset_kind
 from raggedatlas.ingest.columns import SYMBOL_COLUMNS, merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
@@ -128,7 +127,7 @@ def is_cells_path(path: str | os.PathLike[str]) -> bool:
     place = as_path(path)
     # Nothing else is named by an address.
     if isinstance(place, Location):
-        return asset_kind(place) is None
+        return find_kind(place) is None
     if not place.exists():
         return False
     if place.is_file() or is_atlas(Location.of(place)):

@@ -20,9 +20,8 @@ from raggedatlas.errors import (
     QueryError,
     StoreError,
 )
-from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.location import Location
-from raggedatlas.store.tables import Tables, plain, walk
+from raggedatlas.store.tables import Tables, index_serves, plain, walk
 from raggedatlas.store.upkeep import RowRemoval, clean_up, compact, index
 
 SCHEMA = pa.schema([pa.field("uid", pa.string(), nullable=False), ("n", pa.int64())])

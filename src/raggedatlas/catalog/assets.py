@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, Catalog, ensure_table
-from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError
+from raggedatlas.errors import ArgumentError, CorruptError, MissingExtraError, NotFoundError
 from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -285,8 +285,8 @@ class AssetKind(ABC, Generic[Record]):
             version = tables.version(self.table)
             old = self.parse(Tables(tables.location, {self.table: version}).read(self.table))
             new = update(old)
-            if new is not old and not tables.overwrite_if(self.table, entries_to_table(new, self.schema), version):
-                raise ConflictError(f"{self.table} of {catalog.location.uri} changed")
+            if new is not old:
+                tables.overwrite(self.table, entries_to_table(new, self.schema), version)
             return new
 
         return tables.retry(self.table, attempt)
@@ -651,8 +651,7 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
             kept = rows.filter(
                 pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
             )
-            if not tables.overwrite_if(DATASETS, pa.concat_tables([kept, fresh]), version):
-                raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
+            tables.overwrite(DATASETS, pa.concat_tables([kept, fresh]), version)
             return
         # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
         first = pinned.read(DATASETS, where=equals("zarr_group", old[0].zarr_group)).cast(DATASETS_SCHEMA)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE, Catalog, ensure_table
 from raggedatlas.catalog.layouts import BY_HAND
-from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError
+from raggedatlas.errors import CorruptError, DuplicateError, NotFoundError
 from raggedatlas.model.accessions import (
     GENES,
     GENES_SCHEMA,
@@ -330,8 +330,7 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
         kept = read_rows(catalog, stored, schema, [info for info in old if info.name not in gone]).cast(schema)
         every = pa.concat_tables([kept, *(table.rows.cast(schema) for table in fresh)])
         stamped = every.replace_schema_metadata({_INFOS: infos_to_json(infos).encode()})
-        if not catalog.tables.overwrite_if(stored, stamped, at):
-            raise ConflictError(f"{stored} of {catalog.location.uri} changed")
+        catalog.tables.overwrite(stored, stamped, at)
         return True
 
     return catalog.tables.retry(stored, once)

@@ -315,8 +315,8 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         ]
         rows = pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(mapping for mapping, _ in derived)])
         facts = pa.concat_tables([_NO_FACTS, *(facts for _, facts in derived)])
-        if with_tables and not catalog.tables.overwrite_if(FACTS, _stamped(facts, inputs), there[FACTS]):
-            raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
+        if with_tables:
+            catalog.tables.overwrite(FACTS, _stamped(facts, inputs), there[FACTS])
         rows_with_stamp = _stamped(rows, inputs)
         if IDENTITY not in there:
             try:
@@ -326,8 +326,8 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
                 if not catalog.tables.has(IDENTITY):
                     raise
                 raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
-        elif not catalog.tables.overwrite_if(IDENTITY, rows_with_stamp, there[IDENTITY]):
-            raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
+        else:
+            catalog.tables.overwrite(IDENTITY, rows_with_stamp, there[IDENTITY])
         return not (rows.equals(old) and facts.equals(old_facts))
 
     return catalog.tables.retry(IDENTITY, once, keep=True)
@@ -535,8 +535,7 @@ def change_links(
             for uid, into in links.items()
         ]
         rows = pa.concat_tables([kept, pa.Table.from_pylist(made, schema=LINKS_SCHEMA)])
-        if not catalog.tables.overwrite_if(LINKS, rows, at):
-            raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
+        catalog.tables.overwrite(LINKS, rows, at)
 
     if read_version is None:
         catalog.tables.retry(LINKS, once)
@@ -559,8 +558,8 @@ def restore_links(catalog: Catalog, then: Catalog) -> None:
     def once() -> None:
         at = catalog.tables.version(LINKS)
         old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
-        if not links.equals(old) and not catalog.tables.overwrite_if(LINKS, links, at):
-            raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
+        if not links.equals(old):
+            catalog.tables.overwrite(LINKS, links, at)
 
     catalog.tables.retry(LINKS, once)
 

@@ -19,12 +19,11 @@ from raggedatlas.model.ids import uid_numbers
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind, SparseZarrPointer, pointer_columns
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sql import equals, in_list
 from raggedatlas.store.storage_errors import check_rows as checked
 from raggedatlas.store.storage_errors import lance_errors
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import Tables, index_serves
 
 if TYPE_CHECKING:
     import lance

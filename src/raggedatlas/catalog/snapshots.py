@@ -473,9 +473,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     rows = then.tables.read(DATASETS)
 
     def once() -> None:
-        at = catalog.tables.version(DATASETS)
-        if not catalog.tables.overwrite_if(DATASETS, rows.cast(DATASETS_SCHEMA), at):
-            raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
+        catalog.tables.overwrite(DATASETS, rows.cast(DATASETS_SCHEMA), catalog.tables.version(DATASETS))
 
     def put_back(kind: AssetKind[Any], records: list[Any]) -> None:
         # Also when nothing changes, so that a process that is removing one of the datasets conflicts.

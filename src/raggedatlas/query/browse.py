@@ -50,9 +50,6 @@ class ReadOnlyAtlas:
         # During a purge the newest table versions are not the current content, so reads go by `_catalog`.
         return describe(self._catalog, self._title)
 
-    def _repr_html_(self) -> str:
-        return describe_html(self._catalog, self._title)
-
     @property
     def _catalog(self) -> Catalog:
         """The catalog to read: during a purge the newest table versions are not the current content."""
@@ -467,30 +464,6 @@ def describe(catalog: Catalog, what: str) -> str:
                 f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row)}".removesuffix(", ")
             )
     return "\n".join(lines)
-
-
-def describe_html(catalog: Catalog, what: str) -> str:
-    """Summarize an atlas as HTML, every text escaped."""
-    from html import escape
-
-    listed = list_datasets(catalog)
-    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
-        for _, row in listed.head(20).iterrows()
-    )
-    assets = ""
-    for kind, found in _attached(catalog).items():
-        cells = "".join(
-            f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(kind.describe(row))}</td></tr>"
-            for row in found
-        )
-        assets += (
-            f"<table><tr><th>{escape(kind.noun)}</th><th>n_cells</th><th></th></tr>{cells}</table>" if cells else ""
-        )
-    place = escape(catalog.location.uri)
-    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{assets}"
 
 
 def _attached(catalog: Catalog) -> dict[AssetKind[Any], list[dict[str, Any]]]:

@@ -19,11 +19,11 @@ from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_ce
 from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.spec import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
-from raggedatlas.store.indexes import index_serves
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
 from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.storage_errors import filter_errors
+from raggedatlas.store.tables import index_serves
 
 if TYPE_CHECKING:
     import lance

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, Sto
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.model.wings import asset_tables
-from raggedatlas.store.indexes import index_serves, indexes_of
 from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.manifests import compare_table
 from raggedatlas.store.runtime import map_requests
@@ -52,6 +52,22 @@ _MARKED, PURGE_KEY = "atlas_versions", "raggedatlas.purging"
 
 _LISTED = ""
 """Key of the names of all tables among the open tables."""
+
+_GROUPS = re.compile(r"\b(?:dataset|layout)_uid\b")
+"""Indexed columns of which many rows share a value; the other ones are unique ids, of which filters name a few."""
+
+_SHORT = 500
+"""Characters of the row ids of a fragment without holes, with room for some ranges."""
+
+
+WHOLE_VALUES: dict[str, Any] = {
+    "base_tokenizer": "raw",
+    "lower_case": False,
+    "stem": False,
+    "remove_stop_words": False,
+    "ascii_folding": False,
+}
+"""Full-text indexes on uids index exact values; those on other columns index words."""
 
 _WALK_BUFFER = 8 << 20
 """Bytes that `walk` may have read and not yet decoded."""
@@ -525,6 +541,11 @@ class TableRows:
 
         self.retry(name, once)
 
+    def overwrite(self, name: str, rows: pa.Table, read_version: int) -> None:
+        """Replace all rows, in the action of a `retry`, which repeats it where somebody has committed since `read_version`."""
+        if not self.overwrite_if(name, rows, read_version):
+            raise ConflictError(f"{name} of {self.location.uri} changed")
+
     def overwrite_if(self, name: str, rows: pa.Table, read_version: int) -> bool:
         """Replace all rows if nobody has committed since `read_version`; tell whether that was so."""
         import lance
@@ -603,6 +624,30 @@ class TableRows:
         except ConflictError:
             return False
         return True
+
+
+def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
+    """Return whether Lance is to look for an index before it scans the columns of a filter.
+
+    Lance finds each row that an index names in the list of row ids of its fragment. Where rows were deleted between the others (by deletion of
+    cells, or of a dataset among others that were compacted with it), that is a bitmap that Lance counts through from its beginning, for
+    every single row: seconds for 100,000 rows, where a scan takes milliseconds.
+    """
+    if where is None or not _GROUPS.search(where):
+        return True
+    return not any(_has_holes(fragment) for fragment in table.get_fragments())
+
+
+def _has_holes(fragment: "lance.LanceFragment") -> bool:
+    # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
+    meta = fragment.metadata.row_id_meta
+    ids = "" if meta is None else meta.json()
+    return len(ids) > _SHORT or "External" in ids
+
+
+def indexes_of(table: "lance.LanceDataset") -> list[dict[str, Any]]:
+    """List the name and columns of each index."""
+    return [{"name": i.name, "fields": [str(f) for f in i.field_names]} for i in table.describe_indices()]
 
 
 def walk(

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raggedatlas.errors import ConflictError, CorruptError
-from raggedatlas.store.indexes import WHOLE_VALUES
 from raggedatlas.store.runtime import map_decode
 from raggedatlas.store.sql import parenthesized
 from raggedatlas.store.storage_errors import FILE_FORMAT, filter_errors, lance_errors, lance_kind
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import WHOLE_VALUES, Tables
 
 if TYPE_CHECKING:
     import lance

@@ -42,7 +42,7 @@ from raggedatlas.store.location import Location, list_files, read_blocks
 from raggedatlas.wings.results.schema import as_ids
 from raggedatlas.wings.vectors import attachment as geometry
 from raggedatlas.wings.vectors import attachment_plan as geometry_plan
-from raggedatlas.wings.vectors.assets import GEOMETRY
+from raggedatlas.wings.vectors.assets import GEOMETRY, SHAPE_ENDINGS, is_geometry
 from raggedatlas.wings.vectors.attachment import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.wings.vectors.builder import make_geometry
@@ -51,7 +51,6 @@ from raggedatlas.wings.vectors.converters.convert import ENDINGS, REORDERED, rea
 from raggedatlas.wings.vectors.converters.geospatial import frame_content
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes, take_objects
-from raggedatlas.wings.vectors.sources import SHAPE_ENDINGS, is_geometry
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide, spots
 
@@ -345,7 +344,7 @@ def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
     old = atlas.checkout(first)
     assert np.array_equal(old.query().geometry().positions, slide.outlines.positions)
     assert BOUNDARY in repr(old)
-    assert f"<td>{BOUNDARY}</td>" in old._repr_html_()
+    assert f"geometry {BOUNDARY}: " in repr(old)
     with pytest.raises(NotFoundError, match="no geometry"):
         atlas.checkout(second).query().geometry(BOUNDARY)
     uid = report.zarr_group.split("/")[0]

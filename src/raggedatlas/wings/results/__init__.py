@@ -32,7 +32,7 @@ WING = Wing(
     files=(
         FileKind(
             noun="results",
-            accepts="raggedatlas.wings.results.sources:is_local_results",
+            accepts="raggedatlas.wings.results.assets:is_local_results",
             validate="raggedatlas.wings.results.validation:validate_results",
             levels=("quick", "deep"),
             default="deep",

@@ -1,10 +1,13 @@
 """Results of models as assets of an atlas: their table, and what checks, purges and repairs do with them (seed 003)."""
 
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sql import all_of, equals, is_not_null
 
@@ -47,8 +51,6 @@ class ResultKind(AssetKind[ResultRecord]):
 
     def accepts(self, source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
         """Return whether a source is a model's results, or a folder of some."""
-        from raggedatlas.wings.results.sources import is_results
-
         return is_results(source)
 
     def describe(self, row: Mapping[str, Any]) -> str:
@@ -201,3 +203,31 @@ def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int6
 
 RESULTS = ResultKind()
 """What `Wing.assets` names."""
+
+
+_OBJECTS = {
+    "raggedatlas.wings.results.dataset": "ResultDataset",
+    "raggedatlas.wings.results.npy_results": "InferenceDataSet",
+}
+"""Modules -> class of objects in memory; before a module is imported there are no objects of its class."""
+
+
+def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
+    """Return whether a source is a model's results, or a folder of some."""
+    if not isinstance(source, str | os.PathLike):
+        return any(
+            isinstance(source, getattr(sys.modules[m], name)) for m, name in _OBJECTS.items() if m in sys.modules
+        )
+    from raggedatlas.wings.results.folder import DATABASE, TABLE
+
+    folder = as_path(source)
+    if isinstance(folder, Location):
+        # A path of its own, so that only the table is listed.
+        table = f"{folder.uri}/{DATABASE}/{TABLE}.lance"
+        return not (folder.is_web or folder.suffix) and Location(table, folder.storage_options).is_dir()
+    return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
+
+
+def is_local_results(path: AnyPath) -> bool:
+    """Return whether a path is a folder of results on this machine, which alone is validated."""
+    return isinstance(path, Path) and is_results(path)

@@ -262,7 +262,7 @@ class ReductionOptions:
 
     def open(self, source: str, selection: Selection) -> "str | Query":
         """Return the path of results, or the query of an atlas."""
-        from raggedatlas.wings.results.sources import is_results
+        from raggedatlas.wings.results.assets import is_results
 
         # Everything else is taken for an atlas, whose `open` names what is missing.
         if is_results(source):

@@ -467,8 +467,8 @@ class RaggedAtlas(ReadOnlyAtlas):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
         if conditions:
             return delete_cells(self._opened, *find_cells(self._opened, conditions), dry_run=dry_run)
-        given = read_uids(with_options(uids, self._opened.location.storage_options))
-        return delete_cells(self._opened, given, "given uids", dry_run=dry_run)
+        uids_of_cells = read_uids(with_options(uids, self._opened.location.storage_options))
+        return delete_cells(self._opened, uids_of_cells, "given uids", given=True, dry_run=dry_run)
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""

@@ -38,6 +38,7 @@ def test_either_order_explains_what_is_left(tmp_path: Path) -> None:
     [
         ("drop_dataset", "restore"),
         ("restore", "drop_geometry"),
+        ("delete_cells", "drop_dataset"),
         *(pytest.param(("restore", name), marks=pytest.mark.nightly) for name in ("drop_dataset", "repair")),
         *(pytest.param((name, "restore"), marks=pytest.mark.nightly) for name in ("drop_geometry", "repair", "purge")),
     ],

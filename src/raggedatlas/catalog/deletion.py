@@ -43,17 +43,32 @@ class _Plan:
     notes: list[str]
 
 
-def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool = False) -> MaintenanceReport:
+def delete_cells(
+    catalog: Catalog, uids: pa.Array, where: str, *, given: bool = False, dry_run: bool = False
+) -> MaintenanceReport:
     """Delete cells from the tip; snapshots that have them keep them.
 
     The record of what is deleted is written first: condition, number of cells of each dataset, and the hash of a file of each
     with their rows. Then the cells of all datasets go in one commit. A process that dies in between has deleted nothing: a record
     whose cells are there has no effect, and `repair` and the next deletion remove it.
 
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uids : pyarrow.Array
+        The cells.
+    where : str
+        How they were chosen.
+    given : bool
+        Whether the caller named the uids, so that each must be that of a cell; those that a condition chose may be gone meanwhile.
+    dry_run : bool
+        Report, and delete nothing.
+
     Raises
     ------
     NotFoundError
-        If a uid is that of no cell.
+        If a given uid is that of no cell.
     QueryError
         If a dataset would be left without cells.
     ConflictError
@@ -63,11 +78,13 @@ def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool 
     """
     catalog.require_tip("delete_cells()")
     if dry_run:
-        return _report(catalog, _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids), dry_run=True)
+        return _report(
+            catalog, _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids, given=given), dry_run=True
+        )
     deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
     plans: list[_Plan] = []
     try:
-        catalog.tables.retry(CELLS, partial(_attempt, catalog, deletion, uids, plans))
+        catalog.tables.retry(CELLS, partial(_attempt, catalog, deletion, uids, plans, given=given))
         # A purge that began after the record was written: nothing was deleted.
         if not plans:
             catalog.refuse_unfinished_purge("delete_cells()")
@@ -79,7 +96,7 @@ def delete_cells(catalog: Catalog, uids: pa.Array, where: str, *, dry_run: bool 
     return _report(catalog, plans[-1], dry_run=False)
 
 
-def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: list[_Plan]) -> None:
+def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: list[_Plan], *, given: bool) -> None:
     """Plan at the newest version and delete; a commit in between that matters is a `ConflictError`."""
     version = catalog.tables.version(CELLS)
     at = _at(catalog, version)
@@ -87,7 +104,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
     if deletion.uid in {record.uid for record in kept}:
         return  # The commit of the last attempt was done, although its response was lost.
     _refuse_running(catalog, at, "delete_cells()", own=deletion.uid)
-    plans[:] = [_plan(catalog, at, uids)]
+    plans[:] = [_plan(catalog, at, uids, given=given)]
     rows = plans[0].rows
     if not rows:
         return
@@ -126,8 +143,8 @@ def _to_json(records: Iterable[DeletionRecord]) -> str:
     return json.dumps([record.model_dump(mode="json", exclude_defaults=True) for record in records if record.datasets])
 
 
-def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
-    """Find the datasets and rows of cells; refuse cells that are not there, and datasets that would be left empty."""
+def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Plan:
+    """Find the datasets and rows of cells; refuse given cells that are not there, and datasets that would be left empty."""
     known = {uid: records[0] for uid, records in group_by_dataset(read_records(catalog)).items()}
     uids = pc.unique(uids)
     index, found, touched = UidIndex(uids), np.zeros(len(uids), bool), dict[str, None]()
@@ -137,7 +154,7 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array) -> _Plan:
         found[places[places >= 0]] = True
         touched |= dict.fromkeys(owners.filter(pa.array(places >= 0)).unique().to_pylist())
     missing = uids.filter(pa.array(~found))
-    if len(missing):
+    if len(missing) and given:
         # Uids of cells that were deleted before are no error.
         before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(catalog, at, record)]
         deleted = pa.chunked_array([chunk for column in before for chunk in column.chunks], pa.string())

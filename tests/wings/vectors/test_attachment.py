@@ -39,6 +39,7 @@ from raggedatlas.model.ids import integer_ids
 from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_blocks
+from raggedatlas.store.tables import Tables
 from raggedatlas.wings.results.schema import as_ids
 from raggedatlas.wings.vectors import attachment as geometry
 from raggedatlas.wings.vectors import attachment_plan as geometry_plan
@@ -331,6 +332,29 @@ def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.M
     assert len(atlas._catalog.arrays.list_children()) == 1
     assert atlas.add(slide.outlines, progress=False, **choices).status == "added"
     assert atlas.validate("deep") == []
+
+
+def test_a_drop_beside_an_add_spares_its_column(
+    atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drop of other geometry between the column of an `add` and its pointers, which once were dropped with the column."""
+    atlas.add(slide.outlines, **LINKED)
+    fill, dropped = geometry.update_columns, list[Any]()
+
+    def after_a_drop(*words: Any) -> None:
+        # The drop conflicts with the pointers, which are written again.
+        if BOUNDARY in list(atlas.geometries()["name"]):
+            with monkeypatch.context() as patch:
+                patch.setattr(Tables, "drop_columns", lambda tables, name, columns, kept: dropped.extend(columns))
+                RaggedAtlas.open(atlas.uri).drop_geometry(BOUNDARY)
+        fill(*words)
+
+    monkeypatch.setattr(geometry, "update_columns", after_a_drop)
+    assert atlas.add(slide.outlines, **{**LINKED, "name": "mine"}).status == "added"
+    assert dropped == []
+    monkeypatch.undo()
+    atlas.drop_geometry("mine")
+    assert "mine" not in atlas._catalog.tables.schema(CELLS).names
 
 
 @pytest.mark.long

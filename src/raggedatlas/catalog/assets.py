@@ -353,7 +353,7 @@ class AssetKind(ABC, Generic[Record]):
         """Return the columns of `frame` for one record, but for `n_cells` and `datasets`."""
         return record.model_dump()
 
-    def describe(self, row: Mapping[str, Any]) -> str:
+    def describe(self, row: Mapping[Any, Any]) -> str:
         """Summarize a row of `frame` in a few words, for overviews that give name and cells besides."""
         return ""
 
@@ -421,8 +421,8 @@ class AssetKind(ABC, Generic[Record]):
         if not removed:  # Another process has dropped or replaced it meanwhile.
             return self.drop(catalog, name, dataset)
         # Unless `restore` has brought it back meanwhile.
-        columns = {*catalog.tables.schema(CELLS).names} & {record.column for record in removed}
-        catalog.tables.drop_columns(CELLS, sorted(columns), partial(asset_columns, catalog))
+        columns = [record.column for record in removed if record.column]
+        catalog.tables.drop_columns(CELLS, columns, partial(asset_columns, catalog))
         return dropped(removed, 0)
 
     def drop_datasets(self, catalog: Catalog, uids: AbstractSet[str]) -> None:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from raggedatlas.catalog.assets import AssetKind, asset_kind, asset_kinds, dataset_rows
+from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.versions import find_version
@@ -458,15 +458,8 @@ def describe(catalog: Catalog, what: str) -> str:
     lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
     if len(listed) > len(shown):
         lines.append(f"  ... and {len(listed) - len(shown)} more")
-    for kind, rows in _attached(catalog).items():
-        for row in rows:
-            lines.append(
-                f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row)}".removesuffix(", ")
-            )
+    for kind in asset_kinds():
+        for _, row in kind.frame(catalog).reset_index().iterrows():
+            text = f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row.to_dict())}"
+            lines.append(text.removesuffix(", "))
     return "\n".join(lines)
-
-
-def _attached(catalog: Catalog) -> dict[AssetKind[Any], list[dict[str, Any]]]:
-    """Return what is attached to cells: kind -> rows of its frame."""
-    frames = {kind: kind.frame(catalog).reset_index() for kind in asset_kinds()}
-    return {kind: cast("list[dict[str, Any]]", frame.to_dict("records")) for kind, frame in frames.items()}

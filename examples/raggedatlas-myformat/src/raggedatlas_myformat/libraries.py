@@ -52,7 +52,7 @@ class LibraryKind(AssetKind[LibraryRecord]):
     def accepts(self, source: Any) -> bool:
         return isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".library")
 
-    def describe(self, row: Mapping[str, Any]) -> str:
+    def describe(self, row: Mapping[Any, Any]) -> str:
         return f"{row['n_guides']:,} guides of {row['datasets']}"
 
     def digest(self, record: LibraryRecord) -> str:

@@ -53,7 +53,7 @@ class ResultKind(AssetKind[ResultRecord]):
         """Return whether a source is a model's results, or a folder of some."""
         return is_results(source)
 
-    def describe(self, row: Mapping[str, Any]) -> str:
+    def describe(self, row: Mapping[Any, Any]) -> str:
         """Summarize the values in a few words."""
         where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
         return f"{row['width']} x {row['dtype']} {where}"

@@ -86,7 +86,7 @@ class GeometryKind(AssetKind[GeometryRecord]):
         shown = {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
         return record.model_dump() | shown
 
-    def describe(self, row: Mapping[str, Any]) -> str:
+    def describe(self, row: Mapping[Any, Any]) -> str:
         """Summarize the shapes in a few words."""
         return f"{row['types']} of {row['datasets']}, {row['n_vertices']:,} vertices"
 

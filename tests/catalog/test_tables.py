@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raggedatlas.catalog.cells import cell_rows
 from raggedatlas.errors import (
     ConflictError,
     CorruptError,
@@ -95,6 +96,19 @@ def test_an_index_over_deleted_rows_is_passed_over(tmp_path: Path, gone: str) ->
     assert tables.count("t", where) == len(left)
     assert tables.delete("t", where) == len(left)
     assert tables.count("t", where) == 0
+
+
+def test_rows_of_a_column_that_another_process_removed(tables: Tables) -> None:
+    """A column without values is left out; one with values is not lost without a word, whether seen before the append or by it."""
+    more = rows(("a", 1)).append_column("m", pa.array([None], pa.int64()))
+    tables.append("t", more)
+    assert tables.read("t").to_pylist() == [{"uid": "a", "n": 1}]
+    lost = rows(("b", 2)).append_column("m", pa.array([3], pa.int64()))
+    with pytest.raises(ConflictError, match=r"columns \['m'\] of .* meanwhile; run it again"):
+        tables.append("t", lost)
+    assert tables.count("t") == 1
+    with pytest.raises(ConflictError, match=r"columns \['m'\] of the cells meanwhile"):
+        cell_rows(rows().schema, {"uid": ["b"], "n": [2], "m": [3]}, 1)
 
 
 def test_a_checked_commit_is_made_once(tables: Tables) -> None:

@@ -310,12 +310,22 @@ def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table
     ----------
     schema : pyarrow.Schema
         Of the cell table.
-    columns : mapping of str to array
-        Stored name -> values.
+    columns : mapping of str to array or callable
+        Stored name -> values, or what makes them for the type of the column, which can differ from the plan's: it became text, or
+        another writer added it first.
     n : int
         Number of cells.
+
+    Raises
+    ------
+    ConflictError
+        If the table lacks one of the columns.
     """
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in schema]
+    lost = [name for name in columns if name not in schema.names]
+    if lost:
+        raise ConflictError(f"Another process has removed the columns {lost} of the cells meanwhile; run it again.")
+    given = {name: made(schema.field(name).type) if callable(made) else made for name, made in columns.items()}
+    arrays = [given[f.name] if f.name in given else pa.nulls(n, f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema.remove_metadata())
 
 

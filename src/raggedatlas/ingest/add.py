@@ -651,8 +651,7 @@ def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple
         "cell_name": plan.cells.column(INDEX).cast(pa.string()),
     }
     for column in plan.columns:
-        # The type of the column can differ from the plan: it became text, or another writer added it first.
-        columns[column.column.stored] = column_values(column, plan.cells, schema.field(column.column.stored).type)
+        columns[column.column.stored] = partial(column_values, column, plan.cells)
     for written in staged.groups:
         columns[written.group.pointer] = _pointers(written, n)
     columns |= {name: values for name, (_, values) in further.items()}

@@ -366,18 +366,26 @@ class TableRows:
                 yield check_rows(batch, self.uri(name))
 
     def append(self, name: str, rows: pa.Table) -> int:
-        """Add rows in one commit, and return the version it made."""
+        """Add rows in one commit, and return the version it made.
+
+        Raises
+        ------
+        ConflictError
+            If another process has removed a column with values of these rows, as `restore` does.
+        """
         import lance
 
         if rows.num_rows == 0:
             return self.version(name)
 
+        lost: list[str] = []
+
         def drop_absent() -> bool:
-            """Leave out columns without values that another writer has dropped since the rows were made."""
+            """Leave out columns without values that another writer has dropped since the rows were made; note those with values."""
             nonlocal rows
-            existing = self.schema(name).names
-            gone = [c for c in rows.column_names if c not in existing and rows.column(c).null_count == rows.num_rows]
-            rows = rows.drop_columns(gone)
+            gone = [c for c in rows.column_names if c not in self.schema(name).names]
+            lost[:] = [c for c in gone if rows.column(c).null_count < rows.num_rows]
+            rows = rows.drop_columns([c for c in gone if c not in lost])
             return bool(gone)
 
         def once() -> int:
@@ -388,11 +396,18 @@ class TableRows:
                 )  # fmt: skip
             except OSError as error:
                 if lance_kind(error) == "schema" and drop_absent():
+                    if lost:
+                        return -1
                     raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile.") from error
                 raise
             return int(done.version)
 
-        return self.retry(name, once)
+        version = self.retry(name, once)
+        if lost:
+            raise ConflictError(
+                f"Another process has removed the columns {lost} of {self.uri(name)} meanwhile; run it again."
+            )
+        return version
 
     def merge(
         self,

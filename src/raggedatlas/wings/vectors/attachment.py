@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -309,8 +310,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
             record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
-            # Another writer may have created the column with another type since the plan.
-            columns[plan.column.stored] = column_values(plan, cells.frame, schema.field(plan.column.stored).type)
+            columns[plan.column.stored] = partial(column_values, plan, cells.frame)
         catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
         dataset = DatasetRecord(
             uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,

@@ -659,6 +659,8 @@ class RaggedAtlas(ReadOnlyAtlas):
             If there is none of that name.
         MissingExtraError
             If no installed package has the kind.
+        ArgumentError
+            If a dataset is named for a kind other than geometry.
         """
         from raggedatlas.catalog.assets import asset_kind
 

@@ -69,7 +69,7 @@ class Sweep:
     tables : sequence of str or None
         Tables whose tags and old versions are looked at; None is all.
     purged : sequence of str
-        The dataset that is purged, and the assets that go with it as a whole.
+        The dataset that is purged, and the assets that are deleted with it.
     """
 
     catalog: Catalog

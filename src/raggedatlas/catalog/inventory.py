@@ -3,8 +3,8 @@
 A view is the tables of an atlas at fixed versions: a snapshot, the newest state, or versions that a tag holds. It reaches the folder that is
 named by the uid of each dataset and asset that its tables list. Of a dataset, the arrays, the kept frames and the file that
 holds the small ones of both (its bundle) lie in that folder, or in the folder of a bundle that datasets share, whichever its records say; the
-lists of its deleted rows always lie in its own. What is attached to cells, such as a result or a geometry store, lies in a folder of its own,
-if it is not a column of the cells alone. A view reaches nothing else there: a folder that no kept view reaches, and that no living process
+lists of its deleted rows always lie in its own. What is attached to cells, such as a result or a geometry store, is stored in a folder of its own,
+unless it is only a column of the cells. A view reaches nothing else there: a folder that no kept view reaches, and that no living process
 has a lease on, is free. Which files of tables a snapshot reaches is in its manifest.
 """
 

@@ -271,7 +271,7 @@ class _Rewriter:
         views = _views(catalog, tips)
         self._seen = {kind: [one for view in views for one in inventory(view).assets[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
-        # What has, or ever had, data of the dataset that cannot be taken out of it goes as a whole.
+        # Assets from which data of the dataset cannot be removed are deleted, also those that had some in an older snapshot.
         self.assets = {
             one.uid for kind, change in self._changes.values() for one in self._seen[kind] if change(one) is None
         }

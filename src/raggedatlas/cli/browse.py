@@ -66,7 +66,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
-        "assets": {noun: counts.to_dict() for noun, counts in attached.items() if len(counts)},
+        "assets": {kind: counts.to_dict() for kind, counts in attached.items() if len(counts)},
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
     }
@@ -74,7 +74,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         print_json(facts)
         return
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
-    shown = {noun: [f"{name}: {n:,} cells" for name, n in found.items()] for noun, found in facts.pop("assets").items()}
+    shown = {kind: [f"{name}: {n:,} cells" for name, n in found.items()] for kind, found in facts.pop("assets").items()}
     facts_shown = {**facts, "features": counts or "none", **shown}
     print_facts({key: value for key, value in facts_shown.items() if value != []})
 

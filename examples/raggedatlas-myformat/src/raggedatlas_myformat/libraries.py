@@ -1,4 +1,4 @@
-"""Guide libraries: the table of sequences that a screen was made with (``.library``), kept beside the cells of its dataset."""
+"""Guide libraries: the table of sequences that a screen was made with (``.library``), stored with its dataset."""
 
 import hashlib
 import json

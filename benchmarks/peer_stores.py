@@ -1,7 +1,7 @@
-"""Make and read the stores of annbatch and tiledbsoma-ml for `stores.py`; run by the interpreters of ``.venv-peers`` and ``.venv-peers-3.11``.
+"""Make and read the stores of peers for `stores.py`; run by the interpreters of their environments.
 
 ``peer_stores.py SYSTEM make STORE FILE...`` writes the store, ``peer_stores.py SYSTEM read ADDRESS BUCKET/PREFIX SEED`` prints the steps of
-an epoch as `stores.perform` does.
+an epoch as `stores.perform` does, ``peer_stores.py SYSTEM commit ADDRESS BUCKET/PREFIX SEED`` those of two commits.
 """
 
 from __future__ import annotations
@@ -113,11 +113,37 @@ def read_soma(address: str, place: str, seed: str) -> None:
         step("epoch", lambda: sum(sizes(dataset)), int)
 
 
+def commit_icechunk(address: str, place: str, seed: str) -> None:
+    """Commit the three arrays of a sparse matrix of 250 cells, twice."""
+    import icechunk
+    import numpy as np
+    import zarr
+
+    bucket, prefix = place.split("/", 1)
+    storage = icechunk.s3_storage(
+        bucket=bucket, prefix=prefix, region=LOGIN["region"], endpoint_url=address, allow_http=True, force_path_style=True,
+        access_key_id=LOGIN["access_key_id"], secret_access_key=LOGIN["secret_access_key"],
+    )  # fmt: skip
+    repository = step("create", lambda: icechunk.Repository.create(storage))
+    values = np.random.default_rng(int(seed)).integers(0, 20_000, 125_000).astype(np.int32)
+
+    def commit(name: str) -> None:
+        session = repository.writable_session("main")
+        group = zarr.create_group(session.store, path=name)
+        for key, array in {"data": values, "indices": values, "indptr": values[:251]}.items():
+            group.create_array(key, data=array, chunks=array.shape)
+        session.commit(name)
+
+    step("first commit", lambda: commit("d0"))
+    step("second commit", lambda: commit("d1"))
+
+
 if __name__ == "__main__":
     steps = {
         ("annbatch", "make"): make_annbatch,
         ("annbatch", "read"): read_annbatch,
         ("tiledbsoma-ml", "make"): make_soma,
         ("tiledbsoma-ml", "read"): read_soma,
+        ("icechunk", "commit"): commit_icechunk,
     }
     steps[sys.argv[1], sys.argv[2]](*sys.argv[3:])

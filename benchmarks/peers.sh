@@ -10,6 +10,7 @@
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 #   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
 #   benchmarks/peers.sh viewers only Embedding Atlas 0.26.0 and 0.22.0, and Vitessce 4.0.8 (needs npm), in .venv-peers-viewers, for tests -m peers
+#   benchmarks/peers.sh icechunk only icechunk, in .venv-peers-icechunk, for stores.py --commits
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -167,6 +168,11 @@ if [ "$what" = vectors ]; then
         environment ".venv-peers-vectors-$version" "requirements/peers-vectors-$version.txt" "${PEERS_PYTHON:-}" "13 12 14"
         peer ".venv-peers-vectors-$version" "requirements/peers-vectors-$version.txt" zarr-vectors zarr_vectors zarr-vectors
     done
+    exit 0
+fi
+if [ "$what" = icechunk ]; then
+    environment .venv-peers-icechunk requirements/peers-icechunk.txt "${PEERS_PYTHON:-}" "13 12 14"
+    peer .venv-peers-icechunk requirements/peers-icechunk.txt icechunk icechunk icechunk
     exit 0
 fi
 pins=requirements/peers-3.13.txt

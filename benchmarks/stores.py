@@ -1,4 +1,4 @@
-"""Open, query, train from and pin an atlas in an S3 bucket behind a server with latency: seconds, requests, and requests in sequence.
+"""Open, query, train from, add to and pin an atlas in an S3 bucket behind a server with latency: seconds, requests, and requests in sequence.
 
 moto's S3 server is a process of its own, and so is the proxy before it, which waits before each answer and notes when each request
 began and ended. Each operation runs in a fresh process that has imported what it needs. *In sequence* is the
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -73,8 +74,31 @@ def serve(upstream: str, latency: float) -> None:
             proxy.requests.clear()
 
 
+def commit(uri: str, options: dict[str, str], seed: int) -> None:
+    """Run the steps of a process that writes: datasets of 250 cells, each with some features of its own."""
+
+    def source(number: int) -> Any:
+        made = make_cells(250, per_cell=500, seed=1_000 * seed + number)
+        made.var_names = [f"{name}-{seed}-{number}" if i < 50 else name for i, name in enumerate(made.var_names)]
+        return made
+
+    sources = [source(number) for number in range(14)]
+    atlas = step("open to write", lambda: ra.RaggedAtlas.open(uri, storage_options=options))
+    add = partial(atlas.add, organism="human", progress=False)
+    step("add, the first of the process", lambda: add(sources[0]))
+    step("add, the second", lambda: add(sources[1]))
+    step("add of a list of ten", lambda: add(sources[2:12]))
+    step("snapshot", atlas.snapshot)
+    step("snapshot of nothing new", atlas.snapshot)
+    step("rename_dataset", lambda: atlas.rename_dataset(atlas.list_datasets().index[-1], f"renamed-{seed}"))
+    step("drop_dataset", lambda: atlas.drop_dataset(f"renamed-{seed}"))
+
+
 def perform(operation: str, uri: str, options: dict[str, str], seed: int) -> None:
     """Run the steps of an operation."""
+    if operation == "commit":
+        commit(uri, options, seed)
+        return
     view = step("open", lambda: ra.RaggedAtlas.checkout_latest(uri, storage_options=options))
     if operation == "query":
         query = view.query()
@@ -223,6 +247,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, help="compare epochs with the peers; a folder for their stores, which are kept"
     )
+    parser.add_argument("--commits", action="store_true", help="measure calls that write, beside icechunk")
     parser.add_argument("--verbose", action="store_true", help="list the requests of each step")
     parser.add_argument("--serve", metavar="UPSTREAM")
     parser.add_argument("--perform", nargs=4, metavar=("OPERATION", "URI", "OPTIONS", "SEED"))
@@ -242,12 +267,36 @@ def main() -> None:
         atlas = make_atlas(f"{folder}/my.atlas", asked.datasets, asked.cells)
         atlas.sync(remote.uri, storage_options={**remote.options, "aws_endpoint": upstream})
         bench = Bench(process, remote.uri)
-        if asked.peers:
+        if asked.commits:
+            commits(bench, upstream, asked.rounds)
+        elif asked.peers:
             compare(bench, upload_peers(upstream, asked.peers, asked.datasets, asked.cells), asked.rounds)
         else:
             measure(bench, asked.only, asked.rounds, f"{folder}/cache")
         print(f"{asked.datasets} datasets x {asked.cells:,} cells, {asked.latency * 1000:.0f} ms before each answer\n")
         print(bench.table())
+
+
+def commits(bench: Bench, upstream: str, rounds: int) -> None:
+    """Run the processes that write in turn in each round."""
+    python = HERE.parent / ".venv-peers-icechunk" / "bin" / "python"
+    for seed in range(rounds):
+        bench.operation("raggedatlas", "commit", seed)
+        if python.exists():
+            place = f"{bucket_of(upstream).bucket}/repository"
+            words = [
+                str(python),
+                "-W",
+                "ignore",
+                str(HERE / "peer_stores.py"),
+                "icechunk",
+                "commit",
+                bench.address,
+                place,
+            ]
+            bench.run("icechunk, three arrays", [*words, str(seed)])
+    if not python.exists():
+        print(f"icechunk left out: there is no {python}", file=sys.stderr)
 
 
 def measure(bench: Bench, only: str | None, rounds: int, cache: str) -> None:

@@ -168,6 +168,14 @@ def test_one_module_writes_sql() -> None:
     assert set(found) <= {"store/sql.py"}
 
 
+def test_one_module_opens_tables() -> None:
+    """Only `store/tables.py` opens a Lance table, so that a call that has a session opens each once."""
+    opening = re.compile(r"lance\.dataset\(|lancedb\.connect\(")
+    found = {name_of(path) for path in FILES if opening.search(path.read_text(encoding="utf-8"))}
+    # A connection to the tables for users is no road of the package.
+    assert found == {"store/tables.py", "query/browse.py"}
+
+
 def module_name(path: Path) -> str:
     """Spell the dotted name of a source file."""
     parts = path.relative_to(SRC.parent).with_suffix("").parts

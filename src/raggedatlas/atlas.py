@@ -466,7 +466,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         if bool(conditions) == (uids is not None):
             raise ArgumentError("delete_cells() takes a condition or uids=..., one of them.")
         if conditions:
-            return delete_cells(self._opened, *find_cells(self._opened, conditions), dry_run=dry_run)
+            held = self._opened.session("delete_cells()")
+            return delete_cells(held, *find_cells(held, conditions), dry_run=dry_run)
         uids_of_cells = read_uids(with_options(uids, self._opened.location.storage_options))
         return delete_cells(self._opened, uids_of_cells, "given uids", given=True, dry_run=dry_run)
 

@@ -104,7 +104,7 @@ def test_verify_names_what_is_damaged(own: Path, tmp_path: Path, monkeypatch: py
     assert "--level files or deep" in refused("validate", own, "--incremental", code=2)
     file = next(own.glob("zarr_store/*/bundle.zip"))
     file.write_bytes(b"")
-    result = ask("verify", own, "--incremental", "--at", 1)
+    result = ask("verify", own, "--incremental", "--at", 2)
     assert (result.exit_code, f"{file.parent.name}/bundle.zip" in result.stdout) == (1, True)
     assert not json.loads(ask("verify", own, "--json").stdout)["sound"]
 

@@ -20,6 +20,7 @@ from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreErr
 from raggedatlas.ingest import add as adding
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
+from raggedatlas.store.upkeep import MANY_FRAGMENTS
 from support.anndata_strategies import assert_same
 from support.atlases import small_anndata
 
@@ -308,7 +309,7 @@ def test_a_disk_that_fills_up_at_a_table_leaves_nothing_visible(atlas, monkeypat
 def test_what_fails_after_the_commit_is_no_failure(atlas, monkeypatch) -> None:  # noqa: ANN001
     """Once the record is written the dataset is in, even if the note of the running add cannot be taken away."""
 
-    def full(*args) -> None:  # noqa: ANN002
+    def full(*args, **choices) -> None:  # noqa: ANN002
         raise StoreError("No space left on device.")
 
     with monkeypatch.context() as patch:
@@ -423,12 +424,12 @@ def test_many_adds_leave_few_fragments_in_the_tables_that_each_reads(atlas: Ragg
     atlas.add(small_anndata(0, 4), "0", progress=False)
     view = atlas.checkout(atlas.snapshot())
     other = RaggedAtlas.open(atlas.uri)
-    names = [str(i) for i in range(2 * adding.MERGE_EVERY)]
+    names = [str(i) for i in range(2 * MANY_FRAGMENTS)]
     for i in range(1, len(names)):
         genes = [f"g{i + k}" for k in range(5)]
         (atlas, other)[i % 2].add(small_anndata(i, 4, genes), names[i], progress=False)
     tables = atlas._catalog.tables
-    assert max(len(tables.open(t).get_fragments()) for t in tables.names() if t != CELLS) < adding.MERGE_EVERY
+    assert max(len(tables.open(t).get_fragments()) for t in tables.names() if t != CELLS) <= MANY_FRAGMENTS
     assert list(atlas.list_datasets()["name"]) == names
     assert_same(small_anndata(0, 4), view.dataset("0").to_anndata())
     assert list(view.list_datasets()["name"]) == ["0"]

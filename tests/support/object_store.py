@@ -147,6 +147,7 @@ class FaultyProxy(_Loopback):
     requests: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     most_at_once: int = 0
+    _left: float = float("inf")
     _running: int = 0
     _cuts: list[tuple[str, re.Pattern[str]]] = field(default_factory=list)
     _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -175,6 +176,10 @@ class FaultyProxy(_Loopback):
         """
         self._cuts.append((method, re.compile(pattern)))
 
+    def stop_after(self, n: int) -> None:
+        """Refuse all requests but the next `n`, as if the process that sends them had died."""
+        self._left = n
+
     def refuse(self, method: str, status: int, code: str) -> None:
         """Answer all requests of a method with an error, without passing them on.
 
@@ -197,7 +202,7 @@ class FaultyProxy(_Loopback):
             self._cuts.clear()
             self._refused.clear()
             self.fail_every, self.failure, self.shorten_every = 0, (503, "SlowDown"), 0
-            self.ignore_conditions, self.latency = False, 0.0
+            self.ignore_conditions, self.latency, self._left = False, 0.0, float("inf")
 
     def begin(self, method: str) -> tuple[int, str] | None:
         """Count a request, and return the status and the code that it is refused with, if it is."""
@@ -205,6 +210,9 @@ class FaultyProxy(_Loopback):
             self._seen += 1
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
+            self._left -= 1
+            if self._left < 0:
+                return 403, "AccessDenied"
             busy = self.fail_every > 0 and self._seen % self.fail_every == 0
             return self.failure if busy else self._refused.get(method)
 

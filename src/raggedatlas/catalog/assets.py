@@ -23,6 +23,7 @@ from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
+    datasets_from_table,
     entries_from_table,
     entries_to_table,
     read_json,
@@ -34,8 +35,8 @@ from raggedatlas.model.wings import asset_tables, every_wing
 from raggedatlas.store.arrays import ArraySpec, create_group, read_group, write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
-from raggedatlas.store.sql import equals, in_list
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.sql import in_list
+from raggedatlas.store.tables import LISTING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,12 +69,14 @@ def take_lease(catalog: Catalog, dataset_uid: str, owner: Mapping[str, Any] | No
     """
     create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: dict(owner or this_process())}})
     # A purge leaves its mark before it looks for leases, and an add its lease before it looks for the mark: one of them sees the other.
-    catalog.refuse_unfinished_purge("add()")
+    mark = catalog.tables.unfinished_purge(leased=True)
+    if mark is not None:
+        raise mark.refusal("add()", catalog.location.uri)
 
 
-def release_lease(catalog: Catalog, dataset_uid: str) -> None:
-    """Remove the lease of a dataset that is committed or dropped; a deleted group is not created again."""
-    if read_lease(catalog, dataset_uid):
+def release_lease(catalog: Catalog, dataset_uid: str, *, own: bool = False) -> None:
+    """Remove the lease of a dataset that is committed or dropped. A deleted group is not created again; nobody deletes the group of an `own` lease."""
+    if own or read_lease(catalog, dataset_uid):
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
 
 
@@ -277,13 +280,13 @@ class AssetKind(ABC, Generic[Record]):
         ConflictError
             If other writers win every retry, or a purge is unfinished.
         """
-        tables = Tables(catalog.tables.location)
+        tables = catalog.tables
         ensure_table(tables, self.table, self.schema)
 
         def attempt() -> list[Record]:
             # Read at a fixed version, which the commit below checks: `update` never works on outdated records.
             version = tables.version(self.table)
-            old = self.parse(Tables(tables.location, {self.table: version}).read(self.table))
+            old = self.parse(tables.at({self.table: version}).read(self.table))
             new = update(old)
             if new is not old:
                 tables.overwrite(self.table, entries_to_table(new, self.schema), version)
@@ -416,7 +419,7 @@ class AssetKind(ABC, Generic[Record]):
         """
         if dataset is not None:
             raise ArgumentError(f"A {self.noun} is dropped for all datasets; leave out dataset={dataset!r}.")
-        catalog.require_tip(f"drop_{self.noun}")
+        catalog = catalog.session(f"drop_{self.noun}")
         removed = self.remove(catalog, {record.uid for record in self.find(catalog, name)})
         if not removed:  # Another process has dropped or replaced it meanwhile.
             return self.drop(catalog, name, dataset)
@@ -526,7 +529,8 @@ def dropped(records: Sequence[DatasetRecord | AssetRecord], n: int) -> "Maintena
 
 
 def asset_columns(catalog: Catalog) -> set[str]:
-    """Return the cell columns of all assets."""
+    """Return the cell columns of all assets, as they are now."""
+    catalog.tables.refresh([LISTING, *asset_tables()])
     return {record.column for records in read_assets(catalog).values() for record in records if record.column}
 
 
@@ -631,7 +635,7 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
     ConflictError
         If other writers win every retry, or a purge is unfinished.
     """
-    tables, tried = Tables(catalog.tables.location), set[tuple[str, str]]()
+    tables, tried = catalog.tables, set[tuple[str, str]]()
 
     def attempt() -> None:
         listed = catalog.dataset_records()
@@ -644,20 +648,21 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         tried.update((record.uid, record.name) for record in commit.records)
         if not commit.records and not commit.replaces:
             return
-        pinned = tables.at({DATASETS: version})
         # An empty table has no first row on which concurrent merges would conflict (see below).
         if commit.replaces or not old:
-            rows = pinned.read(DATASETS).cast(DATASETS_SCHEMA)
+            rows = tables.at({DATASETS: version}).read(DATASETS).cast(DATASETS_SCHEMA)
             kept = rows.filter(
                 pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
             )
             tables.overwrite(DATASETS, pa.concat_tables([kept, fresh]), version)
+            catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
             return
         # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
-        first = pinned.read(DATASETS, where=equals("zarr_group", old[0].zarr_group)).cast(DATASETS_SCHEMA)
+        first = pa.Table.from_pylist([old[0].model_dump()], schema=DATASETS_SCHEMA)
         changes_first = any(record.zarr_group == old[0].zarr_group for record in commit.records)
-        both = fresh if changes_first else pa.concat_tables([first.slice(0, 1), fresh])
+        both = fresh if changes_first else pa.concat_tables([first, fresh])
         tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
+        catalog.note_records(listed, datasets_from_table(fresh))
 
     tables.retry(DATASETS, attempt)
 
@@ -673,7 +678,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     NotFoundError
         If there is no such dataset, or several have that name.
     """
-    catalog.require_tip("drop_dataset")
+    catalog = catalog.session("drop_dataset")
     records: list[DatasetRecord] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
@@ -685,12 +690,18 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     return dropped(records, delete_cells_of_datasets(catalog, [records[0].uid]))
 
 
+def without_record(catalog: Catalog, uids: Iterable[str]) -> set[str]:
+    """Return those of some datasets that have no record now; `restore` may have brought one back."""
+    catalog.tables.refresh([DATASETS])
+    return {*uids} - {record.uid for record in read_records(catalog)}
+
+
 def delete_cells_without_record(catalog: Catalog, uids: Collection[str]) -> int:
     """Delete the cells of datasets that have no record, also at the moment of the commit; return their number."""
 
     def condition() -> str:
-        # `restore` may have brought a record back; it changes the table of cells once more after that, so that this conflicts.
-        return in_list("dataset_uid", sorted({*uids} - {record.uid for record in read_records(catalog)}))
+        # `restore` changes the table of cells once more after it has brought a record back, so that this conflicts.
+        return in_list("dataset_uid", sorted(without_record(catalog, uids)))
 
     return catalog.tables.delete(CELLS, condition) if uids else 0
 

@@ -1,10 +1,10 @@
 """The tables and arrays of an atlas, at its tip or at a snapshot; creation is atomic."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.model.assets import DeletionRecord
-from raggedatlas.model.ids import check_length
+from raggedatlas.model.ids import check_length, new_uid
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     LAYOUTS_SCHEMA,
@@ -33,16 +33,17 @@ from raggedatlas.model.records import (
 )
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces, pointer_columns
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.tables import CHANGED_AT, Tables
+from raggedatlas.store.tables import CHANGED_AT, LISTING, Tables
 
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
 GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE = "_genes", "_orthologs", "_terms"
-"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
+"""Table names (seed 000). `VERSIONS`, and the version of the format in the metadata of `DATASETS`, mark a complete atlas and are written last; `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
 
 IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE)
 T = TypeVar("T")
@@ -51,6 +52,7 @@ FORMAT = "1"
 """Version of the on-disk format."""
 
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+_UID_KEY = "raggedatlas.uid"
 
 _SHARED_KEY = "raggedatlas.shared_bundles"
 """Table metadata of `datasets`: there since datasets first shared a bundle (see ``raggedatlas.catalog.bundles``)."""
@@ -221,8 +223,23 @@ class Catalog:
         if known.version == version:
             return known
         pinned = Tables(self.tables.location, {DATASETS: version}, None, {DATASETS: table})
-        self._memo[DATASETS] = made = known.updated(pinned, version)
+        try:
+            self._memo[DATASETS] = made = known.updated(pinned, version)
+        except StoreError:
+            # A purge has deleted files of the version that a session holds.
+            if not self.tables.refresh([DATASETS]):
+                raise
+            return self.dataset_records()
         return made
+
+    def note_records(
+        self, before: "DatasetRecords", written: Sequence[DatasetRecord], removed: Collection[str] = ()
+    ) -> None:
+        """Remember the records after a commit that wrote some, and removed those of datasets, unless another commit came between."""
+        if self.tables.session is not None and self.tables.version(DATASETS) == before.version + 1:
+            known = {record.zarr_group: record for record in before.records if record.uid not in removed}
+            known |= {record.zarr_group: record for record in written}
+            self._memo[DATASETS] = DatasetRecords(before.version + 1, tuple(known.values()))
 
     def current(self) -> "Catalog":
         """Return the current content, which differs from the newest table versions only during a purge.
@@ -244,13 +261,59 @@ class Catalog:
 
     def hold(self) -> "Catalog":
         """Return the same atlas, unpinned, whose tables are open, the datasets before the others; see `Tables.hold`."""
-        tables = self.tables.hold()
-        map_requests(lambda name: tables.open(name) if name else tables.names(), ("", DATASETS, VERSIONS))
-        held = Catalog(self.location, tables, self.arrays)
-        registries = [space.registry for space in held.spaces().values() if space.has_features]
+        held = Catalog(self.location, self.tables.hold(), self.arrays)
+        held._open_all()
+        return held
+
+    def session(self, action: str) -> "Catalog":
+        """Return the atlas as it is now, for one call that writes: its tables are open and follow the commits of the call.
+
+        Tables that the last session left are asked side by side whether they are the newest; at first all are opened. What another process commits
+        during the call is seen by what conflicts with it, and where `Tables.refresh` asks.
+
+        Parameters
+        ----------
+        action : str
+            The call, for messages.
+
+        Raises
+        ------
+        ReadOnlyError
+            If this is a snapshot.
+        ConflictError
+            If a purge has begun and is not finished.
+        """
+        self.require_writable(action)
+        held = self
+        if self.tables.session is None:
+            held = replace(self, tables=self.tables.resume())
+            known = held._uid()
+            moved = held.tables.refresh()
+            if any(n < 0 for n in moved.values()) or held._uid() != known:
+                # There is another atlas at the address now.
+                self._memo.clear()
+                self.tables.latest.clear()
+                held = replace(self, tables=self.tables.resume())
+            elif moved:
+                # Again, so that every record finds its cells, layouts, features and columns: they were written before it.
+                held.tables.refresh([n for n in held.tables.held() if n not in (DATASETS, VERSIONS, *asset_tables())])
+            held._open_all()
+        mark = held.tables.known_purge()
+        if mark is not None:
+            raise mark.refusal(action, self.location.uri)
+        return held
+
+    def _uid(self) -> str:
+        """Return what tells the atlas from others at its address; empty where no table is open."""
+        return self.tables.metadata(DATASETS).get(_UID_KEY, "") if DATASETS in self.tables.held() else ""
+
+    def _open_all(self) -> None:
+        """Open what is not open yet side by side, the datasets before the others."""
+        tables = self.tables
+        map_requests(lambda name: tables.open(name) if name else tables.names(), (LISTING, DATASETS, VERSIONS))
+        registries = [space.registry for space in self.spaces().values() if space.has_features]
         # The optional tables, and those of assets, are the others whose names begin so.
         tables.open_all((CELLS, *(name for name in tables.names() if name.startswith("_")), *registries))
-        return held
 
     def newest_tables(self) -> Tables:
         """Return the tables, unpinned."""
@@ -323,7 +386,7 @@ class Catalog:
                 ensure_table(self.tables, space.registry, registry.arrow_schema())
             if known is None:
                 at = self.tables.version(DATASETS)
-                there = Tables(self.tables.location, {DATASETS: at}).metadata(DATASETS)
+                there = self.tables.at({DATASETS: at}).metadata(DATASETS)
                 if _SPACE_KEY + space.name in there or not self.tables.update_metadata_if(
                     DATASETS, {_SPACE_KEY + space.name: space.to_json()}, at
                 ):
@@ -333,7 +396,7 @@ class Catalog:
                     )
 
         # The table stays open where nothing is to be written, as with every further dataset of a space.
-        self.tables.retry(DATASETS, attempt, keep=True)
+        self.tables.retry(DATASETS, attempt)
 
 
 _IDENTIFYING = ("zarr_group", "name", "content_hash")
@@ -416,20 +479,20 @@ def create_catalog(
         raise SchemaError(
             f"registries names feature spaces that are not defined: {unknown}; pass them in spaces=[FeatureSpace(...)]."
         )
+    pointed = {every[space] for space, _ in pointer_columns(schema).values() if every[space].has_features}
+    registries_made = {space.registry: FeatureBaseSchema.arrow_schema() for space in pointed}
+    registries_made |= {every[name].registry: registry.arrow_schema() for name, registry in chosen.items()}
+    made = {**registries_made, LAYOUTS: LAYOUTS_SCHEMA, CELLS: schema, DATASETS: DATASETS_SCHEMA}
+    meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec, _UID_KEY: new_uid()}
+    meta |= {_SPACE_KEY + s.name: s.to_json() for s in every.values()}
+    tables = catalog.tables.resume()
     # Repeating a create that died is safe: `Tables.create` reuses an empty table with the same columns.
-    for name, registry in chosen.items():
-        catalog.tables.create(every[name].registry, registry.arrow_schema())
-    catalog.tables.create(LAYOUTS, LAYOUTS_SCHEMA)
-    catalog.tables.create(CELLS, schema)
-    catalog.tables.create(DATASETS, DATASETS_SCHEMA)
-    meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec}
-    catalog.tables.update_metadata(DATASETS, meta | {_SPACE_KEY + s.name: s.to_json() for s in every.values()})
-    for name in {space for space, _ in pointer_columns(schema).values()} - set(chosen):
-        # Not by `add_space`, which asks the last table, whose creation makes the atlas one, for an unfinished purge.
-        if every[name].has_features and not catalog.tables.has(every[name].registry):
-            catalog.tables.create(every[name].registry, FeatureBaseSchema.arrow_schema())
-    catalog.tables.create(VERSIONS, VERSIONS_SCHEMA)
-    return catalog
+    location.side_by_side([partial(tables.create, name, columns) for name, columns in made.items()])
+    # Both make it an atlas.
+    location.side_by_side(
+        [partial(tables.update_metadata, DATASETS, meta), partial(tables.create, VERSIONS, VERSIONS_SCHEMA)]
+    )
+    return replace(catalog, tables=tables.leave())
 
 
 def open_catalog(location: Location) -> Catalog:
@@ -440,18 +503,19 @@ def open_catalog(location: Location) -> Catalog:
     NotFoundError
         If there is no complete atlas.
     """
-    return open_held(location).tip()
+    held = open_held(location)
+    return replace(held, tables=held.tables.leave())
 
 
 def open_held(location: Location) -> Catalog:
     """Open an atlas as `open_catalog` does, for one call: the tables that were looked at stay open."""
     _refuse_file(location)
-    catalog = Catalog(location, Tables(location.child("lance_db")).hold(), location.child("zarr_store"))
+    catalog = Catalog(location, Tables(location.child("lance_db")).resume(), location.child("zarr_store"))
     # Side by side, because each takes two requests.
     map_requests(catalog.tables.has, (DATASETS, VERSIONS))
     try:
         version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
-        complete = catalog.tables.has(VERSIONS)
+        complete = version is not None and catalog.tables.has(VERSIONS)
     except NotFoundError as error:
         raise NotFoundError(
             f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."
@@ -519,7 +583,8 @@ def refuse_wrong_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> Non
 
 def is_atlas(location: Location) -> bool:
     """Return whether a location holds a complete atlas."""
-    return catalog_at(location).tables.has(VERSIONS)
+    tables = catalog_at(location).tables
+    return tables.has(VERSIONS) and tables.has(DATASETS) and _FORMAT_KEY in tables.metadata(DATASETS)
 
 
 def catalog_at(location: Location) -> Catalog:

@@ -539,7 +539,7 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     ConflictError
         If a later annotation gave values to one of its columns.
     """
-    catalog.require_tip("drop_annotation")
+    catalog = catalog.session("drop_annotation")
     schema = catalog.tables.schema(CELLS)
     columns = annotation_columns(schema)
     own = [column for column, record in columns.items() if record.name == name]
@@ -597,7 +597,7 @@ def incomplete_columns(catalog: Catalog) -> list[tuple[str, str]]:
 
 def _fill(catalog: Catalog, upper: str, lower: str) -> int:
     at = catalog.tables.version(CELLS)
-    then = Tables(catalog.tables.location, {CELLS: at})
+    then = catalog.tables.at({CELLS: at})
     schema = then.schema(CELLS)
     if upper not in schema.names or lower not in schema.names:
         return 0  # The annotation was dropped in the meantime.

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import group_by_dataset, process_alive, read_records, this_process
-from raggedatlas.catalog.catalog import CELLS, DELETIONS_KEY, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError
@@ -24,7 +24,7 @@ from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.tables import ROW_ID, Tables, walk
+from raggedatlas.store.tables import ROW_ID, walk
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def delete_cells(
     CorruptError
         If the cells of a dataset, or the rows deleted before, are damaged.
     """
-    catalog.require_tip("delete_cells()")
+    catalog = catalog.session("delete_cells()")
     if dry_run:
         return _report(
             catalog, _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids, given=given), dry_run=True
@@ -136,7 +136,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
 
 def _at(catalog: Catalog, version: int) -> Catalog:
     """Return the atlas with the table of cells at one version, and no other table."""
-    return Catalog(catalog.location, Tables(catalog.tables.location, {CELLS: version}), catalog.arrays)
+    return Catalog(catalog.location, catalog.tables.at({CELLS: version}), catalog.arrays)
 
 
 def _to_json(records: Iterable[DeletionRecord]) -> str:
@@ -190,7 +190,10 @@ def _report(catalog: Catalog, plan: _Plan, *, dry_run: bool) -> MaintenanceRepor
     """Return what is or would be deleted, and whether a snapshot has the datasets, so that the cells can come back."""
     counts, notes = {uid: rows.num_rows for uid, rows in plan.rows.items()}, [*plan.notes]
     snapshots = list_versions(catalog) if counts else []
-    there = {record.uid for record in read_records(catalog.at(snapshots[-1]))} if snapshots else set()
+    there: set[str] = set()
+    if snapshots:
+        same = snapshots[-1].table_versions[DATASETS] == catalog.tables.version(DATASETS)
+        there = {record.uid for record in read_records(catalog if same else catalog.at(snapshots[-1]))}
     if not counts:
         notes.append("no cell matches; nothing was written")
     elif there.issuperset(counts):

@@ -32,7 +32,7 @@ from raggedatlas.errors import ConflictError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.tables import CHANGED_AT
+from raggedatlas.store.tables import CHANGED_AT, LISTING
 
 IDENTITY_SCHEMA = pa.schema(
     [
@@ -322,7 +322,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
             try:
                 catalog.tables.create(IDENTITY, rows_with_stamp.schema, rows_with_stamp)
             except StoreError as error:
-                catalog.tables.list_again()
+                catalog.tables.refresh([LISTING])
                 if not catalog.tables.has(IDENTITY):
                     raise
                 raise ConflictError(f"{IDENTITY} of {catalog.location.uri} was created by another process") from error
@@ -330,7 +330,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
             catalog.tables.overwrite(IDENTITY, rows_with_stamp, there[IDENTITY])
         return not (rows.equals(old) and facts.equals(old_facts))
 
-    return catalog.tables.retry(IDENTITY, once, keep=True)
+    return catalog.tables.retry(IDENTITY, once)
 
 
 def _versions(catalog: Catalog, registries: Mapping[str, str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog, refuse_wrong_columns
 from raggedatlas.catalog.versions import for_tables
 from raggedatlas.errors import CorruptError, SchemaError
@@ -19,6 +20,9 @@ from raggedatlas.store.sql import all_of, equals, in_list, is_null
 from raggedatlas.store.tables import ROW_ID
 
 _PROTECTED = ("uid", "global_index")
+
+_SMALL_ROWS = 1 << 16
+"""Layouts of so many rows are read whole."""
 
 BY_HAND = "by hand"
 """Source of a symbol that a person gave; no file's symbol replaces it."""
@@ -187,7 +191,7 @@ def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: AN
             catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
         return int(n)
 
-    return catalog.tables.retry(table, once, keep=True)
+    return catalog.tables.retry(table, once)
 
 
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
@@ -316,7 +320,9 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
     the others.
     """
     wanted = [(layout_uid(uids), uids, index) for uids, index in layouts]
-    lists = {uid: (uids, index) for uid, uids, index in wanted if len(uids)}
+    # What a record names is there.
+    named = {record.layout_uid for record in read_records(catalog)}
+    lists = {uid: (uids, index) for uid, uids, index in wanted if len(uids) and uid not in named}
     if lists:
         # All rows of a layout are appended in one commit, so the first one shows that the others exist.
         where = all_of(in_list("layout_uid", lists), equals("local_index", 0))
@@ -367,7 +373,10 @@ def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True)
     known = memo if catalog.read_only else {}
     missing = [uid for uid in wanted if uid not in known]
     if missing:
-        rows = catalog.tables.read(LAYOUTS, where=in_list("layout_uid", missing))
+        # In an object store, a filter takes Lance a second request.
+        small = not catalog.location.is_local and catalog.tables.count(LAYOUTS) <= _SMALL_ROWS
+        rows = catalog.tables.read(LAYOUTS, where=None if small else in_list("layout_uid", missing))
+        rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=pa.array(missing))) if small else rows
         refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)
         found = _split(rows)
         wrong = [uid for uid, layout in found.items() if checked and layout_uid(layout.features) != uid]

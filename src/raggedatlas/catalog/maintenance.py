@@ -25,7 +25,7 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
     NotFoundError, DuplicateError, NameRefusedError
         If no dataset or several have the old name, another has the new one, or it is empty, too long or cannot be printed.
     """
-    catalog.require_tip("rename_dataset")
+    catalog = catalog.session("rename_dataset")
     check_given_name(name, "name of a dataset")
 
     def choose(old: list[DatasetRecord]) -> Commit:

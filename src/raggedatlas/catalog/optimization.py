@@ -16,7 +16,7 @@ from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.runtime import prefetch_map
 from raggedatlas.store.sql import is_null
-from raggedatlas.store.upkeep import compact, index, refresh_vectors
+from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact, index, refresh_vectors
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -80,9 +80,9 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
     catalog : Catalog
         At the tip, held. Afterwards it has the tables as this left them.
     least : int
-        Rows without an index from which it is updated.
+        Rows without an index from which it is updated; with more than one, also a few fragments are left as they are.
     """
-    registries = registry_tables(catalog)
+    registries, few = registry_tables(catalog), MANY_FRAGMENTS if least > 1 else 0
     notes: list[str] = []
     changed: list[str] = []
 
@@ -90,7 +90,9 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
         try:
             # Indexes first, because Lance does not merge indexed with unindexed fragments.
             indexed = index_table(catalog, name, least)
-            if compact(catalog.tables, name) or indexed:
+            # Deleted cells are left out, so that a snapshot does not keep them; other tables have deleted rows from every commit.
+            n = 0 if name == CELLS and catalog.tables.has_deleted_rows(CELLS) else few
+            if compact(catalog.tables, name, n) or indexed:
                 changed.append(name)
                 notes.append(f"{name}: compacted or indexed")
         except ConflictError:
@@ -153,7 +155,7 @@ def reindex(catalog: Catalog, space: str | None = None) -> int:
     NotFoundError
         If the space is unknown or its columns are not features.
     """
-    catalog.require_tip("reindex_registry")
+    catalog = catalog.session("reindex_registry")
     there = registry_tables(catalog)
     if space is not None and space not in there:
         if catalog.space(space).has_features:

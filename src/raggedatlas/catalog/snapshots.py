@@ -263,8 +263,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """
     catalog.require_writable("snapshot")
     check_label(label)
-    held = catalog.hold()
-    held.require_tip("snapshot")
+    held = catalog.session("snapshot")
     earlier = purged(held)
     try:
         return _snapshot(held, label)
@@ -664,12 +663,13 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
         names = [*draft.table_versions]
         try:
             tags = for_tables(held, partial(_tag, held, draft, tag=tag), names)
-            pinned = held.at(draft)
             # An `add` may have committed values below an annotation.
-            if incomplete_columns(pinned):
+            if incomplete_columns(held.at(draft)):
                 complete_annotations(held)
             elif versions_exist(held, draft):
-                return pinned, draft, tag, tags
+                # Files are checked as they are, and not as a session may remember them.
+                fresh = Catalog(held.location, held.tables.hold(), held.arrays)
+                return fresh.at(draft), draft, tag, tags
         except NotFoundError:
             pass
         except StoreError:

@@ -19,7 +19,7 @@ from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.manifests import FOLDER
 from raggedatlas.store.runtime import map_requests
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import LISTING, Tables
 
 UID = re.compile(r"[0-9a-f]{16}")
 """Names of the dataset groups in the Zarr store."""
@@ -173,10 +173,8 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
         return held_versions(catalog)
     if tables.session is None:
         return held_versions(Catalog(catalog.location, tables.hold(), catalog.arrays))
-    tables.list_again()
-    others = [name for name in tables.held() if name not in (DATASETS, VERSIONS, *asset_tables())]
     # With the listing: a dataset of a new feature space needs its registry.
-    map_requests(lambda name: tables.update([name]) if name else tables.open_all(()), ["", *others])
+    tables.refresh([LISTING, *(n for n in tables.held() if n not in (DATASETS, VERSIONS, *asset_tables()))])
     return held_versions(catalog)
 
 
@@ -213,7 +211,7 @@ def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
     """Return whether every dataset and asset of the chosen versions is still in the atlas, so that none was dropped in between."""
     registries = [name for name in (DATASETS, *asset_tables()) if name in draft.table_versions]
     if catalog.tables.session is not None:
-        catalog.tables.update(registries)
+        catalog.tables.refresh(registries)
     if all(catalog.tables.version(name) == draft.table_versions[name] for name in registries):
         return True
     return inventory(catalog.at(draft)).uids <= inventory(catalog).uids

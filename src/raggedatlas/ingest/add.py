@@ -28,15 +28,15 @@ from raggedatlas.catalog.assets import (
     find_kind,
     group_by_dataset,
     read_lease,
-    read_records,
     release_lease,
     take_lease,
     this_process,
+    without_record,
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
 from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
-from raggedatlas.errors import ArgumentError, AtlasError, SourceError, StoreError, WorkersError
+from raggedatlas.errors import ArgumentError, AtlasError, ConflictError, SourceError, StoreError, WorkersError
 from raggedatlas.formats.registry import list_left_out, list_sources
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenGroup, matrix_facts
@@ -62,7 +62,7 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, as_path, with_options
 from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, warnings_as
 from raggedatlas.store.sql import equals
-from raggedatlas.store.upkeep import compact
+from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact
 
 COMMIT_CELLS = 500_000
 """Small datasets share a commit until they have this many cells in total."""
@@ -71,8 +71,9 @@ COMMIT_CELLS = 500_000
 COMMIT_DATASETS = 100
 """Maximum number of datasets in one commit, whose feature names are all kept in memory."""
 
-MERGE_EVERY = 16
-"""After so many more records, `add` merges the fragments of small tables."""
+
+_ATTEMPTS = 5
+"""How often cells are written before others that take columns away are given way."""
 
 
 def add(
@@ -111,7 +112,7 @@ def add(
     SourceError
         If a choice is not understood or the source is refused.
     """
-    catalog.require_tip("add()")
+    catalog.require_writable("add()")
     # A file in an object store is usually near the atlas; the options of a local atlas are those of its files.
     storage_options = storage_options or catalog.location.storage_options
     # Before `open_source`, which takes a zarr-vectors store for an AnnData Zarr folder: both have a `zarr.json`.
@@ -124,6 +125,7 @@ def add(
             )
         made: Attachment[AddReport] = resolve_name(kind.attachment)(catalog, source, choices)
         return attach(made, progress)
+    catalog = catalog.session("add()")
     options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source, storage_options)
     if several and options.name is not None:
@@ -464,9 +466,8 @@ def _stage_by_workers(
                 yield done
     finally:
         with suppress(AtlasError):
-            visible = {record.uid for record in read_records(catalog)}
             # Found by lease, because attempts of lost workers have uids that never came back.
-            for uid in set(catalog.arrays.list_children()) - visible:
+            for uid in without_record(catalog, catalog.arrays.list_children()):
                 if (read_lease(catalog, uid) or {}).get(_CALL) == owner[_CALL]:
                     catalog.arrays.child(uid).delete_prefix()
 
@@ -502,6 +503,7 @@ def _stage_source(
 ) -> Outcome:
     """Write the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
     try:
+        catalog = catalog.session("add()")
         done = stage(catalog, *plan_source(catalog, opener, options, orders), options, no_progress, owner)
         if isinstance(done, StagedDataset):
             done.finish()
@@ -517,8 +519,7 @@ def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
     """Remove staged datasets that did not become visible; if the datasets cannot be read, `repair` will do so."""
     with suppress(AtlasError):
         # A commit that raised may have been done although its answer was lost; its datasets must stay.
-        visible = {record.uid for record in read_records(catalog)}
-        for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
+        for uid in without_record(catalog, [one.plan.uid for one in staged]) if staged else ():
             catalog.tables.delete(CELLS, equals("dataset_uid", uid))
             catalog.arrays.child(uid).delete_prefix()
 
@@ -562,46 +563,54 @@ def _commit(
             source.abandon()
     if not staged:
         return judged
+    # What others committed meanwhile, such as columns of other types, would make these commits start again, one after the other.
     groups = [written.group for one in staged for written in one.groups]
     spaces = {group.space.name: group.space for group in groups}
+    catalog.tables.refresh((DATASETS, CELLS, LAYOUTS, *(space.registry for space in spaces.values())))
     for space in spaces.values():
         catalog.add_space(space)
     further = {} if attached is None else attached.columns()
     pointers = [pointer_field(group.pointer, group.space.kind, group.space.name) for group in groups]
     pointers += [field for field, _ in further.values()]
+    columns = [c.column for one in staged for c in one.plan.columns]
     # Before the cells: Lance refuses rows with a column that the table lacks.
-    add_cell_columns(
-        catalog, [c.column for one in staged for c in one.plan.columns], [*{p.name: p for p in pointers}.values()]
-    )
+    add_columns = partial(add_cell_columns, catalog, columns, [*{p.name: p for p in pointers}.values()])
+    add_columns()
     progress("columns", 1, 1)
 
     def write_cells() -> None:
-        schema = catalog.tables.schema(CELLS)
-        catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, one, further) for one in staged]))
+        _append_cells(
+            catalog, lambda schema: pa.concat_tables([_cells(schema, one, further) for one in staged]), add_columns
+        )
 
-    # Cells are written on a background thread, features and layouts on this one: they are independent, and invisible before the records.
-    with BackgroundWriter() as meanwhile:
-        meanwhile(write_cells)
-        featured = {name: [g for g in groups if g.space.name == name and g.features is not None] for name in spaces}
-        featured = {name: own for name, own in featured.items() if own}
-        for name, own in featured.items():
-            register_features(catalog, name, *(group.features.rows for group in own if group.features is not None))
-        progress("features", 1, 1)
+    featured = {name: [g for g in groups if g.space.name == name and g.features is not None] for name in spaces}
+    featured = {name: own for name, own in featured.items() if own}
+
+    def write_layouts() -> None:
         for name, own in featured.items():
             registry = catalog.tables.read(spaces[name].registry, ["uid", "global_index"])
             known = registry.column("uid").combine_chunks()
             # New features have no index before `reindex_registry`; `ensure_layouts` stores -1 as null.
-            index = registry.column("global_index").fill_null(-1).to_numpy()
+            index = registry.column("global_index").fill_null(-1)
             orders = {group.layout: pa.array(group.stored_uids, pa.string()) for group in own}
-            ensure_layouts(
-                catalog, [(o.to_pylist(), index[pc.index_in(o, value_set=known).to_numpy()]) for o in orders.values()]
-            )
+            numbered = [
+                (o.to_pylist(), index.take(pc.index_in(o, value_set=known)).fill_null(-1)) for o in orders.values()
+            ]
+            ensure_layouts(catalog, [(uids, numbers.to_numpy()) for uids, numbers in numbered])
+
+    # Side by side, and a process that is killed may leave any of them: without a record they are invisible.
+    with BackgroundWriter() as first, BackgroundWriter() as second:
+        first(write_cells)
+        second(write_layouts)
+        for name, own in featured.items():
+            register_features(catalog, name, *(group.features.rows for group in own if group.features is not None))
+        progress("features", 1, 1)
+        second.join()
         progress("layouts", 1, 1)
     progress("cells", 1, 1)
     if attached is not None:
         attached.before_record(staged[0].plan.uid)
     outcomes: list[Outcome] = []
-    n_records: list[int] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
         # Called again after a lost race, but not when an earlier attempt turns out to be committed: `outcomes` then
@@ -616,7 +625,6 @@ def _commit(
             if isinstance(outcome, StagedDataset):
                 names.add(outcome.plan.name)
                 commit = Commit((*commit.records, *_records(outcome)), commit.replaces | {*outcome.replaces})
-        n_records[:] = [len(old), len(old) + len(commit.records)]
         return commit
 
     commit_records(catalog, choose)
@@ -629,16 +637,30 @@ def _commit(
             with suppress(AtlasError):
                 delete_cells_of_datasets(catalog, one.replaces)
             with suppress(StoreError):
-                release_lease(catalog, one.plan.uid)
-    if n_records[0] // MERGE_EVERY < n_records[1] // MERGE_EVERY:
-        # Small tables that every `add` reads, which would take each longer than the last. Versions that a snapshot names, or a reader has
-        # open, stay as they are. It only saves time: others may be writing, or a purge may have begun.
-        for table in (DATASETS, LAYOUTS, *(space.registry for space in spaces.values())):
-            with suppress(AtlasError):
-                if catalog.tables.has(table) and len(catalog.tables.open(table).get_fragments()) >= MERGE_EVERY:
-                    compact(catalog.tables, table)
+                release_lease(catalog, one.plan.uid, own=True)
+    # Small tables that every `add` reads, which would take each longer than the last. Versions that a snapshot names, or a reader has open, stay
+    # as they are. It only saves time: others may be writing, or a purge may have begun.
+    for table in (DATASETS, LAYOUTS, *(space.registry for space in spaces.values())):
+        with suppress(AtlasError):
+            if catalog.tables.has(table):
+                compact(catalog.tables, table, MANY_FRAGMENTS)
     progress("done", 1, 1)
     return {n: committed.get(source.plan.uid, judged[n]) for n, source in sources.items()}
+
+
+def _append_cells(
+    catalog: Catalog, make_rows: Callable[[pa.Schema], pa.Table], add_columns: Callable[[], None]
+) -> None:
+    """Append rows; again where `restore` has taken away columns that were added before."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            catalog.tables.append(CELLS, make_rows(catalog.tables.schema(CELLS)))
+            return
+        except ConflictError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            catalog.tables.refresh([CELLS])
+            add_columns()
 
 
 def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:

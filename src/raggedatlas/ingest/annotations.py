@@ -351,7 +351,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     AtlasError
         As `RaggedAtlas.annotate` says; nothing is written then.
     """
-    catalog.require_tip("annotate")
+    catalog = catalog.session("annotate")
     if options.name is not None:
         check_given_name(options.name, "name of an annotation")
     # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.

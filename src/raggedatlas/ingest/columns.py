@@ -528,7 +528,7 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
     SchemaError
         If the rows are of no known form, give a registered feature another id, or any feature another `global_index`.
     """
-    catalog.require_tip("register_features()")
+    catalog = catalog.session("register_features()")
     catalog.add_space(catalog.space(space))
     if isinstance(features, pa.Table):
         rows = features

@@ -343,6 +343,9 @@ def _write(
         # In this order: `append` gets its last job from `later`.
         later.join()
         append.join()
+        if not catalog.location.is_local:
+            # The last shards are sent side by side.
+            send.join()
         if not options.dry_run:
             _close(written, layers, indices, create, bundle)
 
@@ -606,7 +609,12 @@ def _close_arrays(
     written: WrittenGroup | WrittenElements, writers: Mapping[str, ArrayWriter], bundle: Bundle | None
 ) -> None:
     """Close arrays by their path below the group, and record their descriptions and checksums; those that are small go into the bundle."""
-    for path, writer in writers.items():
-        written.specs[path] = writer.close(listed=writer.profile != STANDARD, bundle=bundle)
+    location = next(iter(writers.values())).location
+    if not location.is_local:
+        writers = {path: writer.behind(None) for path, writer in writers.items()}
+    steps = [partial(writer.close, listed=writer.profile != STANDARD, bundle=bundle) for writer in writers.values()]
+    # One after the other into a bundle, whose files have an order.
+    specs = [step() for step in steps] if bundle is not None else location.side_by_side(steps)
+    written.specs |= zip(writers, specs, strict=True)
     for path, writer in writers.items():
         written.checksums |= writer.checksums(path)

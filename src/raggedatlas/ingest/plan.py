@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
-from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import takes_over
 from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
@@ -361,7 +361,7 @@ def plan_cells(
         taken = {other.name for other in coming}
         # With "replace", the dataset that has the name goes, so the name is free.
         if options.on_duplicate != "replace":
-            taken |= {*catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()}
+            taken |= {record.name for record in read_records(catalog)}
         name = free_name(dataset_name(plan.schema), taken, "-")
     # A plan that is made again still has the note about its earlier name.
     before = rename_notes(plan.schema, plan.name) if plan.name else []

@@ -1,9 +1,10 @@
 """Stage one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -48,10 +49,10 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.wings import answer
-from raggedatlas.store.arrays import create_group, describe_group
+from raggedatlas.store.arrays import describe_group, write_group_attributes
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import AnyPath, Location, as_path
-from raggedatlas.store.runtime import BackgroundWriter
+from raggedatlas.store.runtime import BackgroundWriter, submit
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,15 @@ class StagedDataset:
             for part in self.pending:
                 part.finish()
             # The metadata of groups come when their arrays are there.
+            steps: list[Callable[[], None]] = [partial(self.bundle.write, self.arrays)]
             for n, written in enumerate(self.groups):
                 space, specs = written.group.space, written.specs | (self.extras.specs if n == 0 else {})
                 facts = {"raggedatlas": {"feature_space": space.name, "kind": space.kind.value}}
                 if written.listed:
-                    describe_group(self.arrays, written.path, facts, specs)
+                    steps.append(partial(describe_group, self.arrays, written.path, facts, specs))
                 else:
-                    create_group(self.arrays, written.path, facts)
-            self.bundle.write(self.arrays)
+                    steps.append(partial(write_group_attributes, self.arrays, written.path, facts))
+            self.arrays.side_by_side(steps)
         except BaseException:
             self.abandon()
             raise
@@ -285,6 +287,8 @@ def stage(
         # Before the lease: an element that cannot be stored is refused with nothing written.
         packed = serialize_other_elements(source, plan.extras)
         colors = merge_colors(source, plan.cells, plan.extras.elements)
+        # Side by side with the lease.
+        counted = [submit(partial(_count_new, catalog), group) for group in plan.groups]
         try:
             if not options.dry_run:
                 progress("lease", 0, 1)
@@ -306,7 +310,7 @@ def stage(
                         taken=taken[group.space.name], content=None if i else content, bundle=bundle,
                     )  # fmt: skip
                     pending.append(part)
-                    part.written.n_new_features = _count_new(catalog, group)
+                    part.written.n_new_features = counted[i].result()
             text, groups = content.hexdigest(), [part.written for part in pending]
             if options.dry_run:
                 pending[-1].finish()
@@ -430,11 +434,17 @@ def find_replaced(
 def _count_new(catalog: Catalog, group: NewGroup) -> int:
     if group.features is None:
         return 0
-    if not catalog.tables.has(group.space.registry):
+    table = group.space.registry
+    if not catalog.tables.has(table):
         return len(group.features.uids)
-    known = catalog.tables.read(group.space.registry, ["uid"]).column("uid")
+    # Read once for all sources of a call that are planned before the next commit.
+    key, version = f"uids of {table}", catalog.tables.version(table)
+    memo = catalog._memo.get(key)
+    if not isinstance(memo, tuple) or memo[0] != version:
+        memo = version, catalog.tables.at({table: version}).read(table, ["uid"]).column("uid").combine_chunks()
+        catalog._memo[key] = memo
     # None for a group without features.
-    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
+    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=memo[1])).as_py()
     return len(group.features.uids) - int(there or 0)
 
 

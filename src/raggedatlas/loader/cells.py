@@ -31,7 +31,7 @@ from raggedatlas.query.cells import (
     warn_of_values,
 )
 from raggedatlas.query.modalities import SpacePointers, find_modality, locate, read_modalities
-from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces
+from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces, read_ahead
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.filters import Columns
@@ -139,6 +139,7 @@ class CellRequest:
         }
         results = [asset_kind("results").find(self.catalog, name)[0] for name in self.query.spec.results]
         kinds = Cells(pa.table({}), datasets, self.columns, places=places)
+        read_ahead(self.catalog).result()
         spaces, beside = plan_spaces(self.query.spec, self.catalog, self.spaces, results, kinds)
         return {**spaces, **beside}
 

@@ -28,6 +28,7 @@ from raggedatlas.loader.order import (
 from raggedatlas.model.choices import OutputFormat, refuse_unused
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
+from raggedatlas.query.plan import read_ahead
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.runtime import scratch_array
@@ -340,6 +341,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     QueryError, FeatureError
         For what the query or the options cannot have; for a query without cells.
     """
+    read_ahead(query.catalog)
     query = query.layers(list(options.layers)) if options.layers else query
     query = query.features(list(options.features)) if options.features else query
     query = query.with_results(list(options.results)) if options.results else query

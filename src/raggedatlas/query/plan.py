@@ -3,6 +3,8 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,7 +25,7 @@ from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orth
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import find_version, registry_tables
-from raggedatlas.errors import CorruptError, FeatureError, QueryError
+from raggedatlas.errors import AtlasError, CorruptError, FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
 from raggedatlas.model.frames import DATASET, arrow_to_series, column_stacks, facts_of, remove_unused_categories
 from raggedatlas.model.records import DatasetRecord
@@ -66,11 +68,15 @@ from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.runtime import map_groups, submit
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+_SMALL_ROWS = 1 << 18
+"""Up to so many rows, registries and layouts are read before it is known which of them a query needs."""
 
 
 def plan_read(
@@ -101,10 +107,7 @@ def plan_read(
     FeatureError
         For unknown, ambiguous or repeated features.
     """
-    tables = catalog.tables
-    if tables.pinned is not None and not tables.location.is_local:
-        # Side by side, as each takes two requests of an object store; they stay open.
-        tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registry_tables(catalog).values()])
+    layouts = read_ahead(catalog)
     known = read_modalities(catalog)
     names = default_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
@@ -118,6 +121,7 @@ def plan_read(
     if chosen and not (having := cells.pointing([p for m in chosen for p in m.pointers])).all():
         kept = np.flatnonzero(having)
         n_without, cells, obs = cells.n - len(kept), cells.take(kept), obs.take(pa.array(kept))
+    layouts.result()
     if deferred:
         # `obs` reads for itself; only vectors and centroids are still needed.
         cells = replace(cells, table=cells.table.select([*held]))
@@ -125,6 +129,39 @@ def plan_read(
     return ReadPlan(
         obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
     )
+
+
+def read_ahead(catalog: Catalog) -> "Future[None]":
+    """Open the tables of a snapshot in an object store side by side, and read the small ones that every query reads; they stay in memory.
+
+    Returns
+    -------
+    concurrent.futures.Future
+        Ends when the layouts were read; cells can be read meanwhile.
+    """
+    known = catalog._memo.get("ahead")
+    if isinstance(known, Future):
+        return known
+    done: Future[None] = Future()
+    done.set_result(None)
+    tables = catalog.tables
+    if not catalog.read_only or tables.location.is_local:
+        return done
+    registries = registry_tables(catalog)
+    tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registries.values()])
+    small = [space for space, table in registries.items() if tables.count(table) <= _SMALL_ROWS]
+    # The empty name is that of the records. What is damaged is told where it is used.
+    with suppress(AtlasError):
+        map_groups(lambda s: read_registry(catalog, s) if s else read_records(catalog), ["", *small])
+        if tables.count(LAYOUTS) <= _SMALL_ROWS:
+            done = submit(_read_layouts, catalog)
+    catalog._memo["ahead"] = done
+    return done
+
+
+def _read_layouts(catalog: Catalog) -> None:
+    with suppress(AtlasError):
+        read_layouts(catalog, {record.layout_uid for record in read_records(catalog)})
 
 
 def plan_spaces(

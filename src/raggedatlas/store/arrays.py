@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -407,13 +408,13 @@ class ArrayWriter:
         self._open = True
         self._spec(self.chunk_rows, self.shard_rows)
 
-    def behind(self, send: BackgroundWriter) -> Self:
+    def behind(self, send: BackgroundWriter | None) -> Self:
         """Write shards and metadata in the background; they are complete when the context of `send` ends.
 
         Parameters
         ----------
-        send : BackgroundWriter
-            Used from the thread that appends and closes.
+        send : BackgroundWriter or None
+            Used from the thread that appends and closes; None writes on that thread from now on.
 
         Returns
         -------
@@ -654,10 +655,13 @@ def create_group(location: Location, path: str, attributes: Mapping[str, Any] | 
     parts = path.split("/") if path else []
     location.child(*parts)
     # `ensure_bytes` replaces nothing, so parallel writers may create the groups above at the same time.
-    for n in range(len(parts) + (attributes is None)):
-        location.ensure_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
+    steps: list[Callable[[], object]] = [
+        partial(location.ensure_bytes, "/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
+        for n in range(len(parts) + (attributes is None))
+    ]
     if attributes is not None:
-        write_group_attributes(location, path, attributes)
+        steps.append(partial(write_group_attributes, location, path, attributes))
+    location.side_by_side(steps)
 
 
 def write_group_attributes(location: Location, path: str, attributes: Mapping[str, Any]) -> None:

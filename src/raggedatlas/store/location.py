@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -23,12 +23,14 @@ from raggedatlas.store.cache_folder import CACHE_OPTIONS, parse_size
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import DiskCache
 from raggedatlas.store.ranges import Blocks, RemoteFile
-from raggedatlas.store.runtime import LRUCache, process_cache
+from raggedatlas.store.runtime import LRUCache, map_requests, process_cache
 from raggedatlas.store.storage_errors import plain_reason, store_errors
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
     from zarr.abc.store import Store
+
+T = TypeVar("T")
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 """What one part of a path below a location may look like."""
@@ -496,6 +498,10 @@ class Location:
             except AlreadyExistsError:
                 return self.read_bytes(key) == joined(data)
         return True
+
+    def side_by_side(self, steps: Sequence[Callable[[], T]]) -> list[T]:
+        """Run steps that each make a few requests: at the same time where these wait for an object store, one after the other on a disk."""
+        return [step() for step in steps] if self.is_local else map_requests(lambda step: step(), steps)
 
     def ensure_bytes(self, key: str, data: bytes) -> None:
         """Write one object if it does not exist; an existing one is neither read nor changed."""

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 import random
 import re
 import time
@@ -50,7 +51,7 @@ _ATTEMPTS = 40
 _MARKED, PURGE_KEY = "atlas_versions", "raggedatlas.purging"
 """Table, and key of its metadata: the `PurgeMark` of an unfinished purge."""
 
-_LISTED = ""
+LISTING = ""
 """Key of the names of all tables among the open tables."""
 
 _GROUPS = re.compile(r"\b(?:dataset|layout)_uid\b")
@@ -69,13 +70,39 @@ WHOLE_VALUES: dict[str, Any] = {
 }
 """Full-text indexes on uids index exact values; those on other columns index words."""
 
+_CACHE_BYTES = 64 << 20
+"""Size of each of the two caches of Lance that a session leaves for the next."""
+
 _WALK_BUFFER = 8 << 20
 """Bytes that `walk` may have read and not yet decoded."""
 
 
+@dataclass
+class Latest:
+    """What sessions of one atlas leave for the next: tables at the versions that were the newest, so that each is only asked whether it still is.
+
+    Parameters
+    ----------
+    session : lance.Session or None
+        Of the tables.
+    tables : dict of str to (lance.LanceDataset, bool)
+        Tables, which are copied and never changed, and whether the mark of a purge was looked for after it was opened.
+    process : int
+        The process that opened them; Lance's threads do not outlive a fork.
+    """
+
+    session: Any = None
+    tables: "dict[str, tuple[lance.LanceDataset, bool]]" = field(default_factory=dict)
+    process: int = 0
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.session, self.tables, self.process = None, {}, os.getpid()
+
+
 @dataclass(frozen=True)
 class TableRows:
-    """The tables of one atlas, at their tip or pinned to one snapshot.
+    """The tables of one atlas: at their tip, pinned to one snapshot, or in a session.
 
     Parameters
     ----------
@@ -83,9 +110,9 @@ class TableRows:
         The folder ``lance_db``.
     pinned : mapping of str to int, or None
         Table name -> Lance version; None reads and writes the tip.
-    session : Session or None
-        Given by `hold`: unpinned tables stay open, and what was read of manifests is shared. A session must not outlive one call: files that
-        change below it are not seen.
+    session : lance.Session or None
+        Given by `hold` and `resume`: unpinned tables stay open, at the version that was the newest or that the last commit through this
+        object made, and what was read of manifests is shared.
     compared_with : str
         Of tables of a snapshot: the name of its manifest, with which tables that are read whole are compared when they are opened.
     purges : bool
@@ -98,23 +125,40 @@ class TableRows:
     _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     compared_with: str = ""
     purges: bool = False
+    latest: Latest = field(default_factory=Latest, repr=False, compare=False)
+    _cleared: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
         return {
             "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "compared_with": self.compared_with,
-            "purges": self.purges,
+            "purges": self.purges, "latest": Latest(), "_cleared": set(),
         }  # fmt: skip
 
     def hold(self) -> Self:
-        """Return the same tables, unpinned; each is opened once and then stays at that version until this object writes to it.
-
-        Every opening of a table at its newest version takes two requests.
-        """
+        """Begin a session in which nothing is known: each table is opened once, by two requests, and files are read as they are."""
         import lance
 
         session: Any = lance.Session  # type: ignore[attr-defined]
         return type(self)(self.location, session=session(), purges=self.purges)
+
+    def resume(self) -> Self:
+        """Begin a session with the tables of the last one; `refresh` asks whether they are the newest.
+
+        Files that something other than this library has changed since may not be seen.
+        """
+        import lance
+
+        if self.latest.process != os.getpid():
+            self.latest.clear()
+        if self.latest.session is None:
+            session: Any = lance.Session  # type: ignore[attr-defined]
+            self.latest.session = session(index_cache_size_bytes=_CACHE_BYTES, metadata_cache_size_bytes=_CACHE_BYTES)
+        known = dict(self.latest.tables)
+        # Each gets a handle of its own: other threads may be in a session too.
+        opened = {name: copy.copy(table) for name, (table, _) in known.items()}
+        cleared = {name for name, (_, looked) in known.items() if looked}
+        return type(self)(self.location, None, self.latest.session, opened, "", self.purges, self.latest, cleared)
 
     def at(self, versions: Mapping[str, int], compared_with: str = "") -> Self:
         """Return the same tables pinned to some versions; those that are held at the same version are not opened again."""
@@ -124,15 +168,60 @@ class TableRows:
         opened = {name: copy.copy(table) for name, table in held.items()}
         return type(self)(self.location, dict(versions), self.session, opened, compared_with, self.purges)
 
+    def leave(self) -> Self:
+        """Return the same tables outside of the session, which `resume` goes on with."""
+        return type(self)(self.location, purges=self.purges, latest=self.latest)
+
     def forget(self, name: str) -> None:
         """Close a table that is held, so that its newest version is opened next."""
         if self.pinned is None:
             self._opened.pop(name, None)
+            self._cleared.discard(name)
 
     def keep(self, name: str, table: "lance.LanceDataset") -> None:
-        """Hold what a commit made as the newest version of a table."""
-        if self.session is not None and self.pinned is None:
-            self._opened[name] = table
+        """Hold what was opened, or what a commit made, as the newest version of a table."""
+        if self.session is None or self.pinned is not None:
+            return
+        self._opened[name] = table
+        if self.session is self.latest.session:
+            self.latest.tables[name] = copy.copy(table), name in self._cleared
+
+    def refresh(self, names: Collection[str] | None = None) -> dict[str, int]:
+        """Move tables of a session to their newest versions, side by side: one request for each that is there already. Other tables are left.
+
+        Parameters
+        ----------
+        names : collection of str or None
+            Tables, of which those are asked that are open, and `LISTING` for the names of all; None takes all of these.
+
+        Returns
+        -------
+        dict of str to int
+            By how many versions each of those that moved did; less than 0 where there is another table now, or none.
+        """
+        if self.session is None or self.pinned is not None:
+            return {}
+        known = [LISTING, *self.held()] if names is None else [n for n in names if n in {LISTING, *self._opened}]
+
+        def newest(name: str) -> int:
+            if name == LISTING:
+                self._opened[LISTING] = self._list()
+                return 0
+            table = self.own(name)
+            before = int(table.version)
+            try:
+                with lance_errors(self.uri(name)):
+                    table.checkout_latest()  # type: ignore[no-untyped-call]
+            except NotFoundError:
+                self.forget(name)
+                return -before
+            if int(table.version) != before:
+                self._cleared.discard(name)
+                self.keep(name, table)
+            return int(table.version) - before
+
+        moved = zip(known, map_requests(newest, known), strict=True)
+        return {name: n for name, n in moved if n}
 
     def uri(self, name: str) -> str:
         """Return the address of a table."""
@@ -142,12 +231,15 @@ class TableRows:
         """List the tables that exist, sorted; of tables that are held, those that existed when this was first called."""
         if self.pinned is not None:
             return sorted(self.pinned)
-        if _LISTED in self._opened:
-            return [*self._opened[_LISTED]]
-        names = sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
+        if LISTING in self._opened:
+            return [*self._opened[LISTING]]
+        names = self._list()
         if self.session is not None:
-            self._opened[_LISTED] = names
+            self._opened[LISTING] = names
         return names
+
+    def _list(self) -> list[str]:
+        return sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
 
     def open(self, name: str) -> "lance.LanceDataset":
         """Open a table: at its pinned version (kept open), or at its newest.
@@ -179,40 +271,58 @@ class TableRows:
             ) from error
         if self.compared_with:
             compare_table(self.location, self.compared_with, name)
-        if self.pinned is not None or self.session is not None:
+        if self.pinned is not None:
             self._opened[name] = table
+        self.keep(name, table)
         return table
 
-    def open_at(self, name: str, version: int | None) -> "lance.LanceDataset":
-        """Open a version of a table, to write what derives from it; None opens what `open` does."""
-        return self.open(name) if version is None else self.at({name: version}).open(name)
+    def own(self, name: str, version: int | None = None) -> "lance.LanceDataset":
+        """Open a table, or a version of it, as a handle of its own, which a commit moves while other threads read through the one that is held."""
+        return copy.copy(self.open(name) if version is None else self.at({name: version}).open(name))
 
     def open_to_change(self, name: str, version: int | None = None) -> "lance.LanceDataset":
-        """Open the version of a table on which a commit will be based, as `open_at` does.
+        """Open the version of a table on which a commit will be based, as `own` does.
 
         A purge commits to every table after it has left its mark, and that commit conflicts with all that are based on what was there
-        before. The mark is looked for after the opening, so a commit is either refused here, conflicts, or is seen by the purge.
+        before. The mark is looked for once after a table was opened, so a commit is either refused here, conflicts, or is seen by the purge.
 
         Raises
         ------
         ConflictError
             If a purge of this atlas is unfinished.
         """
-        table = self.open_at(name, version)
+        table = self.own(name, version)
         self._refuse_purge(name)
         return table
 
     def _refuse_purge(self, name: str) -> None:
         rewritten = name in ("cells", "datasets") or name in asset_tables()
-        mark = self.unfinished_purge() if rewritten and not self.purges else None
+        mark = self.unfinished_purge() if rewritten and not self.purges and name not in self._cleared else None
         if mark is not None:
             raise mark.refusal(f"A write to {name!r}", self.location.uri.removesuffix("/lance_db"))
 
-    def unfinished_purge(self) -> PurgeMark | None:
-        """Return the mark of a purge that has begun and is not finished, or None."""
+    def unfinished_purge(self, *, leased: bool = False) -> PurgeMark | None:
+        """Return the mark of a purge that has begun and is not finished, or None; in a session, too, as it is now.
+
+        With `leased`, the caller has a lease, so that no purge can begin, and all tables of a session are brought up to date: one that ended since
+        they were opened has deleted files of theirs.
+        """
+        if self.pinned is not None:
+            return type(self)(self.location).unfinished_purge()
+        opened = {*self.held()} - {_MARKED}
+        if _MARKED in self.refresh(None if leased else [_MARKED]) and leased:
+            self.refresh()
+        mark = self.known_purge()
+        if mark is None:
+            self._cleared.update(opened)
+            for name in opened & {*self.held()}:
+                self.keep(name, self._opened[name])
+        return mark
+
+    def known_purge(self) -> PurgeMark | None:
+        """Return the mark of an unfinished purge, in a session as it was when the tables were opened."""
         try:
-            # Opened anew, because what is held may be older.
-            marked = type(self)(self.location).metadata(_MARKED).get(PURGE_KEY, "null")
+            marked = self.metadata(_MARKED).get(PURGE_KEY, "null")
         except NotFoundError:  # an atlas that is being created
             return None
         return PurgeMark.from_json(marked)
@@ -221,7 +331,7 @@ class TableRows:
         """Return whether a table exists."""
         if name in self._opened:
             return True
-        if _LISTED in self._opened and name not in self._opened[_LISTED]:
+        if LISTING in self._opened and name not in self._opened[LISTING]:
             return False
         try:
             self.open(name)
@@ -271,31 +381,19 @@ class TableRows:
             existing = self.open(name)
             if existing.count_rows() or existing.schema.names != schema.names:
                 raise
-        if _LISTED in self._opened:
-            self._opened[_LISTED] = sorted({*self._opened[_LISTED], name})
+        if LISTING in self._opened:
+            self._opened[LISTING] = sorted({*self._opened[LISTING], name})
 
     def held(self) -> list[str]:
         """Return the tables that are open."""
-        return [name for name in self._opened if name != _LISTED]
-
-    def list_again(self) -> None:
-        """Forget which tables existed."""
-        self._opened.pop(_LISTED, None)
+        # A copy first: other threads may open tables meanwhile.
+        return [name for name in [*self._opened] if name != LISTING]
 
     def open_all(self, names: Sequence[str]) -> None:
         """Open those of some tables that exist and are not open yet, side by side."""
         listed = {*self.names()}
         missing = [name for name in names if name in listed and name not in self._opened]
         map_requests(self.has, missing)
-
-    def update(self, names: Sequence[str]) -> None:
-        """Move tables that are held to their newest versions, which takes one request for each that is there already."""
-
-        def newest(name: str) -> None:
-            with lance_errors(self.uri(name)):
-                self.open(name).checkout_latest()  # type: ignore[no-untyped-call]
-
-        map_requests(newest, names)
 
     def schema(self, name: str) -> pa.Schema:
         """Return a table's schema with its field metadata."""
@@ -344,15 +442,25 @@ class TableRows:
         QueryError
             If `where` does not parse or names an unknown column.
         """
-        table = self.open(name)
-        with filter_errors(where, table):
-            rows = table.to_table(
-                columns=None if columns is None else list(columns),
-                filter=parenthesized(where),
-                with_row_id=True,
-                use_scalar_index=index_serves(table, where),
-            )
-        check_rows(rows, table.uri)
+
+        def scan() -> pa.Table:
+            table = self.open(name)
+            with filter_errors(where, table):
+                return table.to_table(
+                    columns=None if columns is None else list(columns),
+                    filter=parenthesized(where),
+                    with_row_id=True,
+                    use_scalar_index=index_serves(table, where),
+                )
+
+        try:
+            rows = scan()
+        except StoreError:
+            # A purge has deleted files of the version that a session holds.
+            if not self.refresh([name]):
+                raise
+            rows = scan()
+        check_rows(rows, self.uri(name))
         ids = rows.column("_rowid").to_numpy()
         rows = rows if row_ids else rows.drop_columns(["_rowid"])
         if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
@@ -390,8 +498,9 @@ class TableRows:
 
         def once() -> int:
             try:
+                # Through the open table, or Lance opens it once more.
                 done = lance.write_dataset(
-                    plain(rows), self.uri(name), mode="append", storage_options=self.location.lance_options(),
+                    plain(rows), self.open(name), mode="append", storage_options=self.location.lance_options(),
                     data_storage_version=FILE_FORMAT,
                 )  # fmt: skip
             except OSError as error:
@@ -400,6 +509,7 @@ class TableRows:
                         return -1
                     raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile.") from error
                 raise
+            self.keep(name, done)
             return int(done.version)
 
         version = self.retry(name, once)
@@ -458,7 +568,7 @@ class TableRows:
 
         if rows.num_rows == 0:
             return 0
-        return self.retry(name, once, keep=True) if retry else self.attempt(name, once, keep=True)
+        return self.retry(name, once) if retry else self.attempt(name, once)
 
     def delete_rows(
         self, name: str, column: str, values: pa.Array, *, where: str | None = None, read_version: int | None = None
@@ -505,6 +615,9 @@ class TableRows:
         import lance
 
         def once() -> int:
+            if read_version is None:
+                # Rows that another writer has added since are deleted, too.
+                self.refresh([name])
             table = self.open_to_change(name, read_version)
             addresses = find(table).column("_rowaddr").to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute, one over an index with holes seconds (see `index_serves`).
@@ -521,10 +634,11 @@ class TableRows:
                 updated = [fragment for fragment in changed.values() if fragment is not None]
                 emptied = [number for number, fragment in changed.items() if fragment is None]
                 operation = lance.LanceOperation.Delete(updated, emptied, f"{len(addresses)} rows")
-                lance.LanceDataset.commit(
-                    self.uri(name), operation, read_version=table.version, max_retries=0,
+                done = lance.LanceDataset.commit(
+                    table, operation, read_version=table.version, max_retries=0,
                     storage_options=self.location.lance_options(),
                 )  # fmt: skip
+                self.keep(name, done)
             return len(addresses)
 
         return self.retry(name, once) if read_version is None else self.attempt(name, once)
@@ -538,6 +652,7 @@ class TableRows:
             if missing:
                 check_schema(pa.schema(missing), self.uri(name))
                 table.add_columns(pa.schema(missing))
+                self.keep(name, table)
 
         self.retry(name, once)
 
@@ -553,6 +668,7 @@ class TableRows:
                 table.update_field_metadata(
                     {column: {k.decode(): v.decode() for k, v in facts.items()} for column, facts in updates.items()}
                 )
+                self.keep(name, table)
 
         self.retry(name, once)
 
@@ -584,26 +700,25 @@ class TableRows:
             self.keep(name, done)
 
         try:
-            self.attempt(name, once, keep=True)
+            self.attempt(name, once)
         except ConflictError:
-            self.forget(name)
             # A store may have made the commit and lost its answer; the next try then conflicts with the first.
             with lance_errors(uri):
                 made = self.open(name).read_transaction(read_version + 1)
             return made is not None and made.uuid == transaction.uuid
         return True
 
-    def attempt(self, name: str, action: Callable[[], T], *, keep: bool = False) -> T:
-        """Run an action that commits, once."""
+    def attempt(self, name: str, action: Callable[[], T]) -> T:
+        """Run an action that commits, once; where it fails, a session does not know what is there, and opens the table again."""
         try:
             with lance_errors(self.uri(name)):
                 return action()
-        finally:
-            if not keep:
-                self.forget(name)
+        except BaseException:
+            self.forget(name)
+            raise
 
-    def retry(self, name: str, action: Callable[[], T], *, keep: bool = False) -> T:
-        """Run an action again while it loses races against other writers; with `keep`, it commits through the open table, which stays open.
+    def retry(self, name: str, action: Callable[[], T]) -> T:
+        """Run an action again while it loses races against other writers.
 
         Raises
         ------
@@ -613,9 +728,10 @@ class TableRows:
         chance = random.Random()
         for attempt in range(_ATTEMPTS):
             try:
-                return self.attempt(name, action, keep=keep)
+                return self.attempt(name, action)
             except ConflictError:
-                self.forget(name)
+                # The next attempt must see all that the other writer did, in other tables too.
+                self.refresh()
                 self._refuse_purge(name)
                 time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
         raise ConflictError(
@@ -630,12 +746,24 @@ class TableRows:
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
-        self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
+
+        def once() -> None:
+            table = self.own(name)
+            table.update_metadata(dict(values))
+            self.keep(name, table)
+
+        self.retry(name, once)
 
     def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
+
+        def once() -> None:
+            table = self.own(name, read_version)
+            table.update_metadata(dict(values))
+            self.keep(name, table)
+
         try:
-            self.attempt(name, lambda: self.open_at(name, read_version).update_metadata(dict(values)))
+            self.attempt(name, once)
         except ConflictError:
             return False
         return True
@@ -745,13 +873,20 @@ class Tables(TableRows):
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
             check_schema(reader.schema, self.uri(name))
             table.add_columns(reader)
+            self.keep(name, table)
 
         self.retry(name, once)
 
     def rename_columns(self, name: str, names: Mapping[str, str]) -> None:
         """Rename columns (old -> new) in one commit."""
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
-        self.retry(name, lambda: self.open_to_change(name).alter_columns(*changes))
+
+        def once() -> None:
+            table = self.open_to_change(name)
+            table.alter_columns(*changes)
+            self.keep(name, table)
+
+        self.retry(name, once)
 
     def drop_columns(self, name: str, columns: Sequence[str], kept: Callable[[], Collection[str]] = tuple) -> list[str]:
         """Drop columns of a table in one commit, and return those that were there.
@@ -767,11 +902,13 @@ class Tables(TableRows):
         """
 
         def once() -> list[str]:
+            self.refresh([name])
             table = self.open_to_change(name)
             spared = kept()
             existing = [column for column in columns if column in table.schema.names and column not in spared]
             if existing:
                 table.drop_columns(existing)
+                self.keep(name, table)
             return existing
 
         return self.retry(name, once)
@@ -793,10 +930,11 @@ class Tables(TableRows):
             table = self.open_to_change(name)
             # Lance takes columns to be merged with any commit to be in conflict; the schema keeps the ids of columns.
             operation = lance.LanceOperation.Merge([f.metadata for f in table.get_fragments()], table.lance_schema)
-            lance.LanceDataset.commit(
+            done = lance.LanceDataset.commit(
                 table, operation, read_version=table.version, max_retries=0,
                 storage_options=self.location.lance_options(),
             )  # fmt: skip
+            self.keep(name, done)
 
         self.retry(name, once)
 
@@ -805,6 +943,7 @@ class Tables(TableRows):
 
         def once() -> int:
             self.open_to_change(name, version).restore()  # type: ignore[no-untyped-call]
+            self.forget(name)
             return self.version(name)
 
         return self.retry(name, once)
@@ -937,7 +1076,9 @@ def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_ver
     """
 
     def once() -> None:
-        merge = tables.open_to_change(name, read_version).merge_insert([key]).when_matched_update_all()
+        table = tables.open_to_change(name, read_version)
+        merge = table.merge_insert([key]).when_matched_update_all()
         merge.use_index(use_index=False).conflict_retries(0).execute(rows)
+        tables.keep(name, table)
 
     tables.attempt(name, once)

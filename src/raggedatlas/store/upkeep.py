@@ -25,6 +25,9 @@ LARGE_ROWS, LARGE_BYTES = 1 << 20, 1 << 28
 SMALL_ROWS = 1 << 16
 """Up to so many rows, fragments are compacted and parts of an index merged without regard to their sizes."""
 
+MANY_FRAGMENTS = 16
+"""Number of fragments from which `add` and snapshots merge small ones: fewer are read side by side, and merging takes some ten requests."""
+
 _MOST_DELETED = 0.1
 """Share of deleted rows from which a fragment is rewritten, whatever its size."""
 
@@ -64,7 +67,7 @@ def choose_fragments(fragments: Sequence[Size]) -> set[int]:
     >>> sorted(choose_fragments([Size(i, n) for i, n in enumerate(rows)]))
     [2, 3]
     """
-    chosen = {f.number for f in fragments if f.deleted > _MOST_DELETED * (f.rows + f.deleted)}
+    chosen = {f.number for f in fragments if _many_deleted(f)}
     run: list[Size] = []
     for fragment in [*fragments, None]:
         if fragment is not None and fragment.rows < LARGE_ROWS and fragment.n_bytes < LARGE_BYTES:
@@ -73,6 +76,10 @@ def choose_fragments(fragments: Sequence[Size]) -> set[int]:
         chosen |= _balanced(run)
         run = []
     return chosen
+
+
+def _many_deleted(fragment: Size) -> bool:
+    return fragment.deleted > _MOST_DELETED * (fragment.rows + fragment.deleted)
 
 
 def _balanced(run: Sequence[Size]) -> set[int]:
@@ -118,7 +125,7 @@ def sizes(table: "lance.LanceDataset") -> list[Size]:
     return found
 
 
-def compact(tables: Tables, name: str) -> bool:
+def compact(tables: Tables, name: str, least: int = 0) -> bool:
     """Merge small fragments and leave deleted rows out; what was rewritten is read back before this returns.
 
     Parameters
@@ -127,6 +134,8 @@ def compact(tables: Tables, name: str) -> bool:
         At the tip.
     name : str
         Table.
+    least : int
+        Number of fragments from which small ones are merged, and deleted rows left out of them; those of large ones are in any case.
 
     Returns
     -------
@@ -140,10 +149,11 @@ def compact(tables: Tables, name: str) -> bool:
     """
 
     def once() -> bool:
-        table = tables.open(name)
+        table = tables.own(name)
         there = sizes(table)
         chosen = choose_fragments(there)
-        if not chosen:
+        large = (f for f in there if f.rows + f.deleted > SMALL_ROWS)
+        if not chosen or (len(there) < least and not any(map(_many_deleted, large))):
             return False
         before, old_ids = int(table.version), {f.number for f in there}
         table.optimize.compact_files(
@@ -151,11 +161,12 @@ def compact(tables: Tables, name: str) -> bool:
         )
         if int(table.version) == before:
             return False
+        tables.keep(name, table)
         if not _read(table, [f for f in table.get_fragments() if f.fragment_id not in old_ids]):
             _undo(tables, name, int(table.version), before)
         return True
 
-    return tables.retry(name, once, keep=True)
+    return tables.retry(name, once)
 
 
 def _read(table: "lance.LanceDataset", fragments: "Sequence[lance.LanceFragment]") -> bool:
@@ -198,21 +209,23 @@ def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) 
     stored: Any = "INVERTED" if kind == "FTS" else kind
 
     def once() -> bool:
-        table = tables.open(name)
+        table = tables.own(name)
         parts = _parts(table, there := {f.number: f.rows for f in sizes(table)}).get(index_name)
         n_rows = sum(there.values())
         if parts is None and n_rows < least:
             return False
         if parts is None:
             table.create_scalar_index(column, stored, name=index_name, **options)
+            tables.keep(name, table)
             return True
         n_new = n_rows - sum(parts)
         if n_new < least:
             return False
         table.optimize.optimize_indices(index_names=[index_name], num_indices_to_merge=parts_to_merge(parts, n_new))
+        tables.keep(name, table)
         return True
 
-    return tables.retry(name, once, keep=True)
+    return tables.retry(name, once)
 
 
 def _parts(table: "lance.LanceDataset", rows: Mapping[int, int]) -> dict[str, list[int]]:
@@ -230,27 +243,30 @@ def index_vectors(tables: Tables, name: str, column: str, metric: str, n_partiti
     """Build or replace the index over a column of vectors (``IVF_SQ``)."""
 
     def once() -> None:
-        tables.open(name).create_index(
+        table = tables.own(name)
+        table.create_index(
             column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
         )
+        tables.keep(name, table)
 
-    tables.retry(name, once, keep=True)
+    tables.retry(name, once)
 
 
 def refresh_vectors(tables: Tables, name: str) -> bool:
     """Update the indexes over vectors; return whether it was necessary."""
 
     def once() -> bool:
-        table = tables.open(name)
+        table = tables.own(name)
         rows = {f.number: f.rows for f in sizes(table)}
         parts = _parts(table, rows)
         names = [i.name for i in table.describe_indices() if i.name == f"{i.field_names[0]}_vectors"]
         outdated = [i for i in names if sum(parts[i]) < sum(rows.values())]
         if outdated:
             table.optimize.optimize_indices(index_names=outdated)
+            tables.keep(name, table)
         return bool(outdated)
 
-    return tables.retry(name, once, keep=True)
+    return tables.retry(name, once)
 
 
 def clean_up(tables: Tables, name: str, older_than: timedelta) -> int:
@@ -266,7 +282,7 @@ def clean_up(tables: Tables, name: str, older_than: timedelta) -> int:
             raise ConflictError(f"A tag of {tables.uri(name)} was removed while it was cleaned up.") from error
         return int(stats.bytes_removed)
 
-    return tables.retry(name, once, keep=True)
+    return tables.retry(name, once)
 
 
 def count_old_versions(tables: Tables, name: str, older_than: timedelta) -> int:

@@ -25,6 +25,7 @@ from raggedatlas.catalog.assets import (
     find_dataset,
     lease_alive,
     read_records,
+    without_record,
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
@@ -37,7 +38,7 @@ from raggedatlas.model.spaces import AXES, geometry_columns, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.location import Location, as_path
 from raggedatlas.store.sql import equals, is_not_null
-from raggedatlas.store.tables import Tables, update_columns
+from raggedatlas.store.tables import LISTING, update_columns
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
@@ -209,6 +210,8 @@ class GeometryKind(AssetKind[GeometryRecord]):
 
     def _forget(self, catalog: Catalog, deleted: AbstractSet[str]) -> int:
         """Remove datasets that have no record, and return the number of stores that named one."""
+        # Another writer may have added some since.
+        catalog.tables.refresh([LISTING, self.table] if deleted else [])
         if not deleted or not any(deleted & set(record.cells_of) for record in self.read(catalog)):
             return 0
         n_changed = 0
@@ -216,7 +219,7 @@ class GeometryKind(AssetKind[GeometryRecord]):
         def without(old: list[GeometryRecord]) -> list[GeometryRecord]:
             nonlocal n_changed
             # `restore` brings records back before geometry, each in a commit of its own.
-            gone = deleted - {record.uid for record in read_records(catalog)}
+            gone = without_record(catalog, deleted)
             n_changed = sum(bool(gone & set(record.cells_of)) for record in old)
             kept = ((record, {u: n for u, n in record.cells_of.items() if u not in gone}) for record in old)
             left = [record.model_copy(update={"datasets": json.dumps(cells)}) for record, cells in kept if cells]
@@ -310,6 +313,7 @@ def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GR
     """Return the groups that are registered or being written. The registry is read last."""
     candidates = set(groups)
     alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
+    catalog.tables.refresh([LISTING, GEOMETRY.table])
     return alive | (candidates & {record.zarr_group for record in GEOMETRY.read(catalog)})
 
 
@@ -340,7 +344,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
 def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
     # Pointers are read at the version that `update_columns` checks: a later commit to these rows is a conflict.
     version = catalog.tables.version(CELLS)
-    pinned = Tables(catalog.tables.location, {CELLS: version})
+    pinned = catalog.tables.at({CELLS: version})
     if column not in pinned.schema(CELLS).names:
         return 0
     rows = pinned.read(CELLS, ["uid", f"{column}.zarr_group"], is_not_null(f"{column}.zarr_group"))

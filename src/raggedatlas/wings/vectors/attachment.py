@@ -35,7 +35,7 @@ from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer
 from raggedatlas.store.location import digest_files, list_files, read_blocks
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.store.sql import equals, is_not_null
-from raggedatlas.store.tables import Tables, update_columns
+from raggedatlas.store.tables import update_columns
 from raggedatlas.wings.vectors.assets import GEOMETRY, clear_orphaned_pointers, groups_in_use
 from raggedatlas.wings.vectors.attachment_plan import (
     GeometryPlan,
@@ -143,7 +143,7 @@ def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord)
 
 def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: int | None = None) -> str:
     """Choose the column: that of the name, or one of its own where these cells have a pointer of the name that is followed."""
-    tables = catalog.tables if version is None else Tables(catalog.tables.location, {CELLS: version})
+    tables = catalog.tables if version is None else catalog.tables.at({CELLS: version})
     if record.name not in tables.schema(CELLS).names or not len(uids):
         return record.name
     group = f"{record.name}.zarr_group"

@@ -172,7 +172,7 @@ def test_one_module_opens_tables() -> None:
     """Only `store/tables.py` opens a Lance table, so that a call that has a session opens each once."""
     opening = re.compile(r"lance\.dataset\(|lancedb\.connect\(")
     found = {name_of(path) for path in FILES if opening.search(path.read_text(encoding="utf-8"))}
-    # A connection to the tables for users is no road of the package.
+    # `RaggedAtlas.db` is a connection for users; the package does not use it.
     assert found == {"store/tables.py", "query/browse.py"}
 
 

@@ -237,8 +237,8 @@ def test_writes_make_few_requests(remote: Remote, three: Path, latency: float) -
     }
     found |= {name: waits(remote, call, latency) for name, call in calls.items()}
     bounds = {
-        "create": (13, 30), "add": (25, 60), "add again": (25, 60), "list": (65, 260), "annotate": (15, 45), "rename": (13, 25), "drop": (17, 35),
-        "snapshot": (55, 190), "unchanged": (19, 45),
+        "create": (13, 30), "add": (25, 60), "add again": (25, 60), "list": (65, 260), "annotate": (15, 45), "rename": (13, 25), "drop": (17, 30),
+        "snapshot": (55, 190), "unchanged": (14, 45),
     }  # fmt: skip
     if not latency:
         # What is under way at once is chance.
@@ -275,7 +275,8 @@ def test_adds_in_a_loop_wait_as_often_as_the_first(remote: Remote, three: Path) 
     for n in range(40):
         source = small_anndata(100 + n, 6, [f"L{n}G{i}" for i in range(12)])
         found.append(waits(remote, lambda: atlas.add(source, f"l{n}", organism="human"))[0])  # noqa: B023
-    usual = sorted(found[1:])[: 37 - 2]
+    # Without the few that merge.
+    usual = sorted(found[1:])[:-4]
     assert max(usual) <= found[1] + 4
 
 

@@ -207,7 +207,7 @@ class TableRows:
             if name == LISTING:
                 self._opened[LISTING] = self._list()
                 return 0
-            table = self.own(name)
+            table = self.open_copy(name)
             before = int(table.version)
             try:
                 with lance_errors(self.uri(name)):
@@ -276,12 +276,12 @@ class TableRows:
         self.keep(name, table)
         return table
 
-    def own(self, name: str, version: int | None = None) -> "lance.LanceDataset":
+    def open_copy(self, name: str, version: int | None = None) -> "lance.LanceDataset":
         """Open a table, or a version of it, as a handle of its own, which a commit moves while other threads read through the one that is held."""
         return copy.copy(self.open(name) if version is None else self.at({name: version}).open(name))
 
     def open_to_change(self, name: str, version: int | None = None) -> "lance.LanceDataset":
-        """Open the version of a table on which a commit will be based, as `own` does.
+        """Open the version of a table on which a commit will be based, as `open_copy` does.
 
         A purge commits to every table after it has left its mark, and that commit conflicts with all that are based on what was there
         before. The mark is looked for once after a table was opened, so a commit is either refused here, conflicts, or is seen by the purge.
@@ -291,7 +291,7 @@ class TableRows:
         ConflictError
             If a purge of this atlas is unfinished.
         """
-        table = self.own(name, version)
+        table = self.open_copy(name, version)
         self._refuse_purge(name)
         return table
 
@@ -748,7 +748,7 @@ class TableRows:
         """Change keys of the table's own key-value metadata."""
 
         def once() -> None:
-            table = self.own(name)
+            table = self.open_copy(name)
             table.update_metadata(dict(values))
             self.keep(name, table)
 
@@ -758,7 +758,7 @@ class TableRows:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
 
         def once() -> None:
-            table = self.own(name, read_version)
+            table = self.open_copy(name, read_version)
             table.update_metadata(dict(values))
             self.keep(name, table)
 

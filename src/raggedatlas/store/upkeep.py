@@ -149,7 +149,7 @@ def compact(tables: Tables, name: str, least: int = 0) -> bool:
     """
 
     def once() -> bool:
-        table = tables.own(name)
+        table = tables.open_copy(name)
         there = sizes(table)
         chosen = choose_fragments(there)
         large = (f for f in there if f.rows + f.deleted > SMALL_ROWS)
@@ -209,7 +209,7 @@ def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) 
     stored: Any = "INVERTED" if kind == "FTS" else kind
 
     def once() -> bool:
-        table = tables.own(name)
+        table = tables.open_copy(name)
         parts = _parts(table, there := {f.number: f.rows for f in sizes(table)}).get(index_name)
         n_rows = sum(there.values())
         if parts is None and n_rows < least:
@@ -243,7 +243,7 @@ def index_vectors(tables: Tables, name: str, column: str, metric: str, n_partiti
     """Build or replace the index over a column of vectors (``IVF_SQ``)."""
 
     def once() -> None:
-        table = tables.own(name)
+        table = tables.open_copy(name)
         table.create_index(
             column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
         )
@@ -256,7 +256,7 @@ def refresh_vectors(tables: Tables, name: str) -> bool:
     """Update the indexes over vectors; return whether it was necessary."""
 
     def once() -> bool:
-        table = tables.own(name)
+        table = tables.open_copy(name)
         rows = {f.number: f.rows for f in sizes(table)}
         parts = _parts(table, rows)
         names = [i.name for i in table.describe_indices() if i.name == f"{i.field_names[0]}_vectors"]

@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, help="compare epochs with the peers; a folder for their stores, which are kept"
     )
-    parser.add_argument("--commits", action="store_true", help="measure calls that write, beside icechunk")
+    parser.add_argument("--commits", action="store_true", help="measure calls that write, and commits of icechunk")
     parser.add_argument("--verbose", action="store_true", help="list the requests of each step")
     parser.add_argument("--serve", metavar="UPSTREAM")
     parser.add_argument("--perform", nargs=4, metavar=("OPERATION", "URI", "OPTIONS", "SEED"))
@@ -284,17 +284,8 @@ def commits(bench: Bench, upstream: str, rounds: int) -> None:
         bench.operation("raggedatlas", "commit", seed)
         if python.exists():
             place = f"{bucket_of(upstream).bucket}/repository"
-            words = [
-                str(python),
-                "-W",
-                "ignore",
-                str(HERE / "peer_stores.py"),
-                "icechunk",
-                "commit",
-                bench.address,
-                place,
-            ]
-            bench.run("icechunk, three arrays", [*words, str(seed)])
+            begin = [str(python), "-W", "ignore", str(HERE / "peer_stores.py"), "icechunk", "commit"]
+            bench.run("icechunk, three arrays", [*begin, bench.address, place, str(seed)])
     if not python.exists():
         print(f"icechunk left out: there is no {python}", file=sys.stderr)
 

@@ -15,7 +15,7 @@ from raggedatlas.store.upkeep import RowRemoval
 from support.atlases import write_dataset
 
 WRITES = (
-    "append", "merge", "delete", "delete_rows", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if",
+    "append", "append_alone", "merge", "delete", "delete_rows", "delete_at", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if",
 )  # fmt: skip
 FILES = ("write_bytes", "delete_prefix")
 FUNCTIONS = ("compact", "index")

@@ -124,6 +124,55 @@ def test_a_checked_commit_is_made_once(tables: Tables) -> None:
     assert tables.count("t") == 0
 
 
+def test_rows_appended_alone_conflict_with_every_change_of_rows(tables: Tables) -> None:
+    """Neither can anything be committed beside them, nor they beside anything; a lost attempt leaves the table as it was."""
+    tables.append("t", rows(("a", 1)))
+    index(tables, "t", "uid", "BTREE")
+    writes: dict[str, Callable[[Tables, int], object]] = {
+        "append_alone": lambda at, version: at.append_alone("t", rows(("z", 0)), version),
+        "merge of a new row": lambda at, version: at.merge(
+            "t", ["uid"], rows(("y", 0)), update=True, retry=False, read_version=version
+        ),
+        "merge of a known row": lambda at, version: at.merge(
+            "t", ["uid"], rows(("a", 2)), update=True, retry=False, read_version=version
+        ),
+        "overwrite": lambda at, version: at.overwrite("t", rows(), version),
+        "delete": lambda at, version: at.delete_at("t", pa.array([0], pa.uint64()), version),
+    }
+    for write in writes.values():
+        version = tables.version("t")
+        tables.append_alone("t", rows((f"n{version}", version)), version)
+        there = tables.read("t")
+        with pytest.raises(ConflictError):
+            write(tables, version)
+        assert tables.read("t").equals(there)
+    tables.append("t", rows(("b", 1)))
+    version = tables.version("t")
+    for change in (
+        lambda: tables.append("t", rows(("c", 1))),
+        lambda: tables.merge("t", ["uid"], rows(("d", 1)), update=False),
+        lambda: tables.delete("t", "uid = 'c'"),
+        lambda: compact(tables, "t", 0),
+    ):
+        change()
+        there = tables.read("t")
+        with pytest.raises(ConflictError):
+            tables.append_alone("t", rows(("e", 1)), version)
+        assert tables.read("t").equals(there)
+        version = tables.version("t")
+    # The table's own metadata are not rows.
+    tables.update_metadata("t", {"k": "v"})
+    tables.append_alone("t", rows(("e", 1)), version)
+    assert tables.metadata("t")["k"] == "v"
+    # In the order of arrival, each with a row id of its own, also after compaction.
+    for _ in range(2):
+        found = tables.read("t", row_ids=True)
+        assert found.column("uid").to_pylist() == [*there.column("uid").to_pylist(), "e"]
+        assert len(set(found.column("_rowid").to_pylist())) == found.num_rows
+        assert tables.read("t", where="uid = 'e'").num_rows == 1
+        compact(tables, "t", 0)
+
+
 def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
     """Clean-up of everything leaves tagged versions and the newest; untagged ones are gone, and opening them says so."""
     versions = [tables.append("t", rows((str(i), i))) for i in range(4)]
@@ -224,7 +273,7 @@ def test_nothing_given_writes_nothing(tables: Tables) -> None:
     assert tables.append("t", rows()) == at
     assert tables.merge("t", ["uid"], rows(), update=True) == 0
     assert tables.delete("t", "n = 1") == 0
-    assert tables.delete_rows("t", "uid", pa.array([], pa.string())) == 0
+    assert tables.delete_rows("t", pa.array([], pa.uint64())) == 0
     tables.add_columns("t", [pa.field("n", pa.int64())])
     tables.update_field_metadata("t", lambda schema: {})
     assert tables.version("t") == at
@@ -237,7 +286,7 @@ def test_merges_insert_or_correct(tables: Tables) -> None:
     assert tables.merge("t", ["uid"], rows(("a", 5), ("c", 3)), update=True) == 1
     assert tables.read("t").to_pydict() == {"uid": ["a", "b", "c"], "n": [5, 2, 3]}
     ids = tables.read("t", row_ids=True).column("_rowid").combine_chunks()
-    assert tables.delete_rows("t", "_rowid", ids[:2]) == 2
+    assert tables.delete_rows("t", ids[:2]) == 2
     assert tables.read("t").to_pydict() == {"uid": ["c"], "n": [3]}
 
 

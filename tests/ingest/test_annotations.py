@@ -421,7 +421,7 @@ def test_an_annotator_killed_after_each_write(atlas: RaggedAtlas, tmp_path: Path
     """Whatever table it wrote last, the same call finishes what is missing: labels and embedding are there once, at their cells."""
     writes = [
         n
-        for n in ("append", "create", "add_columns", "overwrite_if", "merge", "fill_columns", "delete")
+        for n in ("append", "append_alone", "create", "add_columns", "overwrite_if", "merge", "fill_columns", "delete")
         if hasattr(Tables, n)
     ]
     atlas.snapshot()

@@ -230,6 +230,7 @@ def test_writes_make_few_requests(remote: Remote, three: Path, latency: float) -
         "add again": lambda: atlas.add(small_anndata(5), "d5", organism="human"),
         "list": lambda: atlas.add([small_anndata(20 + i) for i in range(10)], organism="human"),
         "annotate": lambda: atlas.annotate(scores),
+        "delete": lambda: atlas.delete_cells(uids=list(uids[:1])),
         "rename": lambda: atlas.rename_dataset("d2", "second"),
         "drop": lambda: atlas.drop_dataset("d3"),
         "snapshot": atlas.snapshot,
@@ -237,8 +238,8 @@ def test_writes_make_few_requests(remote: Remote, three: Path, latency: float) -
     }
     found |= {name: waits(remote, call, latency) for name, call in calls.items()}
     bounds = {
-        "create": (13, 30), "add": (25, 60), "add again": (25, 60), "list": (65, 260), "annotate": (15, 45), "rename": (13, 25), "drop": (17, 30),
-        "snapshot": (55, 190), "unchanged": (14, 45),
+        "create": (13, 30), "add": (21, 60), "add again": (17, 45), "list": (50, 240), "annotate": (15, 45), "delete": (15, 45), "rename": (9, 25), "drop": (15, 30),
+        "snapshot": (28, 190), "unchanged": (9, 40),
     }  # fmt: skip
     if not latency:
         # What is under way at once is chance.

@@ -648,21 +648,20 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         tried.update((record.uid, record.name) for record in commit.records)
         if not commit.records and not commit.replaces:
             return
-        # An empty table has no first row on which concurrent merges would conflict (see below).
-        if commit.replaces or not old:
+        known = {record.zarr_group for record in old}
+        if commit.replaces:
             rows = tables.at({DATASETS: version}).read(DATASETS).cast(DATASETS_SCHEMA)
-            kept = rows.filter(
-                pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
-            )
-            tables.overwrite(DATASETS, pa.concat_tables([kept, fresh]), version)
-            catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
-            return
-        # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
-        first = pa.Table.from_pylist([old[0].model_dump()], schema=DATASETS_SCHEMA)
-        changes_first = any(record.zarr_group == old[0].zarr_group for record in commit.records)
-        both = fresh if changes_first else pa.concat_tables([first, fresh])
-        tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
-        catalog.note_records(listed, datasets_from_table(fresh))
+            gone = pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string()))
+            tables.overwrite(DATASETS, pa.concat_tables([rows.filter(pc.invert(gone)), fresh]), version)
+        elif any(record.zarr_group in known for record in commit.records):
+            # Lance accepts two concurrent changes of different rows. Rewriting the first row unchanged makes them conflict.
+            first = pa.Table.from_pylist([old[0].model_dump()], schema=DATASETS_SCHEMA)
+            changes_first = any(record.zarr_group == old[0].zarr_group for record in commit.records)
+            both = fresh if changes_first else pa.concat_tables([first, fresh])
+            tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
+        else:
+            tables.append_alone(DATASETS, fresh, version)
+        catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
 
     tables.retry(DATASETS, attempt)
 

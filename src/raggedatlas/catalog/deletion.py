@@ -2,10 +2,11 @@
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.tables import ROW_ID, walk
+from raggedatlas.store.tables import ROW_ADDRESS, ROW_ID, walk
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,17 @@ class _Plan:
     ----------
     rows : dict of str to pyarrow.Table
         Dataset uid -> ``row`` and ``uid`` of its cells to delete.
+    addresses : pyarrow.Array
+        Where they are in the table.
+    counts : dict
+        Dataset uid -> group or result -> how many of them, and how many entries of theirs, it has.
     notes : list of str
         How many these are of how many, by dataset.
     """
 
     rows: dict[str, pa.Table]
+    addresses: pa.Array
+    counts: dict[str, dict[str, tuple[int, int]]]
     notes: list[str]
 
 
@@ -77,23 +84,47 @@ def delete_cells(
         If the cells of a dataset, or the rows deleted before, are damaged.
     """
     catalog = catalog.session("delete_cells()")
-    if dry_run:
-        return _report(
-            catalog, _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids, given=given), dry_run=True
-        )
     deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
-    plans: list[_Plan] = []
-    try:
-        catalog.tables.retry(CELLS, partial(_attempt, catalog, deletion, uids, plans, given=given))
-        # A purge that began after the record was written: nothing was deleted.
-        if not plans:
-            catalog.refuse_unfinished_purge("delete_cells()")
-    except AtlasError:
-        # Nothing is lost without this: the record has no effect.
-        with suppress(AtlasError):
-            remove_dead_deletions(catalog)
-        raise
-    return _report(catalog, plans[-1], dry_run=False)
+
+    def delete() -> _Plan:
+        plans: list[_Plan] = []
+        if dry_run:
+            return _plan(catalog, _at(catalog, catalog.tables.version(CELLS)), uids, given=given)
+        try:
+            catalog.tables.retry(CELLS, partial(_attempt, catalog, deletion, uids, plans, given=given))
+            # A purge that began after the record was written: nothing was deleted.
+            if not plans:
+                catalog.refuse_unfinished_purge("delete_cells()")
+        except AtlasError:
+            # Nothing is lost without this: the record has no effect.
+            with suppress(AtlasError):
+                remove_dead_deletions(catalog)
+            raise
+        return plans[-1]
+
+    steps: list[Callable[[], Any]] = [delete, partial(_newest_snapshot, catalog)]
+    plan, (number, there) = catalog.location.side_by_side(steps)
+    counts, notes = {uid: rows.num_rows for uid, rows in plan.rows.items()}, [*plan.notes]
+    if not counts:
+        notes.append("no cell matches; nothing was written")
+    elif there.issuperset(counts):
+        notes.append(f"snapshots keep them; restore({number}) brings the newest one back")
+    else:
+        notes.append(
+            "no snapshot has all of them, so restore() cannot bring them all back; take one first if you may need them"
+        )
+    if counts:
+        notes.append("their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run")
+    return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
+
+
+def _newest_snapshot(catalog: Catalog) -> tuple[int, set[str]]:
+    """Return the number of the newest snapshot and the datasets that it has, from which cells can come back."""
+    snapshots = list_versions(catalog)
+    if not snapshots:
+        return 0, set()
+    same = snapshots[-1].table_versions[DATASETS] == catalog.tables.version(DATASETS)
+    return snapshots[-1].version, {r.uid for r in read_records(catalog if same else catalog.at(snapshots[-1]))}
 
 
 def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: list[_Plan], *, given: bool) -> None:
@@ -108,13 +139,12 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
     rows = plans[0].rows
     if not rows:
         return
-    counts = _count_attached(at, rows)
     datasets = {
         uid: DeletedCells(
             n_cells=own.num_rows,
             witness=own.column("uid")[0].as_py(),
             rows=write_frame(catalog, uid, deletion.frame, own),
-            counts=counts[uid],
+            counts=plans[0].counts[uid],
         )
         for uid, own in rows.items()
     }
@@ -128,10 +158,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
         plans.clear()
         remove_dead_deletions(catalog)
         return
-    chosen = pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()])
-    catalog.tables.delete_rows(
-        CELLS, "uid", chosen, where=in_list("dataset_uid", list(rows)), read_version=version
-    )  # fmt: skip
+    catalog.tables.delete_at(CELLS, plans[0].addresses, version)
 
 
 def _at(catalog: Catalog, version: int) -> Catalog:
@@ -165,7 +192,9 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
                 "Cells are named by the column uid, which is the index of every query's result."
             )
     rows, sizes = {}, {}
-    for uid, own in _cells_of(at, [uid for uid in known if uid in touched]):
+    counts: dict[str, dict[str, tuple[int, int]]] = {uid: {} for uid in known if uid in touched}
+    each, addresses = _read_cells(at, index, counts)
+    for uid, own in each.items():
         chosen = pa.array(index.find(own) >= 0)
         left = _rows_left(catalog, at, known[uid])
         if len(left) != len(own):
@@ -183,56 +212,38 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
             f"it out with drop_dataset({emptied[0]!r}), and delete the cells of the others then."
         )
     notes = [f"{known[uid].name}: {own.num_rows:,} of {sizes[uid]:,} cells" for uid, own in rows.items()]
-    return _Plan(rows, [*notes, *([f"{len(missing):,} of the cells were deleted before"] if len(missing) else [])])
-
-
-def _report(catalog: Catalog, plan: _Plan, *, dry_run: bool) -> MaintenanceReport:
-    """Return what is or would be deleted, and whether a snapshot has the datasets, so that the cells can come back."""
-    counts, notes = {uid: rows.num_rows for uid, rows in plan.rows.items()}, [*plan.notes]
-    snapshots = list_versions(catalog) if counts else []
-    there: set[str] = set()
-    if snapshots:
-        same = snapshots[-1].table_versions[DATASETS] == catalog.tables.version(DATASETS)
-        there = {record.uid for record in read_records(catalog if same else catalog.at(snapshots[-1]))}
-    if not counts:
-        notes.append("no cell matches; nothing was written")
-    elif there.issuperset(counts):
-        notes.append(f"snapshots keep them; restore({snapshots[-1].version}) brings the newest one back")
-    else:
-        notes.append(
-            "no snapshot has all of them, so restore() cannot bring them all back; take one first if you may need them"
-        )
-    notes += (
-        ["their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run"] if counts else []
+    return _Plan(
+        rows,
+        addresses,
+        counts,
+        [*notes, *([f"{len(missing):,} of the cells were deleted before"] if len(missing) else [])],
     )
-    return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
 
 
-def _cells_of(at: Catalog, datasets: Sequence[str]) -> Iterator[tuple[str, pa.Array]]:
-    """Iterate over the uids of the cells of some datasets, each in table order."""
+def _read_cells(
+    at: Catalog, index: UidIndex, counts: dict[str, dict[str, tuple[int, int]]]
+) -> tuple[dict[str, pa.Array], pa.Array]:
+    """Read the cells of the datasets that `counts` names, and fill it: of the chosen ones, which have a row or a vector in something.
+
+    Returns
+    -------
+    (dict of str to pyarrow.Array, pyarrow.Array)
+        Dataset uid -> uids of its cells, in table order; and the addresses of the chosen ones.
+    """
+    datasets = [*counts]
     if not datasets:
-        return
-    where = in_list("dataset_uid", datasets)
-    cells = pa.Table.from_batches(walk(at.tables, CELLS, ["uid", "dataset_uid"], where, use_index=False))
-    code = pc.index_in(cells.column("dataset_uid"), value_set=pa.array(datasets)).to_numpy()
-    order = np.lexsort((cells.column(ROW_ID).to_numpy(), code))
-    uids, ends = cells.column("uid").combine_chunks().take(pa.array(order)), np.cumsum(np.bincount(code))
-    for uid, start, end in zip(datasets, [0, *ends[:-1]], ends, strict=True):
-        yield uid, uids.slice(start, end - start)
-
-
-def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Count the cells to delete that have a row or a vector in something: dataset -> group or result -> cells and entries."""
+        return {}, pa.array([], pa.uint64())
     schema = at.tables.schema(CELLS)
-    index = UidIndex(pa.concat_arrays([own.column("uid").combine_chunks() for own in rows.values()]))
-    counts: dict[str, dict[str, tuple[int, int]]] = {uid: {} for uid in rows}
     pointers = {name: kind for name, (_, kind) in pointer_columns(schema).items()}
     # By the marks of the columns: a result that is being added has no record yet.
     vectors = {name: uid for name, (uid, _) in result_columns(schema).items() if name not in pointers}
     parts = [part for name, kind in pointers.items() for part in _parts(name, kind)]
-    where = in_list("dataset_uid", list(rows))
-    for batch in walk(at.tables, CELLS, ["uid", "dataset_uid", *parts, *vectors], where, use_index=False):
+    read, addresses = [], []
+    columns, where = ["uid", "dataset_uid", *parts, *vectors], in_list("dataset_uid", datasets)
+    for batch in walk(at.tables, CELLS, columns, where, use_index=False, addresses=True):
+        read.append(batch.select(["uid", "dataset_uid", ROW_ID]))
         cells = batch.filter(pa.array(index.find(batch.column("uid")) >= 0))
+        addresses.append(cells.column(ROW_ADDRESS))
         groups = {name: cells.column(f"{name}.zarr_group") for name in pointers}
         groups |= {
             name: pc.if_else(pc.is_valid(cells.column(name)), uid, pa.scalar(None, pa.string()))
@@ -248,7 +259,14 @@ def _count_attached(at: Catalog, rows: Mapping[str, pa.Table]) -> dict[str, dict
             for row in sums.aggregate([("n", "count"), ("n", "sum")]).to_pylist():
                 cells_before, entries_before = counts[row["of"]].get(row["key"], (0, 0))
                 counts[row["of"]][row["key"]] = (cells_before + row["n_count"], entries_before + row["n_sum"])
-    return counts
+    every = pa.Table.from_batches(read)
+    code = pc.index_in(every.column("dataset_uid"), value_set=pa.array(datasets)).to_numpy()
+    order = np.lexsort((every.column(ROW_ID).to_numpy(), code))
+    uids = every.column("uid").combine_chunks().take(pa.array(order))
+    sizes = np.bincount(code, minlength=len(datasets))
+    starts = np.cumsum(sizes) - sizes
+    found = {uid: uids.slice(start, n) for uid, start, n in zip(datasets, starts.tolist(), sizes.tolist(), strict=True)}
+    return found, pa.concat_arrays(addresses)
 
 
 def _parts(name: str, kind: PointerKind) -> list[str]:

@@ -3,6 +3,8 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -12,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import DATASETS, LAYOUTS, REGISTRY_COLUMNS, Catalog, refuse_wrong_columns
+from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.catalog import (
+    CELLS,
+    DATASETS,
+    IDENTITY,
+    LAYOUTS,
+    REGISTRY_COLUMNS,
+    Catalog,
+    refuse_wrong_columns,
+)
 from raggedatlas.catalog.genes import list_tables, read_genes, read_orthologs
 from raggedatlas.catalog.identity import (
     GENE_SPACE,
@@ -24,7 +35,9 @@ from raggedatlas.catalog.identity import (
     read_inputs,
     read_links,
 )
-from raggedatlas.errors import FeatureError, NotFoundError, QueryError
+from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.versions import registry_tables
+from raggedatlas.errors import AtlasError, FeatureError, NotFoundError, QueryError
 from raggedatlas.model.accessions import (
     ORTHOLOGS,
     ORTHOLOGS_SCHEMA,
@@ -34,10 +47,14 @@ from raggedatlas.model.accessions import (
     parse_accession,
 )
 from raggedatlas.store.filters import calling_level
+from raggedatlas.store.runtime import map_groups, submit
 from raggedatlas.store.sql import equals, in_list
 
 _Known = tuple[dict[str, list[str]], dict[str, list[str]], dict[str, list[str]], dict[str, list[str]]]
 IN_ANOTHER_CASE = "symbol in another case"
+
+_AHEAD = 1 << 18
+"""Up to so many rows, registries and layouts are read before it is known which of them are needed."""
 
 _SHOWN = 10
 """Features of one name that a message lists."""
@@ -357,6 +374,41 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
     if catalog.read_only:
         catalog._memo[key] = registry
     return registry
+
+
+def read_ahead(catalog: Catalog) -> "Future[None]":
+    """Open the tables of a snapshot in an object store side by side, and read the small ones that every query reads; they stay in memory.
+
+    What is damaged is told where it is used.
+
+    Returns
+    -------
+    concurrent.futures.Future
+        Ends when the layouts were read; cells can be read meanwhile.
+    """
+    known = catalog._memo.get("ahead")
+    if isinstance(known, Future):
+        return known
+    done: Future[None] = Future()
+    done.set_result(None)
+    tables = catalog.tables
+    if not catalog.read_only or tables.location.is_local:
+        return done
+    registries = registry_tables(catalog)
+    tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registries.values()])
+    small = [space for space, table in registries.items() if tables.count(table) <= _AHEAD]
+    # The empty name is that of the records.
+    with suppress(AtlasError):
+        map_groups(lambda s: read_registry(catalog, s) if s else read_records(catalog), ["", *small])
+        if tables.count(LAYOUTS) <= _AHEAD:
+            done = submit(_read_layouts, catalog)
+    catalog._memo["ahead"] = done
+    return done
+
+
+def _read_layouts(catalog: Catalog) -> None:
+    with suppress(AtlasError):
+        read_layouts(catalog, {record.layout_uid for record in read_records(catalog)})
 
 
 def with_facts(table: pa.Table, facts: pa.Table | None) -> pa.Table:

@@ -1,6 +1,6 @@
 """Feature registries and layouts: register features, number them, and keep the ordered feature list of every group."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog, refuse_wrong_columns
-from raggedatlas.catalog.versions import for_tables
+from raggedatlas.catalog.versions import for_tables, registry_tables
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.ids import layout_uid
@@ -22,6 +22,7 @@ from raggedatlas.store.tables import ROW_ID
 _PROTECTED = ("uid", "global_index")
 
 _SMALL_ROWS = 1 << 16
+_REMEMBERED_ROWS = 1 << 18
 """Layouts of so many rows are read whole."""
 
 BY_HAND = "by hand"
@@ -42,7 +43,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         is given here and not null, but for its id, which stays, its symbol and organism: a symbol given by hand (`symbol_source`) replaces any, one
         from a file only a bare id or a symbol from a file that comes after it in alphabetical order, so that the order of files
         does not matter; a known organism stays. Every symbol ever given stays as an alias, and aliases add up. All tables go in
-        with one commit.
+        with one commit. New features get dense indices, counted on from the largest, unless the commit corrects others, too.
 
     Returns
     -------
@@ -70,9 +71,8 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
                 f"Uids of features are texts, as atlas.features() shows them in its index; got {some.schema.field('uid').type}."
             )
 
-    def changes() -> tuple[pa.Table, int]:
-        known = catalog.tables.read(table)
-        n_new, touched = 0, []
+    def changes(before: pa.Table) -> tuple[pa.Table, pa.Table]:
+        known, touched = before, []
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
             for name in [name for name in _PROTECTED[1:] if name in some.column_names]:
@@ -102,11 +102,12 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
                 )
             known = pa.concat_tables([known, changed])
             touched += changed.column("uid").chunks
-            n_new += fresh.num_rows
         wanted = pa.chunked_array(touched, pa.string()).combine_chunks()
-        return known.filter(pc.is_in(known.column("uid"), value_set=wanted)), n_new
+        rows = known.filter(pc.is_in(known.column("uid"), value_set=wanted))
+        new = pc.invert(pc.is_in(rows.column("uid"), value_set=before.column("uid").combine_chunks()))
+        return rows.filter(new), rows.filter(pc.invert(new))
 
-    return _merge_fresh(catalog, table, changes)
+    return _change_registry(catalog, table, changes)[0]
 
 
 def reindex_registry(catalog: Catalog, space: str) -> int:
@@ -124,74 +125,134 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
     """
     table = catalog.space(space).registry
 
-    def changes() -> tuple[pa.Table, int]:
-        known = catalog.tables.read(table)
-        fresh = known.filter(known.column("global_index").is_null()).sort_by("uid")
-        if fresh.num_rows == 0:
-            return fresh, 0
-        assigned = np.sort(known.column("global_index").drop_null().to_numpy())
-        start = len(assigned)
-        if not np.array_equal(assigned, np.arange(start)):
-            raise CorruptError(
-                f"The {start:,} indices in column global_index of table {table!r} go from {assigned[0]:,} to {assigned[-1]:,}, where "
-                f"0 to {start - 1:,}, each once, are expected; run validate() and restore the atlas from a copy or a snapshot."
-            )
-        index = pa.array(np.arange(start, start + fresh.num_rows))
-        at = fresh.column_names.index("global_index")
-        return fresh.set_column(at, fresh.schema.field(at), index), fresh.num_rows
+    def changes(known: pa.Table) -> tuple[pa.Table, pa.Table]:
+        without = known.filter(known.column("global_index").is_null())
+        if without.num_rows:
+            assigned = np.sort(known.column("global_index").drop_null().to_numpy())
+            start = len(assigned)
+            if not np.array_equal(assigned, np.arange(start)):
+                raise CorruptError(
+                    f"The {start:,} indices in column global_index of table {table!r} go from {assigned[0]:,} to {assigned[-1]:,}, where "
+                    f"0 to {start - 1:,}, each once, are expected; run validate() and restore the atlas from a copy or a snapshot."
+                )
+        return known.slice(0, 0), _numbered(without, known)
 
-    return _merge_fresh(catalog, table, changes)
+    return _change_registry(catalog, table, changes)[1]
 
 
-def sync_layouts(catalog: Catalog) -> int:
+def registry_rows(catalog: Catalog, table: str) -> tuple[int, pa.Table]:
+    """Return the version of a registry and its rows; those that an earlier session read, or wrote, are not read again."""
+    version, known = catalog.tables.version(table), catalog._memo.get(table)
+    if catalog.tables.session is None or not isinstance(known, tuple) or known[0] != version:
+        known = version, catalog.tables.at({table: version}).read(table)
+        _note_registry(catalog, table, *known)
+    return known
+
+
+def _note_registry(catalog: Catalog, table: str, version: int, rows: pa.Table) -> None:
+    """Remember the rows of a registry for the next session, if they are few."""
+    if catalog.tables.session is not None and rows.num_rows <= _REMEMBERED_ROWS:
+        catalog._memo[table] = version, rows
+    else:
+        catalog._memo.pop(table, None)
+
+
+def _change_registry(
+    catalog: Catalog, table: str, changes: Callable[[pa.Table], tuple[pa.Table, pa.Table]]
+) -> tuple[int, int]:
+    """Write the new and the changed rows that a function makes of those of a registry, in one commit; return how many."""
+
+    def once() -> tuple[int, int]:
+        # Before `changes` reads the rows: a commit in between is a conflict, not a lost update.
+        version, known = registry_rows(catalog, table)
+        new, changed = changes(known)
+        if changed.num_rows:
+            rows = pa.concat_tables([new, changed])
+            catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
+        elif new.num_rows:
+            # Nobody else can number features at the same time. Where indices are damaged, they are left to `reindex_registry`, which says so.
+            rows = _numbered(new, known) if _counts_on(known) else new
+            catalog.tables.append_alone(table, rows, version)
+            _note_registry(catalog, table, version + 1, pa.concat_tables([known, rows]))
+        return new.num_rows, changed.num_rows
+
+    return catalog.tables.retry(table, once)
+
+
+def _counts_on(known: pa.Table) -> bool:
+    """Return whether the largest index of a registry is the one that follows from how many there are."""
+    index = known.column("global_index")
+    n = len(index) - index.null_count
+    return n == 0 or bool(pc.max(index).as_py() == n - 1)
+
+
+def _numbered(rows: pa.Table, known: pa.Table) -> pa.Table:
+    """Give features the indices that follow those of a registry, in the order of their uids."""
+    index = np.empty(rows.num_rows, np.int64)
+    index[pc.sort_indices(rows.column("uid")).to_numpy()] = np.arange(rows.num_rows)
+    start = known.num_rows - known.column("global_index").null_count
+    at = rows.column_names.index("global_index")
+    return rows.set_column(at, rows.schema.field(at), pa.array(start + index))
+
+
+@dataclass(frozen=True, slots=True)
+class Unnumbered:
+    """Rows of layouts that `sync_layouts` has to change.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table
+        Those without an index.
+    repeated : pyarrow.Array
+        Row ids of those that another one repeats.
+    """
+
+    rows: pa.Table
+    repeated: pa.Array
+
+
+def unnumbered_layouts(catalog: Catalog) -> Unnumbered:
+    """Find the rows of layouts without an index, and those that two writers wrote twice."""
+    tables, keys = catalog.tables, ["layout_uid", "local_index"]
+    if _read_whole(catalog):
+        rows = tables.read(LAYOUTS, row_ids=True)
+        stale = rows.filter(rows.column("global_index").is_null()).drop_columns([ROW_ID])
+    else:
+        rows = tables.read(LAYOUTS, keys, row_ids=True)
+        stale = tables.read(LAYOUTS, where=is_null("global_index"))
+    sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
+    # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
+    more = pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1))
+    uids = sizes.filter(more).column("layout_uid").combine_chunks()
+    rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=uids))
+    codes = rows.column("layout_uid").combine_chunks().dictionary_encode().indices.to_numpy()
+    places = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
+    _, first = np.unique(places, axis=1, return_index=True)
+    extra = pa.array(np.delete(np.arange(rows.num_rows), first), pa.int64())
+    return Unnumbered(stale, rows.column(ROW_ID).take(extra).combine_chunks())
+
+
+def sync_layouts(catalog: Catalog, found: Unnumbered | None = None) -> int:
     """Copy newly assigned indices into the layouts, and remove rows that two writers wrote twice; return rows changed."""
     tables = catalog.tables
-    registries = [s.registry for s in catalog.spaces().values() if s.has_features and tables.has(s.registry)]
-
-    def read(name: str) -> pa.Table:
-        if name == LAYOUTS:
-            return tables.read(LAYOUTS, where=is_null("global_index"))
-        if name:
-            return tables.read(name, ["uid", "global_index"])
-        # The row ids of rows that another one repeats.
-        rows = tables.read(LAYOUTS, ["layout_uid", "local_index"], row_ids=True)
-        sizes = rows.group_by("layout_uid").aggregate([("local_index", "max"), ("local_index", "count")])
-        # Local indices count from 0, so without repeats the number of rows is the largest index plus one.
-        more = pc.greater(sizes.column("local_index_count"), pc.add(sizes.column("local_index_max"), 1))
-        uids = sizes.filter(more).column("layout_uid").combine_chunks()
-        rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=uids))
-        codes = rows.column("layout_uid").combine_chunks().dictionary_encode().indices.to_numpy()
-        keys = np.stack([codes.astype(np.int64), rows.column("local_index").to_numpy().astype(np.int64)])
-        _, first = np.unique(keys, axis=1, return_index=True)
-        extra = np.delete(np.arange(rows.num_rows), first)
-        return rows.select([ROW_ID]).take(pa.array(extra, pa.int64()))
-
-    repeated, stale, *known = for_tables(catalog, read, ["", LAYOUTS, *registries]).values()
-    if repeated.num_rows:
-        tables.delete_rows(LAYOUTS, ROW_ID, repeated.column(ROW_ID).combine_chunks())
-        stale = read(LAYOUTS)
-    if stale.num_rows == 0 or not known:
+    found = unnumbered_layouts(catalog) if found is None else found
+    if len(found.repeated):
+        tables.delete_rows(LAYOUTS, found.repeated)
+        found = unnumbered_layouts(catalog)
+    stale, registries = found.rows, registry_tables(catalog).values()
+    if stale.num_rows == 0 or not registries:
         return 0
     # One lookup for all spaces: a feature's uid is a hash that includes its space.
-    features = pa.concat_tables(known).combine_chunks()
+    known = for_tables(
+        catalog, lambda name: registry_rows(catalog, name)[1].select(["uid", "global_index"]), [*registries]
+    )
+    features = pa.concat_tables(known.values()).combine_chunks()
     row = pc.index_in(stale.column("feature_uid"), value_set=features.column("uid").combine_chunks())
     index = features.column("global_index").take(row)
     at = stale.column_names.index("global_index")
     rows = stale.set_column(at, stale.schema.field(at), index).filter(pc.is_valid(index))
-    catalog.tables.merge(LAYOUTS, ["layout_uid", "local_index"], rows, update=True)
+    tables.merge(LAYOUTS, ["layout_uid", "local_index"], rows, update=True)
     return int(rows.num_rows)
-
-
-def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)
-    def once() -> int:
-        # Before `changes` reads the rows: a commit in between is a conflict, not a lost update.
-        version = catalog.tables.version(table)
-        rows, n = changes()
-        if rows.num_rows:
-            catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
-        return int(n)
-
-    return catalog.tables.retry(table, once)
 
 
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
@@ -346,6 +407,11 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
     return [uid for uid, _, _ in wanted]
 
 
+def _read_whole(catalog: Catalog) -> bool:
+    """Return whether the layouts are so few that they are read whole: in an object store, a filter takes Lance a second request."""
+    return not catalog.location.is_local and catalog.tables.count(LAYOUTS) <= _SMALL_ROWS
+
+
 def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:
     """Read some layouts, each in column order.
 
@@ -373,8 +439,7 @@ def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True)
     known = memo if catalog.read_only else {}
     missing = [uid for uid in wanted if uid not in known]
     if missing:
-        # In an object store, a filter takes Lance a second request.
-        small = not catalog.location.is_local and catalog.tables.count(LAYOUTS) <= _SMALL_ROWS
+        small = _read_whole(catalog)
         rows = catalog.tables.read(LAYOUTS, where=None if small else in_list("layout_uid", missing))
         rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=pa.array(missing))) if small else rows
         refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)

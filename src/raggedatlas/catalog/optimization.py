@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
-from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
+from raggedatlas.catalog.layouts import Unnumbered, reindex_registry, sync_layouts, unnumbered_layouts
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
-from raggedatlas.store.runtime import prefetch_map
 from raggedatlas.store.sql import is_null
 from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact, index, refresh_vectors
 
@@ -99,11 +99,22 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
             notes.append(f"{name}: others were writing; skipped until the next call")
 
     def features() -> None:
-        fresh = False
-        for space, table in registries.items():
+        numbered: dict[str, int] = {}
+        unnumbered: list[Unnumbered] = []
+
+        def number(space: str, table: str) -> None:
             # A small table is read at once: one request instead of two.
             if catalog.tables.count(table) <= WORTH_INDEXING or catalog.tables.count(table, is_null("global_index")):
-                fresh = reindex_registry(catalog, space) > 0 or fresh
+                numbered[space] = reindex_registry(catalog, space)
+
+        def look() -> None:
+            # If indices may be missing. Repeated rows come from two appends, and thus at least two fragments.
+            if not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index")):
+                unnumbered.append(unnumbered_layouts(catalog))
+
+        steps: list[Callable[[], None]] = [*(partial(number, *item) for item in registries.items()), look]
+        catalog.location.side_by_side(steps)
+        fresh = any(numbered.values())
         for name in registries.values():
             one(name)
 
@@ -113,18 +124,18 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
                 notes.append("feature identities: recomputed")
 
         # After the registries were compacted, because it notes the versions that it was derived from.
-        side_by_side(catalog, [lambda: layouts(fresh=fresh), identity])
+        steps = [partial(layouts, unnumbered, fresh=fresh), identity]
+        catalog.location.side_by_side(steps)
 
-    def layouts(*, fresh: bool) -> None:
-        # If indices were assigned or are missing. Repeated rows come from two appends, and thus at least two fragments.
-        due = fresh or not catalog.tables.settled(LAYOUTS) or catalog.tables.count(LAYOUTS, is_null("global_index"))
-        if due and (sync_layouts(catalog) or fresh):
+    def layouts(unnumbered: Sequence[Unnumbered], *, fresh: bool) -> None:
+        if (unnumbered and sync_layouts(catalog, unnumbered[0])) or fresh:
             notes.append("dense feature indices assigned")
         one(LAYOUTS)
 
     # These are overwritten, never appended to.
     others = [*catalog.tables.versions([*asset_tables()])]
-    side_by_side(catalog, [features, *(lambda name=name: one(name) for name in (CELLS, DATASETS, *others))])
+    each: list[Callable[[], None]] = [partial(one, name) for name in (CELLS, DATASETS, *others)]
+    catalog.location.side_by_side([features, *each])
     return notes, changed
 
 
@@ -132,14 +143,6 @@ def refresh_identity(catalog: Catalog) -> None:
     """Derive the mapping of features after a change that is made; where a purge has begun since, the next call or snapshot does."""
     with suppress(ConflictError):
         update_identity(catalog, registry_tables(catalog))
-
-
-def side_by_side(catalog: Catalog, steps: Sequence[Callable[[], None]]) -> None:
-    """Run steps at the same time where each waits for an object store, and one after the other on a disk."""
-    # Threads of their own, so that steps may be nested.
-    threads = 0 if catalog.location.is_local else len(steps)
-    for _ in prefetch_map(lambda step: step(), steps, threads=threads, depth=len(steps)):
-        pass
 
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:

@@ -32,7 +32,7 @@ from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
 from raggedatlas.catalog.integrity import recorded_hashes, seal_versions, write_manifest
-from raggedatlas.catalog.optimization import WORTH_INDEXING, side_by_side, update_tables
+from raggedatlas.catalog.optimization import WORTH_INDEXING, update_tables
 from raggedatlas.catalog.versions import (
     change_versions,
     check_label,
@@ -288,21 +288,23 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
         # Another process may have dropped that snapshot, whose tags keep the versions.
         with contextlib.suppress(NotFoundError):
+            # The tags beside the record, which they need not wait for.
+            making = submit(partial(_make_tags, held), last)
             record, records = _record(held, draft, beside=last)
-            _seal(held, record, records, for_tables(held, partial(_tag, held, record), [*record.table_versions]))
+            tags = making.result()
+            _seal(held, record, records, tags, partial(_tag, held, record, record.tag, tags))
             return record
     _, changed = update_tables(held, WORTH_INDEXING)
-    pinned, draft, tag, tags = _hold(held)
+    pinned, draft, before, tag, tags = _hold(held, records, as_held=not {DATASETS, *asset_tables()} & {*changed})
     names = [*draft.table_versions]
     try:
         found: list[ContentCheck] = []
         manifests: list[str] = []
-        side_by_side(
-            held,
+        held.location.side_by_side(
             [
-                lambda: found.append(_check(pinned, records)),
+                lambda: found.append(_check(pinned, before)),
                 lambda: manifests.append(write_manifest(held, draft.table_versions, records)),
-            ],
+            ]
         )
     except AtlasError:
         untag_everywhere(held, tag, names)
@@ -318,18 +320,15 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
         raise
 
     # The final tags before the provisional ones are removed: the versions are never without a tag.
-    def move_tags(_: None) -> None:
-        for_tables(held, lambda name: _tag(held, record, name, tags[name]), names)
+    def move_tags() -> None:
+        _tag(held, record, record.tag, tags)
         untag_everywhere(held, tag, names)
 
     def count_old(watched: Sequence[str]) -> dict[str, int]:
         return for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), watched)
 
-    counting, moved = submit(count_old, [*changed, VERSIONS]), submit(move_tags, None)
-    try:
-        _seal(held, record, records, tags, moved.result)
-    finally:
-        moved.result()
+    counting = submit(count_old, [*changed, VERSIONS])
+    _seal(held, record, records, tags, move_tags)
     # Remove the table versions that are older than those of readers of the tip, if there are any.
     n_old = counting.result()
     kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
@@ -340,10 +339,15 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
     return record
 
 
-def _tag(
-    catalog: Catalog, record: AtlasVersionRecord, name: str, like: bytes | None = None, tag: str | None = None
-) -> bytes:
-    return catalog.tables.tag(name, tag or record.tag, record.table_versions[name], like)
+def _make_tags(catalog: Catalog, record: AtlasVersionRecord) -> dict[str, bytes]:
+    """Return the content of the tags that keep the table versions of a snapshot: table -> content."""
+    names = [*record.table_versions]
+    return for_tables(catalog, lambda name: catalog.tables.make_tag(name, record.table_versions[name]), names)
+
+
+def _tag(catalog: Catalog, record: AtlasVersionRecord, tag: str, made: Mapping[str, bytes]) -> None:
+    """Tag the table versions of a snapshot."""
+    for_tables(catalog, lambda name: catalog.tables.tag(name, tag, record.table_versions[name], made[name]), [*made])
 
 
 def _seal(
@@ -351,15 +355,31 @@ def _seal(
     record: AtlasVersionRecord,
     records: Sequence[AtlasVersionRecord],
     tags: Mapping[str, bytes],
-    before: Callable[[], object] = list,
+    tag: Callable[[], None],
 ) -> None:
-    """Record the hashes of the list of snapshots and of the tags of one, which are there when `before` returns."""
+    """Tag a snapshot, and record the hashes of the list of snapshots and of its tags."""
     path = catalog.tables.tag_file(record.tag)
-    seal_versions(catalog, {f"{name}.lance/{path}": data for name, data in tags.items()}, records, before)
+    tagged = submit(lambda step: step(), tag)
+    try:
+        seal_versions(
+            catalog, {f"{name}.lance/{path}": data for name, data in tags.items()}, records, before=tagged.result
+        )
+    finally:
+        tagged.result()
 
 
-def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "ContentCheck":
-    """Check what has changed since the last snapshot that can be read.
+def _last_readable(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> Catalog | None:
+    """Return the last snapshot whose tables can be opened; they are open."""
+    for record in reversed(records[-_LOOKED_BACK:]):
+        view = catalog.at(record)
+        view.tables.open_all([*record.table_versions])
+        if {*record.table_versions} <= {*view.tables.held()}:
+            return view
+    return None
+
+
+def _check(pinned: Catalog, before: Catalog | None) -> "ContentCheck":
+    """Check what has changed since an earlier snapshot.
 
     Raises
     ------
@@ -368,13 +388,6 @@ def _check(pinned: Catalog, records: Sequence[AtlasVersionRecord]) -> "ContentCh
     """
     from raggedatlas.catalog.validation import check_content, validate
 
-    before = None
-    for record in reversed(records[-_LOOKED_BACK:]):
-        view = pinned.at(record)
-        view.tables.open_all([*record.table_versions])
-        if {*record.table_versions} <= {*view.tables.held()}:
-            before = view
-            break
     found = check_content(pinned, "rows", before)
     if any(problem.level == "must" for problem in found.problems):
         # Again and everything: bytes may have been changed on their way, and what is reported is complete.
@@ -633,24 +646,37 @@ def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = Fa
     return MaintenanceReport(dry_run=dry_run, notes=tuple(notes))
 
 
-def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, bytes]]:
+def _hold(
+    held: Catalog, records: Sequence[AtlasVersionRecord], *, as_held: bool
+) -> tuple[Catalog, AtlasVersionRecord, Catalog | None, str, dict[str, bytes]]:
     """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version.
+
+    Parameters
+    ----------
+    held : Catalog
+        The session.
+    records : sequence of AtlasVersionRecord
+        The snapshots.
+    as_held : bool
+        Whether the versions that are held belong together: nothing was committed to the records, so they are from before all other tables.
 
     Returns
     -------
     pinned : Catalog
-        The chosen versions.
+        The chosen versions; their tables are open.
     draft : AtlasVersionRecord
         They as a record.
+    before : Catalog or None
+        The last snapshot that can be read.
     tag : str
         The provisional tag.
     tags : dict of str to bytes
         Table -> file of the tag.
     """
     refuse_unknown_assets(held, "snapshot()")
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         before = held_versions(held).table_versions
-        draft = consistent_versions(held)
+        draft = held_versions(held) if as_held and attempt == 0 else consistent_versions(held)
         fixed = {CELLS, DATASETS, *asset_tables()}
         if {n: v for n, v in before.items() if n not in fixed} != {
             n: v for n, v in draft.table_versions.items() if n not in fixed
@@ -661,15 +687,22 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
         # By the time in it, `gc` recognizes the tag of a process that died.
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         names = [*draft.table_versions]
+        # Files are checked as they are, and not as a session may remember them.
+        fresh = Catalog(held.location, held.tables.hold(), held.arrays)
+        pinned = fresh.at(draft)
         try:
-            tags = for_tables(held, partial(_tag, held, draft, tag=tag), names)
+            made: list[Any] = held.location.side_by_side(
+                [
+                    partial(_tag_provisionally, held, draft, tag),
+                    partial(pinned.tables.open_all, names),
+                    partial(_last_readable, fresh, records),
+                ]
+            )
             # An `add` may have committed values below an annotation.
             if incomplete_columns(held.at(draft)):
                 complete_annotations(held)
             elif versions_exist(held, draft):
-                # Files are checked as they are, and not as a session may remember them.
-                fresh = Catalog(held.location, held.tables.hold(), held.arrays)
-                return fresh.at(draft), draft, tag, tags
+                return pinned, draft, made[2], tag, made[0]
         except NotFoundError:
             pass
         except StoreError:
@@ -679,6 +712,12 @@ def _hold(held: Catalog) -> tuple[Catalog, AtlasVersionRecord, str, dict[str, by
     raise ConflictError(
         f"Datasets of {held.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
     )
+
+
+def _tag_provisionally(catalog: Catalog, draft: AtlasVersionRecord, tag: str) -> dict[str, bytes]:
+    made = _make_tags(catalog, draft)
+    _tag(catalog, draft, tag, made)
+    return made
 
 
 def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog: Catalog) -> None:
@@ -709,8 +748,11 @@ def _record(
         if beside is not None and beside not in old:
             raise NotFoundError(f"Snapshot {beside.version} of {catalog.location.uri} was dropped.")
         _refuse_taken(old, draft.label, catalog)
-        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
-        catalog.refuse_unfinished_purge("snapshot")
+        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one. Its mark is a commit to
+        # the list, so the one that was read says whether there is a mark.
+        mark = catalog.tables.known_purge()
+        if mark is not None:
+            raise mark.refusal("snapshot", catalog.location.uri)
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}).sealed())
         # The new row has the highest number, so rows that only reserved one can go.

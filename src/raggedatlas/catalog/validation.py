@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ from raggedatlas.catalog.catalog import (
     wrong_columns,
 )
 from raggedatlas.catalog.deletion import check_unfinished
-from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.features import Registry, read_ahead, read_registry
 from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inventory import inventory
@@ -216,7 +217,12 @@ def check_content(
     executor : Executor, Workers or None
         Whose workers read arrays.
     """
-    problems = _check_pinned(catalog, before)
+    # Beside the first look at each table.
+    steps: list[Callable[[], Any]] = [partial(_check_pinned, catalog, before)]
+    if not catalog.location.is_local:
+        steps += [partial(_read_known, view) for view in (catalog, before) if view is not None]
+        steps.append(partial(read_ahead, catalog))
+    problems: list[Problem] = [*catalog.location.side_by_side(steps)[0]]
     if problems:
         return ContentCheck(problems)
     records, old = read_records(catalog), [] if before is None else read_records(before)
@@ -270,6 +276,13 @@ def check_content(
     return ContentCheck(problems, n_cells, len(uids), sorted(ignored))
 
 
+def _read_known(view: Catalog) -> None:
+    """Read the records of a view, which stay in memory; what is damaged is told where it is used."""
+    with contextlib.suppress(AtlasError):
+        read_records(view)
+        read_assets(view)
+
+
 def _check_features(
     catalog: Catalog,
     before: Catalog | None,
@@ -284,17 +297,28 @@ def _check_features(
     now = catalog.tables.pinned or {}
     tables = registry_tables(catalog)
     identity_same = now.get(IDENTITY) == same.get(IDENTITY)
-    layouts = {record.layout_uid for record in changed}
-    if before is not None and now[LAYOUTS] != same.get(LAYOUTS):
-        layouts |= Changed.between(LAYOUTS, catalog.tables, before.tables).values("layout_uid")
+    due = {space: table for space, table in tables.items() if not (identity_same and now[table] == same.get(table))}
+
+    def changed_lists() -> set[str]:
+        if before is None or now[LAYOUTS] == same.get(LAYOUTS):
+            return set()
+        return Changed.between(LAYOUTS, catalog.tables, before.tables).values("layout_uid")
+
+    def indices(table: str) -> pa.Table | None:
+        if before is None or not before.tables.has(table):
+            return None
+        return before.tables.read(table, ["uid", "global_index"])
+
+    steps: list[Callable[[], Any]] = [changed_lists, *(partial(indices, table) for table in due.values())]
+    lists, *earlier = catalog.location.side_by_side(steps)
+    read_ahead(catalog).result()
+    layouts = {record.layout_uid for record in changed} | lists
     registries: dict[str, Registry] = {}
-    for space, table in tables.items():
-        if identity_same and now[table] == same.get(table):
-            continue
+    for space, old in zip(due, earlier, strict=True):
         registry = registries[space] = read_registry(catalog, space)
         problems += _check_registry(registry)
         problems += check_identity(catalog, space, registry.table.column("uid"))
-        if before is None or not _continues(registry, before, table):
+        if old is None or not _continues(registry, old):
             layouts |= {record.layout_uid for record in records if record.feature_space == space}
     wanted = {(r.layout_uid, r.feature_space, r.n_features): r for r in records if r.layout_uid in layouts}
     found = read_layouts(catalog, {record.layout_uid for record in wanted.values()}, checked=False) if wanted else {}
@@ -310,11 +334,8 @@ def _check_features(
     return problems
 
 
-def _continues(registry: Registry, before: Catalog, table: str) -> bool:
-    """Return whether a registry has the features of a snapshot, with the same indices."""
-    if not before.tables.has(table):
-        return False
-    old = before.tables.read(table, ["uid", "global_index"])
+def _continues(registry: Registry, old: pa.Table) -> bool:
+    """Return whether a registry has the features of an earlier one, with the same indices."""
     at = pc.index_in(old.column("uid"), value_set=registry.table.column("uid").combine_chunks())
     if at.null_count:
         return False

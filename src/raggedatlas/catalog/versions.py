@@ -54,7 +54,20 @@ def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
     -----
     A row without table versions only keeps the number of a forgotten snapshot from being given again.
     """
-    return [r for r in versions_from_table(catalog.newest_tables().read(VERSIONS)) if r.table_versions]
+    return [record for record in _read_versions(catalog)[1] if record.table_versions]
+
+
+def _read_versions(catalog: Catalog) -> tuple[int, list[AtlasVersionRecord]]:
+    """Return the version of the list of snapshots, and its rows; a session reads a version once."""
+    tables, known = catalog.newest_tables(), catalog._memo.get(VERSIONS)
+    if tables.session is None:
+        held = tables.hold()
+        return held.version(VERSIONS), versions_from_table(held.read(VERSIONS))
+    at = tables.version(VERSIONS)
+    if not isinstance(known, tuple) or known[0] != at:
+        # Pinned to that version; the newest may be another one by now.
+        catalog._memo[VERSIONS] = known = at, versions_from_table(tables.at({VERSIONS: at}).read(VERSIONS))
+    return known
 
 
 def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVersionRecord:
@@ -124,12 +137,12 @@ def change_versions(
     """
     tables, chance = catalog.newest_tables(), random.Random()
     for attempt in range(_ATTEMPTS):
-        at = tables.version(VERSIONS)
-        # Pinned to the version that `overwrite_if` checks; the newest may be another one by now.
-        old = versions_from_table(tables.at({VERSIONS: at}).read(VERSIONS))
+        at, old = _read_versions(catalog)
         new = change(old)
         # A table that is held may be an older one, which the commit notices.
         if new is not old and tables.overwrite_if(VERSIONS, versions_to_table(new), at):
+            if tables.session is not None and tables.version(VERSIONS) == at + 1:
+                catalog._memo[VERSIONS] = at + 1, new
             return new
         if new is old and (attempt or tables.session is None):
             return old

@@ -35,7 +35,7 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows, frame_file
-from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features
+from raggedatlas.catalog.layouts import ensure_layouts, feature_set, register_features, registry_rows
 from raggedatlas.errors import ArgumentError, AtlasError, ConflictError, SourceError, StoreError, WorkersError
 from raggedatlas.formats.registry import list_left_out, list_sources
 from raggedatlas.ingest.columns import column_values
@@ -588,9 +588,9 @@ def _commit(
 
     def write_layouts() -> None:
         for name, own in featured.items():
-            registry = catalog.tables.read(spaces[name].registry, ["uid", "global_index"])
+            _, registry = registry_rows(catalog, spaces[name].registry)
             known = registry.column("uid").combine_chunks()
-            # New features have no index before `reindex_registry`; `ensure_layouts` stores -1 as null.
+            # Those of new features are not known yet; `ensure_layouts` stores -1 as null, and the next snapshot brings them.
             index = registry.column("global_index").fill_null(-1)
             orders = {group.layout: pa.array(group.stored_uids, pa.string()) for group in own}
             numbered = [

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.assets import group_by_dataset, read_records, take_lease
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import write_frame
-from raggedatlas.catalog.layouts import records_with_features
+from raggedatlas.catalog.layouts import records_with_features, registry_rows
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError
 from raggedatlas.formats.registry import detect, is_copied, open_source
 from raggedatlas.formats.transfer import CopiedSource
@@ -437,14 +437,9 @@ def _count_new(catalog: Catalog, group: NewGroup) -> int:
     table = group.space.registry
     if not catalog.tables.has(table):
         return len(group.features.uids)
-    # Read once for all sources of a call that are planned before the next commit.
-    key, version = f"uids of {table}", catalog.tables.version(table)
-    memo = catalog._memo.get(key)
-    if not isinstance(memo, tuple) or memo[0] != version:
-        memo = version, catalog.tables.at({table: version}).read(table, ["uid"]).column("uid").combine_chunks()
-        catalog._memo[key] = memo
+    known = registry_rows(catalog, table)[1].column("uid").combine_chunks()
     # None for a group without features.
-    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=memo[1])).as_py()
+    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known)).as_py()
     return len(group.features.uids) - int(there or 0)
 
 

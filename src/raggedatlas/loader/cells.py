@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import asset_kind
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.features import read_ahead
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
 from raggedatlas.model.frames import DATASET, ColumnFacts, facts_of
@@ -31,7 +32,7 @@ from raggedatlas.query.cells import (
     warn_of_values,
 )
 from raggedatlas.query.modalities import SpacePointers, find_modality, locate, read_modalities
-from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces, read_ahead
+from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.filters import Columns

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.features import read_ahead
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.batch import BatchMetadata
 from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
@@ -28,7 +29,6 @@ from raggedatlas.loader.order import (
 from raggedatlas.model.choices import OutputFormat, refuse_unused
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
-from raggedatlas.query.plan import read_ahead
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
 from raggedatlas.store.runtime import scratch_array

@@ -3,8 +3,6 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,12 +18,12 @@ from raggedatlas.catalog.assets import (
     read_records,
     read_specs,
 )
-from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, LAYOUTS, Catalog
-from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_ahead, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.versions import find_version, registry_tables
-from raggedatlas.errors import AtlasError, CorruptError, FeatureError, QueryError
+from raggedatlas.catalog.versions import find_version
+from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
 from raggedatlas.model.frames import DATASET, arrow_to_series, column_stacks, facts_of, remove_unused_categories
 from raggedatlas.model.records import DatasetRecord
@@ -68,15 +66,11 @@ from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.read import ArrayReader
-from raggedatlas.store.runtime import map_groups, submit
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
-
-_SMALL_ROWS = 1 << 18
-"""Up to so many rows, registries and layouts are read before it is known which of them a query needs."""
 
 
 def plan_read(
@@ -129,39 +123,6 @@ def plan_read(
     return ReadPlan(
         obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
     )
-
-
-def read_ahead(catalog: Catalog) -> "Future[None]":
-    """Open the tables of a snapshot in an object store side by side, and read the small ones that every query reads; they stay in memory.
-
-    Returns
-    -------
-    concurrent.futures.Future
-        Ends when the layouts were read; cells can be read meanwhile.
-    """
-    known = catalog._memo.get("ahead")
-    if isinstance(known, Future):
-        return known
-    done: Future[None] = Future()
-    done.set_result(None)
-    tables = catalog.tables
-    if not catalog.read_only or tables.location.is_local:
-        return done
-    registries = registry_tables(catalog)
-    tables.open_all([DATASETS, CELLS, LAYOUTS, IDENTITY, *registries.values()])
-    small = [space for space, table in registries.items() if tables.count(table) <= _SMALL_ROWS]
-    # The empty name is that of the records. What is damaged is told where it is used.
-    with suppress(AtlasError):
-        map_groups(lambda s: read_registry(catalog, s) if s else read_records(catalog), ["", *small])
-        if tables.count(LAYOUTS) <= _SMALL_ROWS:
-            done = submit(_read_layouts, catalog)
-    catalog._memo["ahead"] = done
-    return done
-
-
-def _read_layouts(catalog: Catalog) -> None:
-    with suppress(AtlasError):
-        read_layouts(catalog, {record.layout_uid for record in read_records(catalog)})
 
 
 def plan_spaces(

@@ -23,7 +23,7 @@ from raggedatlas.store.cache_folder import CACHE_OPTIONS, parse_size
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import DiskCache
 from raggedatlas.store.ranges import Blocks, RemoteFile
-from raggedatlas.store.runtime import LRUCache, map_requests, process_cache
+from raggedatlas.store.runtime import REQUEST_THREADS, LRUCache, prefetch_map, process_cache
 from raggedatlas.store.storage_errors import plain_reason, store_errors
 
 if TYPE_CHECKING:
@@ -500,8 +500,12 @@ class Location:
         return True
 
     def side_by_side(self, steps: Sequence[Callable[[], T]]) -> list[T]:
-        """Run steps that each make a few requests: at the same time where these wait for an object store, one after the other on a disk."""
-        return [step() for step in steps] if self.is_local else map_requests(lambda step: step(), steps)
+        """Run steps that each make a few requests: at the same time where these wait for an object store, one after the other on a disk.
+
+        The threads are their own, so that a step may use any of the pools. The first error is raised after all have ended.
+        """
+        threads = 0 if self.is_local else min(len(steps), REQUEST_THREADS)
+        return [*prefetch_map(lambda step: step(), steps, threads=threads, depth=len(steps))]
 
     def ensure_bytes(self, key: str, data: bytes) -> None:
         """Write one object if it does not exist; an existing one is neither read nor changed."""

@@ -43,6 +43,9 @@ T = TypeVar("T")
 ROW_ID = "_rowid"
 """Column of the stable row ids."""
 
+ROW_ADDRESS = "_rowaddr"
+"""Column of where rows are in a version of a table: a fragment and a row of it, of 32 bits each."""
+
 CHANGED_AT = "_row_last_updated_at_version"
 """Column of the version that last wrote a row; compaction does not change it."""
 
@@ -69,6 +72,9 @@ WHOLE_VALUES: dict[str, Any] = {
     "ascii_folding": False,
 }
 """Full-text indexes on uids index exact values; those on other columns index words."""
+
+_SMALL_ROWS = 1 << 16
+"""Rows up to which a table in an object store is read whole rather than in two steps."""
 
 _CACHE_BYTES = 64 << 20
 """Size of each of the two caches of Lance that a session leaves for the next."""
@@ -451,6 +457,7 @@ class TableRows:
                     filter=parenthesized(where),
                     with_row_id=True,
                     use_scalar_index=index_serves(table, where),
+                    **_at_once(self.location, table),
                 )
 
         try:
@@ -519,6 +526,35 @@ class TableRows:
             )
         return version
 
+    def append_alone(self, name: str, rows: pa.Table, read_version: int) -> None:
+        """Add rows in one commit that conflicts with every other change of rows, unlike `append`.
+
+        Raises
+        ------
+        ConflictError
+            If another writer has added, changed or removed rows since `read_version`.
+        """
+        import lance
+
+        def once() -> None:
+            table = self.open_to_change(name, read_version)
+            fragments = lance.fragment.write_fragments(
+                plain(rows), table, mode="append", storage_options=self.location.lance_options(),
+                data_storage_version=FILE_FORMAT, enable_stable_row_ids=True,
+            )  # fmt: skip
+            there = table.get_fragments()
+            for number, fragment in enumerate(fragments, 1 + max((f.fragment_id for f in there), default=-1)):
+                fragment.id = number
+            # Lance takes columns to be merged with any commit to be in conflict, unlike appended rows.
+            operation = lance.LanceOperation.Merge([*(f.metadata for f in there), *fragments], table.lance_schema)
+            done = lance.LanceDataset.commit(
+                table, operation, read_version=read_version, max_retries=0,
+                storage_options=self.location.lance_options(),
+            )  # fmt: skip
+            self.keep(name, done)
+
+        self.attempt(name, once)
+
     def merge(
         self,
         name: str,
@@ -570,31 +606,18 @@ class TableRows:
             return 0
         return self.retry(name, once) if retry else self.attempt(name, once)
 
-    def delete_rows(
-        self, name: str, column: str, values: pa.Array, *, where: str | None = None, read_version: int | None = None
-    ) -> int:
-        """Delete the rows whose value in a column is one of many, in one commit, and return how many.
+    def delete_rows(self, name: str, row_ids: pa.Array) -> int:
+        """Delete the rows with some row ids, in one commit, and return how many."""
 
-        Parameters
-        ----------
-        name, column : str
-            Table, and the column, or `ROW_ID`.
-        values : pyarrow.Array
-            Values of the rows to delete.
-        where : str or None
-            SQL filter of the rows that are looked at.
-        read_version : int or None
-            The version that the rows are looked up in, so that a later commit to their fragments is a conflict; None is the newest.
-        """
-        # Without indexes, as `index_serves` says; they would not help to find values that are not in a filter either.
-        read: dict[str, Any] = {"with_row_id": column == ROW_ID, "use_scalar_index": False}
-        wanted = [] if column == ROW_ID else [column]
+        def find(table: "lance.LanceDataset") -> pa.Array:
+            rows = table.to_table([], with_row_id=True, with_row_address=True)
+            return rows.filter(pc.is_in(rows.column(ROW_ID), value_set=row_ids)).column(ROW_ADDRESS)
 
-        def find(table: "lance.LanceDataset") -> pa.Table:
-            rows = table.to_table(wanted, where, with_row_address=True, **read)
-            return rows.filter(pc.is_in(rows.column(column), value_set=values))
+        return self._delete(name, find)
 
-        return self._delete(name, find, read_version) if len(values) else 0
+    def delete_at(self, name: str, addresses: pa.Array, read_version: int) -> None:
+        """Delete the rows that have some addresses at a version, in one commit; a later commit to their fragments is a conflict."""
+        self._delete(name, lambda _: addresses, read_version)
 
     def delete(self, name: str, where: str | Callable[[], str]) -> int:
         """Delete rows in one commit, and return how many.
@@ -602,16 +625,17 @@ class TableRows:
         A callable returns the condition; it is called after the version that the commit is based on was opened, and again for each retry.
         """
 
-        def find(table: "lance.LanceDataset") -> pa.Table:
+        def find(table: "lance.LanceDataset") -> pa.Array:
             condition = where if isinstance(where, str) else where()
-            return table.to_table([], condition, with_row_address=True, use_scalar_index=index_serves(table, condition))
+            rows = table.to_table([], condition, with_row_address=True, use_scalar_index=index_serves(table, condition))
+            return rows.column(ROW_ADDRESS)
 
         return self._delete(name, find)
 
     def _delete(
-        self, name: str, find: "Callable[[lance.LanceDataset], pa.Table]", read_version: int | None = None
+        self, name: str, find: "Callable[[lance.LanceDataset], pa.Array]", read_version: int | None = None
     ) -> int:
-        """Delete the rows that `find` returns with their addresses, in one commit."""
+        """Delete the rows whose addresses `find` returns, in one commit."""
         import lance
 
         def once() -> int:
@@ -619,9 +643,8 @@ class TableRows:
                 # Rows that another writer has added since are deleted, too.
                 self.refresh([name])
             table = self.open_to_change(name, read_version)
-            addresses = find(table).column("_rowaddr").to_numpy()
+            addresses = find(table).to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute, one over an index with holes seconds (see `index_serves`).
-            # An address is a fragment and a row of it, of 32 bits each.
             owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
             touched = set(np.unique(owner).tolist())
             changed = {
@@ -781,6 +804,11 @@ def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
     return not any(_has_holes(fragment) for fragment in table.get_fragments())
 
 
+def _at_once(location: Location, table: "lance.LanceDataset") -> dict[str, Any]:
+    """Return options of a scan: in an object store, the columns of a small table are read beside those of the filter, and not after them."""
+    return {} if location.is_local or table.count_rows() > _SMALL_ROWS else {"late_materialization": False}
+
+
 def _has_holes(fragment: "lance.LanceFragment") -> bool:
     # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
     meta = fragment.metadata.row_id_meta
@@ -794,22 +822,31 @@ def indexes_of(table: "lance.LanceDataset") -> list[dict[str, Any]]:
 
 
 def walk(
-    tables: TableRows, name: str, columns: Sequence[str], where: str | None = None, *, use_index: bool = True
+    tables: TableRows,
+    name: str,
+    columns: Sequence[str],
+    where: str | None = None,
+    *,
+    use_index: bool = True,
+    addresses: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
+    """Walk over some columns of rows as they are stored, and their `ROW_ID` and `ROW_ADDRESS`, if asked for, in as little memory as that takes.
 
     Parameters and errors are those of `TableRows.read`. Rows come in the order of the files, which is table order until some
     were updated. Indexes serve filters that few rows pass.
     """
     table = tables.open(name)
     with filter_errors(where, table):
-        # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column.
+        # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column. Each fragment
+        # takes a request, and those of an atlas in an object store are read side by side.
         for batch in table.scanner(
             columns=list(columns),
             filter=parenthesized(where),
             with_row_id=True,
+            with_row_address=addresses,
             batch_readahead=2,
-            fragment_readahead=1,
+            fragment_readahead=1 if tables.location.is_local else 8,
+            **_at_once(tables.location, table),
             io_buffer_size=_WALK_BUFFER,
             scan_in_order=True,
             use_scalar_index=use_index and index_serves(table, where),
@@ -1001,8 +1038,21 @@ class Tables(TableRows):
         """Return the path of a tag below its table."""
         return f"_refs/tags/{tag}.json"
 
-    def tag(self, name: str, tag: str, version: int, like: bytes | None = None) -> bytes:
-        """Keep a version permanently under a tag; an existing tag is moved. Return the file of the tag.
+    def make_tag(self, name: str, version: int) -> bytes:
+        """Return the content of a tag that keeps a version of a table permanently.
+
+        Raises
+        ------
+        NotFoundError
+            If the version is not there.
+        """
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        n_bytes = self.manifest(name, version)[1]
+        facts = {"branch": None, "version": version, "createdAt": now, "updatedAt": now, "manifestSize": n_bytes}
+        return json.dumps({**facts, "metadata": {}}).encode()
+
+    def tag(self, name: str, tag: str, version: int, made: bytes | None = None) -> bytes:
+        """Keep a version permanently under a tag; an existing tag is moved. Return the content of the tag.
 
         Written here, because Lance takes five requests for one: it opens the table, and asks for the manifest twice.
 
@@ -1012,22 +1062,17 @@ class Tables(TableRows):
             Table and tag.
         version : int
             The version.
-        like : bytes or None
-            File of another tag on the version, which spares the question whether the version exists.
+        made : bytes or None
+            What `make_tag` returned for the version.
 
         Raises
         ------
         NotFoundError
             If the version is not there.
         """
-        folder = self.location.child(f"{name}.lance")
-        if like is None:
-            now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            _, n_bytes = _find_manifest(folder, name, version)
-            facts = {"branch": None, "version": version, "createdAt": now, "updatedAt": now, "manifestSize": n_bytes}
-            like = json.dumps({**facts, "metadata": {}}).encode()
-        folder.write_bytes(self.tag_file(tag), like)
-        return like
+        made = self.make_tag(name, version) if made is None else made
+        self.location.child(f"{name}.lance").write_bytes(self.tag_file(tag), made)
+        return made
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag, if it is there."""

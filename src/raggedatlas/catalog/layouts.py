@@ -72,7 +72,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
             )
 
     def changes(before: pa.Table) -> tuple[pa.Table, pa.Table]:
-        known, touched = before, []
+        known, touched, corrected = before, [], False
         for some in given:
             at = pc.index_in(some.column("uid"), value_set=known.column("uid").combine_chunks())
             for name in [name for name in _PROTECTED[1:] if name in some.column_names]:
@@ -97,11 +97,14 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
             updated = _corrected(known.take(at.drop_null()), some.filter(at.is_valid()))
             changed = pa.concat_tables([fresh, updated])
             if updated.num_rows:
+                corrected = True
                 known = known.filter(
                     pc.invert(pc.is_in(known.column("uid"), value_set=updated.column("uid").combine_chunks()))
                 )
             known = pa.concat_tables([known, changed])
             touched += changed.column("uid").chunks
+        if not corrected:
+            return known.slice(before.num_rows), known.slice(0, 0)
         wanted = pa.chunked_array(touched, pa.string()).combine_chunks()
         rows = known.filter(pc.is_in(known.column("uid"), value_set=wanted))
         new = pc.invert(pc.is_in(rows.column("uid"), value_set=before.column("uid").combine_chunks()))

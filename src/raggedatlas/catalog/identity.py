@@ -27,7 +27,7 @@ from raggedatlas.catalog.catalog import (
     refuse_wrong_columns,
 )
 from raggedatlas.catalog.genes import Genes, NameResolver, find_connected_rows, read_genes
-from raggedatlas.catalog.layouts import BY_HAND
+from raggedatlas.catalog.layouts import BY_HAND, registry_rows
 from raggedatlas.errors import ConflictError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
@@ -387,7 +387,10 @@ def read_inputs(catalog: Catalog, table: str) -> pa.Table:
         catalog.tables.schema(table),
     )
     refuse_wrong_columns(there, REGISTRY_COLUMNS, table)
-    return catalog.tables.read(table, [name for name in wanted if name in there.names])
+    columns = [name for name in wanted if name in there.names]
+    if catalog.tables.session is not None:
+        return registry_rows(catalog, table)[1].select(columns)
+    return catalog.tables.read(table, columns)
 
 
 def _derived(

@@ -220,8 +220,8 @@ def check_content(
     # Beside the first look at each table.
     steps: list[Callable[[], Any]] = [partial(_check_pinned, catalog, before)]
     if not catalog.location.is_local:
-        steps += [partial(_read_known, view) for view in (catalog, before) if view is not None]
-        steps.append(partial(read_ahead, catalog))
+        steps += [partial(read_ahead, catalog), partial(_read_early, read_assets, catalog)]
+        steps += [partial(_read_early, read, before) for read in (read_records, read_assets) if before is not None]
     problems: list[Problem] = [*catalog.location.side_by_side(steps)[0]]
     if problems:
         return ContentCheck(problems)
@@ -276,11 +276,10 @@ def check_content(
     return ContentCheck(problems, n_cells, len(uids), sorted(ignored))
 
 
-def _read_known(view: Catalog) -> None:
-    """Read the records of a view, which stay in memory; what is damaged is told where it is used."""
+def _read_early(read: Callable[[Catalog], Any], view: Catalog) -> None:
+    """Read what stays in memory; what is damaged is told where it is used."""
     with contextlib.suppress(AtlasError):
-        read_records(view)
-        read_assets(view)
+        read(view)
 
 
 def _check_features(

@@ -405,7 +405,11 @@ def _derived(
         return _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
     kept, kept_facts = (rows.filter(pc.equal(rows.column("space"), space)) for rows in (old, old_facts))
     # Compaction does not change this column of Lance, so only rows that were really written are found.
-    touched = catalog.tables.read(table, ["uid"], f"{CHANGED_AT} > {since}").column("uid").combine_chunks()
+    if catalog.tables.session is not None:
+        rows = registry_rows(catalog, table)[1]
+        touched = rows.filter(pc.greater(rows.column(CHANGED_AT), since)).column("uid").combine_chunks()
+    else:
+        touched = catalog.tables.read(table, ["uid"], f"{CHANGED_AT} > {since}").column("uid").combine_chunks()
     if not len(touched):
         return kept, kept_facts
     registry = read_inputs(catalog, table)

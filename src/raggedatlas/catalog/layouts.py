@@ -17,7 +17,7 @@ from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.ids import layout_uid
 from raggedatlas.model.records import LAYOUTS_SCHEMA, DatasetRecord
 from raggedatlas.store.sql import all_of, equals, in_list, is_null
-from raggedatlas.store.tables import ROW_ID
+from raggedatlas.store.tables import CHANGED_AT, ROW_ID
 
 _PROTECTED = ("uid", "global_index")
 
@@ -144,10 +144,11 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
 
 
 def registry_rows(catalog: Catalog, table: str) -> tuple[int, pa.Table]:
-    """Return the version of a registry and its rows; those that an earlier session read, or wrote, are not read again."""
+    """Return the version of a registry and its rows with `CHANGED_AT`; those that an earlier session read, or wrote, are not read again."""
     version, known = catalog.tables.version(table), catalog._memo.get(table)
     if catalog.tables.session is None or not isinstance(known, tuple) or known[0] != version:
-        known = version, catalog.tables.at({table: version}).read(table)
+        at = catalog.tables.at({table: version})
+        known = version, at.read(table, [*at.schema(table).names, CHANGED_AT])
         _note_registry(catalog, table, *known)
     return known
 
@@ -168,7 +169,7 @@ def _change_registry(
     def once() -> tuple[int, int]:
         # Before `changes` reads the rows: a commit in between is a conflict, not a lost update.
         version, known = registry_rows(catalog, table)
-        new, changed = changes(known)
+        new, changed = changes(known.drop_columns([CHANGED_AT]))
         if changed.num_rows:
             rows = pa.concat_tables([new, changed])
             catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
@@ -176,6 +177,8 @@ def _change_registry(
             # Nobody else can number features at the same time. Where indices are damaged, they are left to `reindex_registry`, which says so.
             rows = _numbered(new, known) if _counts_on(known) else new
             catalog.tables.append_alone(table, rows, version)
+            changed_at = pa.repeat(pa.scalar(version + 1, known.schema.field(CHANGED_AT).type), rows.num_rows)
+            rows = rows.append_column(known.schema.field(CHANGED_AT), changed_at)
             _note_registry(catalog, table, version + 1, pa.concat_tables([known, rows]))
         return new.num_rows, changed.num_rows
 

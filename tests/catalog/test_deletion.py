@@ -330,7 +330,7 @@ def test_a_deletion_that_dies_left_all_cells_or_none(atlas: RaggedAtlas, dying: 
         assert problems(own) == []
         if finished:
             break
-    assert done == [f"update_metadata_if {CELLS}", f"delete_rows {CELLS}"]
+    assert done == [f"update_metadata_if {CELLS}", f"delete_at {CELLS}"]
     assert len(lengths) == 2
 
 
@@ -344,20 +344,20 @@ def test_a_commit_in_between_does_not_matter(atlas: RaggedAtlas, between: str, m
         "annotate": lambda: other.annotate(pa.table({"uid": uids, "new": ["x"] * len(uids)})),
         "add": lambda: other.add(small_anndata(9, 6), "new", organism="human", progress=False),
         "optimize": other.optimize,
-        "delete": lambda: other._catalog.tables.delete_rows(CELLS, "uid", pa.array(["nobody"])),
+        "delete": lambda: other._catalog.tables.delete_rows(CELLS, pa.array([1 << 40], pa.uint64())),
         # Below the check for running deletions, as if it had come a moment earlier.
         "restore": lambda: other._catalog.tables.restore(CELLS, other.checkout("before").record.table_versions[CELLS]),
         "drop": lambda: other.drop_dataset("slide"),
     }  # fmt: skip
-    usual, done = Tables.delete_rows, []
+    usual, done = Tables.delete_at, []
 
-    def late(self: Tables, *args: Any, **given: Any) -> int:
+    def late(self: Tables, *args: Any, **given: Any) -> None:
         if not done:
             done.append(True)
             calls[between]()
-        return usual(self, *args, **given)
+        usual(self, *args, **given)
 
-    monkeypatch.setattr(Tables, "delete_rows", late)
+    monkeypatch.setattr(Tables, "delete_at", late)
     assert atlas.delete_cells(uids=[uids[1], uids[13]]).n_cells == 2
     monkeypatch.undo()
     left = atlas._catalog.tables.read(CELLS, ["uid"]).column(0).to_pylist()

@@ -176,7 +176,7 @@ TABLES = st.lists(
 def test_tables_registered_together_or_in_turn_come_to_the_same(
     tmp_path_factory: pytest.TempPathFactory, tables: list[dict[str, tuple[str | None, str | None]]]
 ) -> None:
-    """One commit of several tables leaves the features that a commit of each leaves, and counts as many new ones."""
+    """One commit of several tables leaves the features that a commit of each leaves, and counts as many new ones; indices are dense."""
     given_tables = [
         pa.table(
             {
@@ -195,8 +195,10 @@ def test_tables_registered_together_or_in_turn_come_to_the_same(
         catalog.add_space(catalog.space(SPACE))
         steps = [given_tables] if together else [[table] for table in given_tables]
         n_new = sum(layouts.register_features(catalog, SPACE, *step) for step in steps)
+        layouts.reindex_registry(catalog, SPACE)
         rows = features.read_registry(catalog, SPACE).table.sort_by("uid").to_pylist()
-        found.append((n_new, [row | {"aliases": sorted(row["aliases"] or [])} for row in rows]))
+        assert sorted(row["global_index"] for row in rows) == list(range(len(rows)))
+        found.append((n_new, [row | {"aliases": sorted(row["aliases"] or []), "global_index": None} for row in rows]))
     assert found[0] == found[1]
 
 

@@ -36,15 +36,15 @@ LOST_IN_SNAPSHOT = {
 }
 LOST_IN_OPTIMIZE = {
     "compaction of cells": r"/cells\.lance/_versions/",
-    "indices of features": r"/gene_expression_registry\.lance/_versions/",
+    "indices of features": r"/_feature_layouts\.lance/_versions/",
 }
 
 LOST_IN_DELETION = {
     "rows": ("write_frame", r"/frames/deleted\."),
     "commit of the record": ("update_metadata_if", r"/cells\.lance/_versions/"),
-    "deleted rows of cells": ("delete_rows", r"/cells\.lance/_deletions/"),
-    "transaction of cells": ("delete_rows", r"/cells\.lance/_transactions/"),
-    "commit of cells": ("delete_rows", r"/cells\.lance/_versions/"),
+    "deleted rows of cells": ("delete_at", r"/cells\.lance/_deletions/"),
+    "transaction of cells": ("delete_at", r"/cells\.lance/_transactions/"),
+    "commit of cells": ("delete_at", r"/cells\.lance/_versions/"),
 }
 
 

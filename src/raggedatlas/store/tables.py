@@ -547,13 +547,19 @@ class TableRows:
                 fragment.id = number
             # Lance takes columns to be merged with any commit to be in conflict, unlike appended rows.
             operation = lance.LanceOperation.Merge([*(f.metadata for f in there), *fragments], table.lance_schema)
+            transaction = lance.Transaction(read_version, operation)
+            tried.append(transaction)
             done = lance.LanceDataset.commit(
-                table, operation, read_version=read_version, max_retries=0,
-                storage_options=self.location.lance_options(),
-            )  # fmt: skip
+                table, transaction, max_retries=0, storage_options=self.location.lance_options()
+            )
             self.keep(name, done)
 
-        self.attempt(name, once)
+        tried: list[lance.Transaction] = []
+        try:
+            self.attempt(name, once)
+        except ConflictError:
+            if not (tried and self._is_done(name, tried[0])):
+                raise
 
     def merge(
         self,
@@ -725,11 +731,14 @@ class TableRows:
         try:
             self.attempt(name, once)
         except ConflictError:
-            # A store may have made the commit and lost its answer; the next try then conflicts with the first.
-            with lance_errors(uri):
-                made = self.open(name).read_transaction(read_version + 1)
-            return made is not None and made.uuid == transaction.uuid
+            return self._is_done(name, transaction)
         return True
+
+    def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
+        """Return whether a commit that conflicted was made: a store may lose the answer, and the next try conflicts with the first."""
+        with lance_errors(self.uri(name)):
+            made = self.open(name).read_transaction(transaction.read_version + 1)
+        return made is not None and made.uuid == transaction.uuid
 
     def attempt(self, name: str, action: Callable[[], T]) -> T:
         """Run an action that commits, once; where it fails, a session does not know what is there, and opens the table again."""

@@ -74,15 +74,17 @@ def serve(upstream: str, latency: float) -> None:
             proxy.requests.clear()
 
 
+def new_cells(seed: int, number: int) -> Any:
+    """Make a dataset of 250 cells, with some features of its own."""
+    made = make_cells(250, per_cell=500, seed=1_000 * seed + number)
+    made.var_names = [f"{name}-{seed}-{number}" if i < 50 else name for i, name in enumerate(made.var_names)]
+    return made
+
+
 def commit(uri: str, options: dict[str, str], seed: int) -> None:
     """Run the steps of a process that writes: datasets of 250 cells, each with some features of its own."""
 
-    def source(number: int) -> Any:
-        made = make_cells(250, per_cell=500, seed=1_000 * seed + number)
-        made.var_names = [f"{name}-{seed}-{number}" if i < 50 else name for i, name in enumerate(made.var_names)]
-        return made
-
-    sources = [source(number) for number in range(14)]
+    sources = [new_cells(seed, number) for number in range(12)]
     atlas = step("open to write", lambda: ra.RaggedAtlas.open(uri, storage_options=options))
     add = partial(atlas.add, organism="human", progress=False)
     step("add, the first of the process", lambda: add(sources[0]))
@@ -247,7 +249,11 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, help="compare epochs with the peers; a folder for their stores, which are kept"
     )
-    parser.add_argument("--commits", action="store_true", help="measure calls that write, and commits of icechunk")
+    parser.add_argument(
+        "--commits",
+        action="store_true",
+        help="measure calls that write, and those of homeobox, tiledbsoma and icechunk",
+    )
     parser.add_argument("--verbose", action="store_true", help="list the requests of each step")
     parser.add_argument("--serve", metavar="UPSTREAM")
     parser.add_argument("--perform", nargs=4, metavar=("OPERATION", "URI", "OPTIONS", "SEED"))
@@ -268,7 +274,7 @@ def main() -> None:
         atlas.sync(remote.uri, storage_options={**remote.options, "aws_endpoint": upstream})
         bench = Bench(process, remote.uri)
         if asked.commits:
-            commits(bench, upstream, asked.rounds)
+            commits(bench, upstream, asked.rounds, Path(folder))
         elif asked.peers:
             compare(bench, upload_peers(upstream, asked.peers, asked.datasets, asked.cells), asked.rounds)
         else:
@@ -277,17 +283,29 @@ def main() -> None:
         print(bench.table())
 
 
-def commits(bench: Bench, upstream: str, rounds: int) -> None:
-    """Run the processes that write in turn in each round."""
-    python = HERE.parent / ".venv-peers-icechunk" / "bin" / "python"
+COMMITTERS = {"homeobox": ".venv-peers", "tiledbsoma": ".venv-peers-3.11", "icechunk": ".venv-peers-icechunk"}
+"""System -> folder of its environment."""
+
+
+def commits(bench: Bench, upstream: str, rounds: int, folder: Path) -> None:
+    """Run the processes that write in turn in each round; peers get datasets of as many cells, each with some features of its own."""
+    pythons = {system: HERE.parent / venv / "bin" / "python" for system, venv in COMMITTERS.items()}
     for seed in range(rounds):
         bench.operation("raggedatlas", "commit", seed)
-        if python.exists():
-            place = f"{bucket_of(upstream).bucket}/repository"
-            begin = [str(python), "-W", "ignore", str(HERE / "peer_stores.py"), "icechunk", "commit"]
-            bench.run("icechunk, three arrays", [*begin, bench.address, place, str(seed)])
-    if not python.exists():
-        print(f"icechunk left out: there is no {python}", file=sys.stderr)
+        files = []
+        for number in range(3):
+            files.append(str(folder / f"commit{number}.h5ad"))
+            cells = new_cells(seed, number)
+            cells.obs["cell_type"] = "T cell"
+            cells.obs_names = [f"{number}-{name}" for name in cells.obs_names]
+            cells.write_h5ad(files[-1])
+        for system, python in pythons.items():
+            if python.exists():
+                begin = [str(python), "-W", "ignore", str(HERE / "peer_stores.py"), system, "commit", bench.address]
+                label = "icechunk, three arrays" if system == "icechunk" else system
+                bench.run(label, [*begin, f"{bucket_of(upstream).bucket}/store", *files])
+            elif not seed:
+                print(f"{system} left out: there is no {python}", file=sys.stderr)
 
 
 def measure(bench: Bench, only: str | None, rounds: int, cache: str) -> None:

@@ -254,12 +254,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer
         raise AttributeError(name)
 
+    def handle_expect_100(self) -> bool:
+        """Let a client that asks first send its body."""
+        there = super().handle_expect_100()
+        self.wfile.flush()
+        return there
+
     def _answer(self) -> None:
         self._began = time.monotonic()
         refused = self.owner.begin(self.command)
         try:
             # Read even if the request is refused: on a kept connection it would be taken for the next request.
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self._read_body()
             self._n_sent = len(body)
             if refused:
                 body = _ERROR.format(code=refused[1]).encode()
@@ -269,8 +275,20 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.owner.end()
 
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while n_bytes := int(self.rfile.readline().partition(b";")[0], 16):
+            body += self.rfile.read(n_bytes)
+            self.rfile.readline()
+        # The trailer ends with an empty line.
+        while self.rfile.readline().strip():
+            pass
+        return body
+
     def _pass_on(self, body: bytes) -> None:
-        skipped = _CONDITIONS if self.owner.ignore_conditions else set()
+        skipped = {"expect", "transfer-encoding", *(_CONDITIONS if self.owner.ignore_conditions else ())}
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
         server = HTTPConnection(urlsplit(self.owner.upstream).netloc, timeout=60)
         try:

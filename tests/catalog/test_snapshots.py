@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import assets, maintenance, optimization, snapshots, validation, versions
+from raggedatlas.catalog import assets, maintenance, optimization, purge, snapshots, validation, versions
 from raggedatlas.catalog.assets import drop_dataset, find_dataset, group_by_dataset, read_records
-from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.maintenance import rename_dataset
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import find_version, list_versions
@@ -501,3 +501,56 @@ def test_forgetting_and_restoring_need_the_tip(two: Two) -> None:
             action()
     assert catalog.tables.count(VERSIONS) == 1
     assert catalog.tables.count(DATASETS) == 2
+
+
+@pytest.mark.parametrize("write", ["overwrite_if", "tag"])
+@pytest.mark.parametrize("at_tip", [True, False])
+def test_a_whole_purge_during_a_snapshot_loses_nothing(
+    two: Two, monkeypatch: pytest.MonkeyPatch, write: str, at_tip: bool
+) -> None:
+    """A purge that begins and ends before the tags or the record are written deletes versions that the snapshot is based on: it is taken again."""
+    catalog, first, second = two
+    snapshots.snapshot(catalog)
+    if not at_tip:
+        drop_dataset(catalog, first)
+    write_dataset(catalog, "c", ["A", "ZZ"], np.ones((3, 2), "u1"))
+    usual, done = getattr(Tables, write), []
+
+    def late(self: Tables, name: str, *args: Any, **given: Any) -> Any:
+        if not done and (write == "tag" or name == VERSIONS):
+            done.append(True)
+            purge.purge(open_catalog(catalog.location), first)
+        return usual(self, name, *args, **given)
+
+    taker = open_catalog(catalog.location)
+    monkeypatch.setattr(Tables, write, late)
+    record = snapshots.snapshot(taker)
+    monkeypatch.undo()
+    assert done == [True]
+    assert record in list_versions(catalog)
+    assert uids(catalog.at(record)) == uids(catalog.tip())
+    assert first not in uids(catalog.tip())
+    assert second in uids(catalog.tip())
+    assert validate(catalog.tip(), "deep") == []
+
+
+def test_a_whole_purge_during_a_drop_loses_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of the drop is based on a version that the purge of another dataset deletes: it is made again."""
+    catalog, first, second = two
+    snapshots.snapshot(catalog)
+    write_dataset(catalog, "c", ["A", "ZZ"], np.ones((3, 2), "u1"))
+    usual, done = Tables.overwrite_if, []
+
+    def late(self: Tables, name: str, *args: Any, **given: Any) -> Any:
+        if not done and name == DATASETS:
+            done.append(True)
+            purge.purge(open_catalog(catalog.location), first)
+        return usual(self, name, *args, **given)
+
+    dropper = open_catalog(catalog.location)
+    monkeypatch.setattr(Tables, "overwrite_if", late)
+    drop_dataset(dropper, second)
+    monkeypatch.undo()
+    assert done == [True]
+    assert [record.name for record in read_records(catalog.tip())] == ["c"]
+    assert validate(catalog.tip(), "deep") == []

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, Catalog, ensure_table
-from raggedatlas.errors import ArgumentError, CorruptError, MissingExtraError, NotFoundError
+from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError
 from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -662,6 +662,12 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         else:
             tables.append_alone(DATASETS, fresh, version)
         catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
+        # Lance makes the version after the one that was read without a look at later ones. Where a purge has deleted versions since, that is one
+        # in the past.
+        if commit.replaces:
+            tables.refresh([DATASETS])
+            if commit.replaces & {record.uid for record in read_records(catalog)}:
+                raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
 
     tables.retry(DATASETS, attempt)
 

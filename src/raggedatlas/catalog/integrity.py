@@ -100,8 +100,8 @@ def seal_versions(
     written: Mapping[str, bytes] = MappingProxyType({}),
     records: Sequence[AtlasVersionRecord] | None = None,
     before: Callable[[], object] = list,
-) -> None:
-    """Record the hashes of the current list of snapshots, and of the tags on the versions it names.
+) -> Sequence[AtlasVersionRecord]:
+    """Record the hashes of the current list of snapshots, and of the tags on the versions it names; return the list.
 
     The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest version of
     the list, because a process died before this call or another wrote since, says nothing; the next call writes it anew.
@@ -140,7 +140,8 @@ def seal_versions(
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
         tables.forget(VERSIONS)
         if tables.version(VERSIONS) == version:
-            return
+            break
+    return listed
 
 
 def read_head(catalog: Catalog) -> Manifest:

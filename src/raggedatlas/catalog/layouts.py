@@ -22,8 +22,10 @@ from raggedatlas.store.tables import CHANGED_AT, ROW_ID
 _PROTECTED = ("uid", "global_index")
 
 _SMALL_ROWS = 1 << 16
-_REMEMBERED_ROWS = 1 << 18
 """Layouts of so many rows are read whole."""
+
+_REMEMBERED_ROWS = 1 << 18
+"""Registries of so many features stay in memory between calls."""
 
 BY_HAND = "by hand"
 """Source of a symbol that a person gave; no file's symbol replaces it."""

@@ -266,7 +266,11 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     held = catalog.session("snapshot")
     earlier = purged(held)
     try:
-        return _snapshot(held, label)
+        record, listed = _snapshot(held, label)
+        # A purge deletes versions of the list. Lance makes the one after the version that was read without a look at later ones, so a record
+        # that was written during a purge may be in none that anybody reads. It may also have been dropped.
+        if listed or purged(catalog.tip()) == earlier:
+            return record
     except AtlasError:
         # What it was reading may be in the midst of being rewritten.
         catalog.refuse_unfinished_purge("snapshot()")
@@ -276,8 +280,8 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     return snapshot(catalog, label)
 
 
-def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
-    """Take a snapshot, unless a purge comes between."""
+def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, bool]:
+    """Take a snapshot, unless a purge comes between, and return whether it is in the list then."""
     records = list_versions(held)
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
     _refuse_taken(records, label, held)
@@ -292,8 +296,7 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
             making = submit(partial(_make_tags, held), last)
             record, records = _record(held, draft, beside=last)
             tags = making.result()
-            _seal(held, record, records, tags, partial(_tag, held, record, record.tag, tags))
-            return record
+            return record, _seal(held, record, records, tags, partial(_tag, held, record, record.tag, tags))
     _, changed = update_tables(held, WORTH_INDEXING)
     pinned, draft, before, tag, tags = _hold(held, records, as_held=not {DATASETS, *asset_tables()} & {*changed})
     names = [*draft.table_versions]
@@ -328,7 +331,7 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
         return for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), watched)
 
     counting = submit(count_old, [*changed, VERSIONS])
-    _seal(held, record, records, tags, move_tags)
+    listed = _seal(held, record, records, tags, move_tags)
     # Remove the table versions that are older than those of readers of the tip, if there are any.
     n_old = counting.result()
     kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
@@ -336,7 +339,7 @@ def _snapshot(held: Catalog, label: str | None) -> AtlasVersionRecord:
     if old:
         Sweep(held, "optimize", tables=old).run()
         seal_versions(held)
-    return record
+    return record, listed
 
 
 def _make_tags(catalog: Catalog, record: AtlasVersionRecord) -> dict[str, bytes]:
@@ -356,14 +359,13 @@ def _seal(
     records: Sequence[AtlasVersionRecord],
     tags: Mapping[str, bytes],
     tag: Callable[[], None],
-) -> None:
-    """Tag a snapshot, and record the hashes of the list of snapshots and of its tags."""
+) -> bool:
+    """Tag a snapshot, record the hashes of the list of snapshots and of its tags, and return whether it is in the list."""
     path = catalog.tables.tag_file(record.tag)
+    written = {f"{name}.lance/{path}": data for name, data in tags.items()}
     tagged = submit(lambda step: step(), tag)
     try:
-        seal_versions(
-            catalog, {f"{name}.lance/{path}": data for name, data in tags.items()}, records, before=tagged.result
-        )
+        return record in seal_versions(catalog, written, records, before=tagged.result)
     finally:
         tagged.result()
 
@@ -675,10 +677,10 @@ def _hold(
     """
     refuse_unknown_assets(held, "snapshot()")
     for attempt in range(_ATTEMPTS):
-        before = held_versions(held).table_versions
+        was = held_versions(held).table_versions
         draft = held_versions(held) if as_held and attempt == 0 else consistent_versions(held)
         fixed = {CELLS, DATASETS, *asset_tables()}
-        if {n: v for n, v in before.items() if n not in fixed} != {
+        if {n: v for n, v in was.items() if n not in fixed} != {
             n: v for n, v in draft.table_versions.items() if n not in fixed
         }:
             # An `add` has brought features meanwhile, whose indices are to be assigned.
@@ -748,11 +750,8 @@ def _record(
         if beside is not None and beside not in old:
             raise NotFoundError(f"Snapshot {beside.version} of {catalog.location.uri} was dropped.")
         _refuse_taken(old, draft.label, catalog)
-        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one. Its mark is a commit to
-        # the list, so the one that was read says whether there is a mark.
-        mark = catalog.tables.known_purge()
-        if mark is not None:
-            raise mark.refusal("snapshot", catalog.location.uri)
+        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
+        catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}).sealed())
         # The new row has the highest number, so rows that only reserved one can go.

@@ -124,8 +124,9 @@ def test_a_checked_commit_is_made_once(tables: Tables) -> None:
     assert tables.count("t") == 0
 
 
-def test_rows_appended_alone_conflict_with_every_change_of_rows(tables: Tables) -> None:
-    """Neither can anything be committed beside them, nor they beside anything; a lost attempt leaves the table as it was."""
+def test_rows_appended_alone_conflict_with_every_commit(tables: Tables) -> None:
+    """Neither can rows be changed beside them, nor they be added beside any commit, whether or not its version is still there; a lost
+    attempt leaves the table as it was."""
     tables.append("t", rows(("a", 1)))
     index(tables, "t", "uid", "BTREE")
     writes: dict[str, Callable[[Tables, int], object]] = {
@@ -153,6 +154,7 @@ def test_rows_appended_alone_conflict_with_every_change_of_rows(tables: Tables) 
         lambda: tables.merge("t", ["uid"], rows(("d", 1)), update=False),
         lambda: tables.delete("t", "uid = 'c'"),
         lambda: compact(tables, "t", 0),
+        lambda: tables.update_metadata("t", {"k": "v"}),
     ):
         change()
         there = tables.read("t")
@@ -160,10 +162,17 @@ def test_rows_appended_alone_conflict_with_every_change_of_rows(tables: Tables) 
             tables.append_alone("t", rows(("e", 1)), version)
         assert tables.read("t").equals(there)
         version = tables.version("t")
-    # The table's own metadata are not rows.
-    tables.update_metadata("t", {"k": "v"})
-    tables.append_alone("t", rows(("e", 1)), version)
-    assert tables.metadata("t")["k"] == "v"
+    held = tables.hold()
+    version = held.version("t")
+    tables.append("t", rows(("f", 1)))
+    tables.update_metadata("t", {"k": "w"})
+    clean_up(tables, "t", timedelta(0))
+    there = tables.read("t")
+    with pytest.raises(ConflictError):
+        held.append_alone("t", rows(("e", 1)), version)
+    assert tables.read("t").equals(there)
+    held.append_alone("t", rows(("e", 1)), held.version("t"))
+    assert tables.metadata("t")["k"] == "w"
     # In the order of arrival, each with a row id of its own, also after compaction.
     for _ in range(2):
         found = tables.read("t", row_ids=True)

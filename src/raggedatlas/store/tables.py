@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -538,10 +539,19 @@ class TableRows:
 
         def once() -> None:
             table = self.open_to_change(name, read_version)
-            fragments = lance.fragment.write_fragments(
-                plain(rows), table, mode="append", storage_options=self.location.lance_options(),
-                data_storage_version=FILE_FORMAT, enable_stable_row_ids=True,
-            )  # fmt: skip
+            steps: list[Callable[[], Any]] = [
+                partial(
+                    lance.fragment.write_fragments, plain(rows), table, mode="append",
+                    storage_options=self.location.lance_options(), data_storage_version=FILE_FORMAT,
+                    enable_stable_row_ids=True,
+                ),
+                lambda: table.latest_version,
+            ]  # fmt: skip
+            fragments, newest = self.location.side_by_side(steps)
+            # Lance compares with later commits that are still there. Another process may have deleted the versions that some made, and the
+            # commit below names all rows.
+            if newest != read_version:
+                raise ConflictError(f"{name} of {self.location.uri} changed")
             there = table.get_fragments()
             for number, fragment in enumerate(fragments, 1 + max((f.fragment_id for f in there), default=-1)):
                 fragment.id = number

@@ -22,7 +22,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.store.location import Location
-from raggedatlas.store.tables import Tables, index_serves, plain, walk
+from raggedatlas.store.tables import CHANGED_AT, Tables, index_serves, plain, walk
 from raggedatlas.store.upkeep import RowRemoval, clean_up, compact, index
 
 SCHEMA = pa.schema([pa.field("uid", pa.string(), nullable=False), ("n", pa.int64())])
@@ -410,3 +410,17 @@ def test_a_removal_sees_another_writer(tables: Tables) -> None:
     tables.append("t", rows(("c", 3)))
     with pytest.raises(ConflictError):
         removal.write(at)
+
+
+def test_rows_appended_alone_to_an_emptied_table_are_new_rows(tables: Tables) -> None:
+    """What a session knows of the rows that were there before is not taken for them."""
+    held = tables.resume()
+    held.append("t", rows(("a", 1), ("b", 2)))
+    before = held.read("t", ["uid", CHANGED_AT], row_ids=True)
+    held.overwrite("t", rows(), held.version("t"))
+    held.append_alone("t", rows(("c", 3)), held.version("t"))
+    for seen in (held, tables.hold()):
+        after = seen.read("t", ["uid", CHANGED_AT], row_ids=True)
+        assert after.column("uid").to_pylist() == ["c"]
+        assert not {*after.column("_rowid").to_pylist()} & {*before.column("_rowid").to_pylist()}
+        assert after.column(CHANGED_AT).to_pylist() == [seen.version("t")]

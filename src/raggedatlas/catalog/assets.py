@@ -662,8 +662,8 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         else:
             tables.append_alone(DATASETS, fresh, version)
         catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
-        # Lance makes the version after the one that was read without a look at later ones. Where a purge has deleted versions since, that is one
-        # in the past.
+        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a whole purge has
+        # run since and deleted that version, the datasets are still in the newest one.
         if commit.replaces:
             tables.refresh([DATASETS])
             if commit.replaces & {record.uid for record in read_records(catalog)}:

@@ -54,7 +54,7 @@ _Known = tuple[dict[str, list[str]], dict[str, list[str]], dict[str, list[str]],
 IN_ANOTHER_CASE = "symbol in another case"
 
 _AHEAD = 1 << 18
-"""Up to so many rows, registries and layouts are read before it is known which of them are needed."""
+"""Registries and layouts with at most this many rows are read before it is known which of them are needed."""
 
 _SHOWN = 10
 """Features of one name that a message lists."""
@@ -377,9 +377,9 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
 
 
 def read_ahead(catalog: Catalog) -> "Future[None]":
-    """Open the tables of a snapshot in an object store side by side, and read the small ones that every query reads; they stay in memory.
+    """Open the tables of a snapshot in an object store concurrently, and read the small ones that every query needs; they stay in memory.
 
-    What is damaged is told where it is used.
+    Errors are not raised here, but by the code that uses the data.
 
     Returns
     -------

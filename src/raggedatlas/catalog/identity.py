@@ -388,6 +388,7 @@ def read_inputs(catalog: Catalog, table: str) -> pa.Table:
     )
     refuse_wrong_columns(there, REGISTRY_COLUMNS, table)
     columns = [name for name in wanted if name in there.names]
+    # A session has the registry in memory; a query needs few of its columns.
     if catalog.tables.session is not None:
         return registry_rows(catalog, table)[1].select(columns)
     return catalog.tables.read(table, columns)

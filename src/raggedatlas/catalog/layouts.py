@@ -22,10 +22,10 @@ from raggedatlas.store.tables import CHANGED_AT, ROW_ID
 _PROTECTED = ("uid", "global_index")
 
 _SMALL_ROWS = 1 << 16
-"""Layouts of so many rows are read whole."""
+"""The table of layouts is read whole if it has at most this many rows."""
 
 _REMEMBERED_ROWS = 1 << 18
-"""Registries of so many features stay in memory between calls."""
+"""Registries with at most this many features stay in memory between calls."""
 
 BY_HAND = "by hand"
 """Source of a symbol that a person gave; no file's symbol replaces it."""
@@ -146,7 +146,7 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
 
 
 def registry_rows(catalog: Catalog, table: str) -> tuple[int, pa.Table]:
-    """Return the version of a registry and its rows with `CHANGED_AT`; those that an earlier session read, or wrote, are not read again."""
+    """Return the version of a registry and its rows with `CHANGED_AT`, from memory if this process read or wrote that version in a session."""
     version, known = catalog.tables.version(table), catalog._memo.get(table)
     if catalog.tables.session is None or not isinstance(known, tuple) or known[0] != version:
         at = catalog.tables.at({table: version})
@@ -176,7 +176,7 @@ def _change_registry(
             rows = pa.concat_tables([new, changed])
             catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
         elif new.num_rows:
-            # Nobody else can number features at the same time. Where indices are damaged, they are left to `reindex_registry`, which says so.
+            # No other writer can assign indices at the same time. If the existing ones are damaged, none is assigned: `reindex_registry` raises.
             rows = _numbered(new, known) if _counts_on(known) else new
             catalog.tables.append_alone(table, rows, version)
             changed_at = pa.repeat(pa.scalar(version + 1, known.schema.field(CHANGED_AT).type), rows.num_rows)
@@ -188,7 +188,7 @@ def _change_registry(
 
 
 def _counts_on(known: pa.Table) -> bool:
-    """Return whether the largest index of a registry is the one that follows from how many there are."""
+    """Return whether the largest index of a registry is the number of its indices minus one."""
     index = known.column("global_index")
     n = len(index) - index.null_count
     return n == 0 or bool(pc.max(index).as_py() == n - 1)
@@ -416,7 +416,7 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
 
 
 def _read_whole(catalog: Catalog) -> bool:
-    """Return whether the layouts are so few that they are read whole: in an object store, a filter takes Lance a second request."""
+    """Return whether to read the whole table of layouts: it is small, and in an object store a filter would read its index as well."""
     return not catalog.location.is_local and catalog.tables.count(LAYOUTS) <= _SMALL_ROWS
 
 

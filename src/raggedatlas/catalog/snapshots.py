@@ -267,8 +267,8 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     earlier = purged(held)
     try:
         record, listed = _snapshot(held, label)
-        # A purge deletes versions of the list. Lance makes the one after the version that was read without a look at later ones, so a record
-        # that was written during a purge may be in none that anybody reads. It may also have been dropped.
+        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a whole purge has
+        # run since and deleted that version, the record is in an old version that nobody reads. Another process may also have dropped it.
         if listed or purged(catalog.tip()) == earlier:
             return record
     except AtlasError:
@@ -292,7 +292,7 @@ def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, boo
         draft = last.model_copy(update={"label": label, "created_at": utc_now()})
         # Another process may have dropped that snapshot, whose tags keep the versions.
         with contextlib.suppress(NotFoundError):
-            # The tags beside the record, which they need not wait for.
+            # The content of the tags does not depend on the record, so both are made at the same time.
             making = submit(partial(_make_tags, held), last)
             record, records = _record(held, draft, beside=last)
             tags = making.result()

@@ -217,7 +217,7 @@ def check_content(
     executor : Executor, Workers or None
         Whose workers read arrays.
     """
-    # Beside the first look at each table.
+    # In an object store, the records are read while every table is opened for the first check.
     steps: list[Callable[[], Any]] = [partial(_check_pinned, catalog, before)]
     if not catalog.location.is_local:
         steps += [partial(read_ahead, catalog), partial(_read_early, read_assets, catalog)]
@@ -277,7 +277,7 @@ def check_content(
 
 
 def _read_early(read: Callable[[Catalog], Any], view: Catalog) -> None:
-    """Read what stays in memory; what is damaged is told where it is used."""
+    """Read something that stays in memory; errors are raised by the code that uses it."""
     with contextlib.suppress(AtlasError):
         read(view)
 

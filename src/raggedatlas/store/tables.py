@@ -75,7 +75,7 @@ WHOLE_VALUES: dict[str, Any] = {
 """Full-text indexes on uids index exact values; those on other columns index words."""
 
 _SMALL_ROWS = 1 << 16
-"""Rows up to which a table in an object store is read whole rather than in two steps."""
+"""Tables in an object store with at most this many rows are read in one pass, even with a filter."""
 
 _CACHE_BYTES = 64 << 20
 """Size of each of the two caches of Lance that a session leaves for the next."""
@@ -528,14 +528,19 @@ class TableRows:
         return version
 
     def append_alone(self, name: str, rows: pa.Table, read_version: int) -> None:
-        """Add rows in one commit that conflicts with every other change of rows, unlike `append`.
+        """Add rows to the newest version, in one commit that conflicts with every other change of rows, unlike `append`.
 
         Raises
         ------
         ConflictError
-            If another writer has added, changed or removed rows since `read_version`.
+            If another writer has committed since `read_version`.
         """
         import lance
+
+        if not self.open_copy(name, read_version).get_fragments():
+            # Lance numbers new fragments after all that a table ever had, which only its own commits know.
+            self.overwrite(name, plain(rows), read_version)
+            return
 
         def once() -> None:
             table = self.open_to_change(name, read_version)
@@ -548,14 +553,14 @@ class TableRows:
                 lambda: table.latest_version,
             ]  # fmt: skip
             fragments, newest = self.location.side_by_side(steps)
-            # Lance compares with later commits that are still there. Another process may have deleted the versions that some made, and the
-            # commit below names all rows.
+            # Lance checks for conflicts with the later commits whose versions still exist. `gc` or a purge may have deleted some, and the commit
+            # below replaces the whole list of fragments.
             if newest != read_version:
                 raise ConflictError(f"{name} of {self.location.uri} changed")
             there = table.get_fragments()
-            for number, fragment in enumerate(fragments, 1 + max((f.fragment_id for f in there), default=-1)):
+            for number, fragment in enumerate(fragments, 1 + max(f.fragment_id for f in there)):
                 fragment.id = number
-            # Lance takes columns to be merged with any commit to be in conflict, unlike appended rows.
+            # Lance lets two appends pass, but a merge of columns conflicts with any change of rows.
             operation = lance.LanceOperation.Merge([*(f.metadata for f in there), *fragments], table.lance_schema)
             transaction = lance.Transaction(read_version, operation)
             tried.append(transaction)
@@ -745,7 +750,7 @@ class TableRows:
         return True
 
     def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
-        """Return whether a commit that conflicted was made: a store may lose the answer, and the next try conflicts with the first."""
+        """Return whether a commit that reported a conflict was made: if a store loses the response, the retry conflicts with the first attempt."""
         with lance_errors(self.uri(name)):
             made = self.open(name).read_transaction(transaction.read_version + 1)
         return made is not None and made.uuid == transaction.uuid
@@ -824,7 +829,7 @@ def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
 
 
 def _at_once(location: Location, table: "lance.LanceDataset") -> dict[str, Any]:
-    """Return options of a scan: in an object store, the columns of a small table are read beside those of the filter, and not after them."""
+    """Return scan options: for a small table in an object store, read all columns together with those of the filter instead of afterwards."""
     return {} if location.is_local or table.count_rows() > _SMALL_ROWS else {"late_materialization": False}
 
 
@@ -856,8 +861,8 @@ def walk(
     """
     table = tables.open(name)
     with filter_errors(where, table):
-        # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column. Each fragment
-        # takes a request, and those of an atlas in an object store are read side by side.
+        # On a disk, reading ahead would take more memory than all that is kept of a column. In an object store each fragment takes a
+        # request, so several are read at the same time.
         for batch in table.scanner(
             columns=list(columns),
             filter=parenthesized(where),

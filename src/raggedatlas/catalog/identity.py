@@ -288,7 +288,9 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
     After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
     """
-    catalog.require_tip("identity.update()")
+    # A session has looked for the mark of a purge.
+    if catalog.tables.session is None:
+        catalog.require_tip("identity.update()")
 
     def once() -> bool:
         there = _versions(catalog, registries)

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
@@ -67,13 +66,9 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
     """List the files of some table versions: paths below ``lance_db``."""
 
     def files(name: str) -> list[str]:
-        return [f"{name}.lance/{path}" for path in tables.files(name, versions[name], manifest=False)]
+        return [f"{name}.lance/{path}" for path in tables.files(name, versions[name])]
 
-    def manifest(name: str) -> list[str]:
-        return [f"{name}.lance/{tables.manifest(name, versions[name])[0]}"]
-
-    tasks = [partial(task, name) for name in versions for task in (files, manifest)]
-    each = (task() for task in tasks) if tables.location.is_local else map_requests(lambda task: task(), tasks)
+    each = map(files, versions) if tables.location.is_local else map_requests(files, [*versions])
     return {path for paths in each for path in paths}
 
 
@@ -125,17 +120,18 @@ def seal_versions(
         records = None
         # Side by side with the listing.
         head = submit_request(read_head, catalog)
-        paths = _list_files(tables, {VERSIONS: version})
+        # Each version of the list has files of its own, so the head knows none of them.
+        own = _hash_files(tables.location, sorted(_list_files(tables, {VERSIONS: version})), missing_ok=True)
         tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in listed for name in record.table_versions}
         try:
             known = head.result().files
         except CorruptError:
             known = {}
         # Tag files can change, but `delete_manifest_log` empties the head before a tag is moved.
-        kept = {path: entry for path, entry in {**known, **known_tags}.items() if path in tags or path in paths}
-        fresh = sorted((paths | tags) - set(kept))
+        kept = {path: entry for path, entry in {**known, **known_tags}.items() if path in tags}
         # A snapshot that another process has just recorded may not have its final tags yet.
-        made = Manifest(files=kept | _hash_files(tables.location, fresh, missing_ok=True), version=version).to_bytes()
+        fresh = _hash_files(tables.location, sorted(tags - kept.keys()), missing_ok=True)
+        made = Manifest(files=own | kept | fresh, version=version).to_bytes()
         before()
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
         tables.forget(VERSIONS)

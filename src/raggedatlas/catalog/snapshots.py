@@ -750,8 +750,11 @@ def _record(
         if beside is not None and beside not in old:
             raise NotFoundError(f"Snapshot {beside.version} of {catalog.location.uri} was dropped.")
         _refuse_taken(old, draft.label, catalog)
-        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
-        catalog.refuse_unfinished_purge("snapshot")
+        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one. Its mark is a commit to their list,
+        # so it is in `old`, or what is written here conflicts.
+        mark = catalog.tables.known_purge()
+        if mark is not None:
+            raise mark.refusal("snapshot()", catalog.location.uri)
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}).sealed())
         # The new row has the highest number, so rows that only reserved one can go.

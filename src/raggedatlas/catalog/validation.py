@@ -53,7 +53,7 @@ from raggedatlas.model.spaces import POINTERS, pointer_columns
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.runtime import map_requests, submit_request
+from raggedatlas.store.runtime import map_fetches, map_requests, submit_request
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
@@ -256,7 +256,7 @@ def check_content(
             submit_request(lambda step: step(), check_features),
             submit_request(lambda given: check_rows(catalog, records, before, given), suspects),
         )
-        problems += [p for found in map_requests(partial(check_arrays, catalog.arrays), new_groups) for p in found]
+        problems += [p for found in map_fetches(partial(check_arrays, catalog.arrays), new_groups) for p in found]
         rows = cells.result()
         problems += features.result() + rows.problems
     for kind, found in assets.items():

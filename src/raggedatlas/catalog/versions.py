@@ -18,7 +18,7 @@ from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, v
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.manifests import FOLDER
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.runtime import map_fetches
 from raggedatlas.store.tables import LISTING, Tables
 
 UID = re.compile(r"[0-9a-f]{16}")
@@ -232,7 +232,7 @@ def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
 
 def for_tables(catalog: Catalog, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
     """Apply a function to tables, side by side where it waits for an object store: name -> result."""
-    each = map(function, names) if catalog.location.is_local else map_requests(function, names)
+    each = map(function, names) if catalog.location.is_local else map_fetches(function, names)
     return dict(zip(names, each, strict=True))
 
 

@@ -38,7 +38,7 @@ from raggedatlas.store.native import (
     library,
 )  # fmt: skip
 from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind, read_ranges
-from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_groups
+from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_fetches, map_groups
 from raggedatlas.store.sparse import move_runs
 
 _ENTRIES_PER_THREAD = 2**19
@@ -241,7 +241,7 @@ class _ChunkTable:
             chunks = np.flatnonzero(np.cumsum(touched)[:-1])
             self._put(g, self.first_slot[g] + chunks, chunks, frames, kept)
 
-        map_groups(fetch, np.unique(group).tolist())
+        map_fetches(fetch, np.unique(group).tolist())
         return frames, kept
 
     def fault(self, slot: int, status: int) -> CorruptError:

@@ -28,6 +28,7 @@ V = TypeVar("V")
 
 DECODE_THREADS = min(4, os.cpu_count() or 1)
 REQUEST_THREADS = 16
+FETCH_THREADS = 64
 
 SHARED_BYTES = 2**28
 """Free memory that the shared pool holds at most: about what one `add` uses at once, so that none is allocated twice."""
@@ -43,8 +44,8 @@ _SCRATCH_BYTES = 2**24
 def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
     """Return the thread pool of a kind; a forked child has another pid and so its own pools."""
     # The calling thread works too in `map_decode`, so the pool has one thread less.
-    size = max(1, DECODE_THREADS - 1) if kind == "decode" else REQUEST_THREADS
-    return ThreadPoolExecutor(size, thread_name_prefix=f"raggedatlas-{kind}")
+    sizes = {"decode": max(1, DECODE_THREADS - 1), "fetches": FETCH_THREADS}
+    return ThreadPoolExecutor(sizes.get(kind, REQUEST_THREADS), thread_name_prefix=f"raggedatlas-{kind}")
 
 
 def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
@@ -91,6 +92,11 @@ def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Apply `function` to every item on separate threads, at most 16 at once; it may use the other pools."""
     return _map("groups", function, items)
+
+
+def map_fetches(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on threads that wait for object stores, at most 64 at once: for small requests, or where all answers are held anyway."""
+    return _map("fetches", function, items)
 
 
 def submit(function: Callable[[A], B], item: A) -> "Future[B]":

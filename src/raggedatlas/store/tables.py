@@ -24,7 +24,7 @@ from raggedatlas.model.records import PurgeMark
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.manifests import compare_table
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.runtime import map_fetches
 from raggedatlas.store.sql import parenthesized
 from raggedatlas.store.storage_errors import (
     FILE_FORMAT,
@@ -134,12 +134,14 @@ class TableRows:
     purges: bool = False
     latest: Latest = field(default_factory=Latest, repr=False, compare=False)
     _cleared: set[str] = field(default_factory=set, repr=False, compare=False)
+    # Table and version -> transaction that made it, of commits through this object.
+    _committed: dict[tuple[str, int], str] = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
         return {
             "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "compared_with": self.compared_with,
-            "purges": self.purges, "latest": Latest(), "_cleared": set(),
+            "purges": self.purges, "latest": Latest(), "_cleared": set(), "_committed": {},
         }  # fmt: skip
 
     def hold(self) -> Self:
@@ -227,7 +229,7 @@ class TableRows:
                 self.keep(name, table)
             return int(table.version) - before
 
-        moved = zip(known, map_requests(newest, known), strict=True)
+        moved = zip(known, map_fetches(newest, known), strict=True)
         return {name: n for name, n in moved if n}
 
     def uri(self, name: str) -> str:
@@ -400,7 +402,7 @@ class TableRows:
         """Open those of some tables that exist and are not open yet, side by side."""
         listed = {*self.names()}
         missing = [name for name in names if name in listed and name not in self._opened]
-        map_requests(self.has, missing)
+        map_fetches(self.has, missing)
 
     def schema(self, name: str) -> pa.Schema:
         """Return a table's schema with its field metadata."""
@@ -742,6 +744,7 @@ class TableRows:
                 target, transaction, max_retries=0, storage_options=options, enable_stable_row_ids=True
             )
             self.keep(name, done)
+            self._committed[name, int(done.version)] = f"{read_version}-{transaction.uuid}"
 
         try:
             self.attempt(name, once)
@@ -1022,10 +1025,10 @@ class Tables(TableRows):
 
         return self.retry(name, once)
 
-    def files(self, name: str, version: int, *, manifest: bool = True) -> list[str]:
+    def files(self, name: str, version: int) -> list[str]:
         """List the files that a version of a table consists of: paths below the table, sorted.
 
-        These are its manifest, unless that is not wanted, data, deletion, index and transaction files; none of them ever changes.
+        These are its manifest, data, deletion, index and transaction files; none of them ever changes.
 
         Raises
         ------
@@ -1036,26 +1039,18 @@ class Tables(TableRows):
         with lance_errors(self.uri(name)):
             if table.describe_indices():
                 rows = table.tracked_files(min_version=version).read_all().to_pylist()
-                rows = [row for row in rows if row["version"] == version and (manifest or row["type"] != "manifest")]
-                return sorted({row["path"] for row in rows})
-            # Lance reads the manifests of all later versions too.
-            written = table.read_transaction(version)
+                return sorted({row["path"] for row in rows if row["version"] == version})
+            # `tracked_files` reads the manifests of all later versions too, and `read_transaction` the manifest and the transaction.
+            transaction = self._committed.get((name, version), "")
+            if not transaction:
+                written = table.read_transaction(version)
+                transaction = f"{written.read_version}-{written.uuid}" if written is not None else ""
             fragments = [(one.fragment_id, one.metadata) for one in table.get_fragments()]
-        found = {self.manifest(name, version)[0]} if manifest else set()
+        found = {manifest_path(version)}
         found |= {f"data/{file.path}" for _, facts in fragments for file in facts.files}
         found |= {facts.deletion_file.path(number) for number, facts in fragments if facts.deletion_file is not None}
-        found |= {f"_transactions/{written.read_version}-{written.uuid}.txn"} if written is not None else set()
+        found |= {f"_transactions/{transaction}.txn"} if transaction else set()
         return sorted(found)
-
-    def manifest(self, name: str, version: int) -> tuple[str, int]:
-        """Return the path of the manifest of a version, below the table, and its length.
-
-        Raises
-        ------
-        NotFoundError
-            If the version is not there.
-        """
-        return _find_manifest(self.location.child(f"{name}.lance"), name, version)
 
     @staticmethod
     def tag_file(tag: str) -> str:
@@ -1071,7 +1066,17 @@ class Tables(TableRows):
             If the version is not there.
         """
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        n_bytes = self.manifest(name, version)[1]
+        folder, key = self.location.child(f"{name}.lance"), manifest_path(version)
+        try:
+            with store_errors(f"read {folder.uri}/{key}"):
+                if folder.is_local:
+                    n_bytes = Path(folder.checked_path(), key).stat().st_size
+                else:
+                    import obstore
+
+                    n_bytes = int(obstore.head(folder.store(), key)["size"])
+        except FileNotFoundError as error:
+            raise NotFoundError(f"Table {name!r} has no version {version} in {folder.uri}.") from error
         facts = {"branch": None, "version": version, "createdAt": now, "updatedAt": now, "manifestSize": n_bytes}
         return json.dumps({**facts, "metadata": {}}).encode()
 
@@ -1107,17 +1112,9 @@ class Tables(TableRows):
         return {i["name"]: list(i["fields"]) for i in indexes_of(self.open(name))}
 
 
-def _find_manifest(folder: Location, name: str, version: int) -> tuple[str, int]:
-    """Return the path of the manifest of a version of a table, and its length."""
-    # New tables number them backwards, so that the newest comes first in a listing.
-    for key in (f"_versions/{2**64 - 1 - version:020}.manifest", f"_versions/{version}.manifest"):
-        with contextlib.suppress(FileNotFoundError), store_errors(f"read {folder.uri}/{key}"):
-            if folder.is_local:
-                return key, Path(folder.checked_path(), key).stat().st_size
-            import obstore
-
-            return key, int(obstore.head(folder.store(), key)["size"])
-    raise NotFoundError(f"Table {name!r} has no version {version} in {folder.uri}.")
+def manifest_path(version: int) -> str:
+    """Return the path of the manifest of a version below its table; Lance counts backwards, so that the newest comes first in a listing."""
+    return f"_versions/{2**64 - 1 - version:020}.manifest"
 
 
 def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scanpy as sc
 import scipy.sparse as sp
+import zarr
 from anndata.tests.helpers import assert_equal
 
 from raggedatlas.errors import MissingExtraError, QueryError
@@ -98,6 +99,46 @@ def test_halves_are_widened_as_in_memory(tmp_path: Path) -> None:
     lazy, expected = query.lazy(chunk_bytes=1), query.to_anndata()
     assert lazy.X.dtype == expected.X.dtype == np.float32
     assert_equal(lazy.to_memory(), expected, exact=True)
+
+
+REDUCED: dict[str, Any] = {
+    "sum of cells": lambda x: x.sum(axis=1),
+    "sum": lambda x: x.sum(),
+    "sum of features, kept": lambda x: x.sum(axis=0, keepdims=True),
+    "numpy's": lambda x: np.sum(x, axis=0),
+    "mean of features": lambda x: x.mean(axis=0),
+    "mean": lambda x: x.mean(),
+    "largest": lambda x: x.max(axis=0),
+    "smallest": lambda x: x.min(),
+    "cells with it": lambda x: (x > 0).sum(axis=0),
+    "doubled": lambda x: (x * 2).sum(axis=1),
+    "chosen": lambda x: x[3:20, [0, 2, 1]].sum(axis=0),
+}
+
+
+@pytest.mark.parametrize("reduced", REDUCED)
+@pytest.mark.parametrize("chunk_bytes", [300, 2**30])
+def test_sums_and_means_are_those_of_arrays(query: Query, reduced: str, chunk_bytes: int) -> None:
+    lazy, dense = query.lazy(chunk_bytes=chunk_bytes).X, query.to_anndata().X.toarray()
+    expected = REDUCED[reduced](dense)
+    for x in (lazy, lazy.rechunk((7, lazy.shape[1])), lazy.rechunk((lazy.shape[0], 2))):
+        found = REDUCED[reduced](x).compute()
+        assert np.shape(found) == np.shape(expected)
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
+@pytest.mark.parametrize("chunk_bytes", [300, 2**30])
+def test_anndata_writes_it(query: Query, tmp_path: Path, chunk_bytes: int) -> None:
+    """Also what was computed from it."""
+    lazy, expected = query.lazy(chunk_bytes=chunk_bytes), query.to_anndata().X.toarray()
+    made = {"lazy": lazy, "in memory": lazy.to_memory(), "rows": ad.AnnData(lazy.X[2:9].compute())}
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    for name, one in made.items():
+        one.write_h5ad(tmp_path / f"{name}.h5ad")
+        ad.io.write_elem(group, name, one.X)
+        for back in (ad.read_h5ad(tmp_path / f"{name}.h5ad").X, ad.io.read_elem(group[name])):
+            np.testing.assert_array_equal(back.toarray(), expected[2:9] if name == "rows" else expected)
 
 
 def test_parts_of_it_are_computed_alone(query: Query) -> None:

@@ -78,21 +78,21 @@ class _LayerRows:
 
 
 def _read_chunk(rows: _LayerRows, block_info: Any = None) -> Any:  # noqa: ANN401  (dask has no types)
-    import scipy.sparse as sp
+    from raggedatlas.query.dask_chunks import CsrChunk
 
     (start, stop), *_ = block_info[None]["array-location"]
     block = rows.reader.read(np.arange(start, stop))
     (values,) = block.layers.values()
     if not isinstance(block, CsrBlock):
         return values
-    matrix = assemble_csr(sp.csr_matrix, (values, block.indices, block.indptr), block.n_cols)
+    matrix = assemble_csr(CsrChunk, (values, block.indices, block.indptr), block.n_cols)
     matrix.has_sorted_indices = matrix.has_canonical_format = True
     return matrix
 
 
 def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> Any:  # noqa: ANN401  (dask has no types)
     """Make a dask array of one layer; its graph holds the plan once, as an input of every chunk."""
-    import scipy.sparse as sp
+    from raggedatlas.query.dask_chunks import CsrChunk
 
     part = next(part for part in space.parts if layer in part.layers)
     # A chunk reads its layer alone: other layers of the part would be decoded for nothing.
@@ -109,5 +109,5 @@ def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> 
         name=f"raggedatlas-{layer}-{token}",
         chunks=(chunks, (space.n_cols,)),
         dtype=dtype,
-        meta=sp.csr_matrix(empty) if space.sparse else empty,
+        meta=CsrChunk(empty) if space.sparse else empty,
     )

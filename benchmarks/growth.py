@@ -29,8 +29,8 @@ import numpy as np
 from cells import anonymous, thin_cells
 
 AT_ONCE, READ_CELLS = 50, 100_000
-LATENCY = 0.1
-"""Seconds of an answer of the object store, longer than the work between two requests."""
+LATENCY = 1.0
+"""Seconds of an answer of the object store: longer than the work between two requests, and than the server takes for 64 of them."""
 BUFFERED = 1_000_000
 """Cells beyond which memory was found not to grow."""
 ONE = thin_cells(1_000, time.time_ns() % 2**32)

@@ -23,6 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raggedatlas as ra
+from raggedatlas import errors
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
@@ -44,7 +45,7 @@ BLOCK = re.compile(
 )
 CELL_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(:[\w-]+:[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 """Options of a notebook's cell, in either of MyST's two forms."""
-LONG = {"features", "models", "out-of-core", "serve", "train", "workers"}
+LONG = {"features", "inference", "out-of-core", "parallel", "serve", "train"}
 """Pages of which each takes longer than the README; they run nightly."""
 SHELLS = {"console", "bash", "shell", "sh"}
 
@@ -168,3 +169,31 @@ def test_the_page_of_the_disk_names_every_column() -> None:
     assert [name for schema in schemas for name in schema.names if f"`{name}`" not in page] == []
     stores = (ROOT / "docs/how-to/object-stores.md").read_text("utf-8")
     assert [name for name in OPTION_NAMES if f"`{name}`" not in stores] == []
+
+
+def test_the_page_of_errors_explains_each() -> None:
+    """With three causes at least, the error of limits first."""
+    text = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
+    parts = {part.split("\n", 1)[0]: part for part in text.split("\n## ")[1:]}
+    raised = {
+        name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, errors.AtlasError)
+    }
+    assert {*parts} == raised - {"AtlasError"} | {"UnknownValueWarning"}
+    assert next(iter(parts)) == "LimitError"
+    assert {
+        name for name in raised - {"AtlasError"} if len(re.findall(r"^- \*\*", parts[name], re.MULTILINE)) < 3
+    } == set()
+    builtins_of = {
+        name: {base.__name__ for base in vars(errors)[name].__mro__ if base.__module__ == "builtins"} for name in parts
+    }
+    assert {
+        name for name in raised - {"AtlasError"} if not any(f"`{base}`" in parts[name] for base in builtins_of[name])
+    } == set()
+
+
+def test_every_page_is_in_an_index() -> None:
+    """Each page of a folder is in the table of contents of its index."""
+    for index in sorted((ROOT / "docs").glob("*/index.md")):
+        listed = set(re.findall(r"^([\w-]+)$", index.read_text(encoding="utf-8"), re.MULTILINE))
+        there = {page.stem for page in index.parent.glob("*.md")} - {"index"}
+        assert there <= listed, index

@@ -139,7 +139,7 @@ def test_add_takes_choices(tmp_path: Path, files: tuple[str, str]) -> None:
     assert fates["cell_type"] == ("renamed", "kind")
     assert fates["donor"] == ("kept", "donor")
     listed = read("ls", atlas)
-    assert [(row["name"], row["layers"]) for row in listed] == [("mine", "gene_expression/counts")]
+    assert [(row["name"], row["layers"]) for row in listed] == [("mine", ["gene_expression/counts"])]
     assert read(*words, "--on-duplicate", "skip")[0]["status"] == "skipped"
     columns = read("add", atlas, files[1], "--obs", "donor", "--organism", "human")[0]["columns"]
     assert [c["name"] for c in columns if c["fate"] == "left out"] == ["cell_type"]
@@ -359,19 +359,19 @@ def test_drop_and_purge(own: Path) -> None:
 
 def test_delete_cells(own: Path, tmp_path: Path) -> None:
     """Cells go by condition or by file; a dry run only counts them, and snapshots keep them."""
-    n_cells = {row["name"]: row["cells"] for row in read("ls", own)}
+    n_cells = {row["name"]: row["n_cells"] for row in read("ls", own)}
     (tmp_path / "uids.txt").write_text(
         "\n".join(row["uid"] for row in read("query", own, "dataset = 'one'", "--limit", "2")["cells"])
     )
     report = read("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
     assert (report["n_cells"], report["dry_run"], list(report["datasets"].values())) == (2, True, [2])
     assert "Dry run: 2 cells" in done("delete-cells", own, "--uids", tmp_path / "uids.txt", "--dry-run")
-    assert {row["name"]: row["cells"] for row in read("ls", own)} == n_cells
+    assert {row["name"]: row["n_cells"] for row in read("ls", own)} == n_cells
     shown = done("delete-cells", own, "--uids", tmp_path / "uids.txt")
     assert f"one: 2 of {n_cells['one']} cells" in shown
     assert "raggedatlas restore ATLAS" in shown
-    assert read("ls", own)[0]["cells"] == n_cells["one"] - 2
-    assert read("ls", own, "--at", "second")[0]["cells"] == n_cells["one"]
+    assert read("ls", own)[0]["n_cells"] == n_cells["one"] - 2
+    assert read("ls", own, "--at", "second")[0]["n_cells"] == n_cells["one"]
     done("snapshot", own)
     assert int(done("query", own, "dataset = 'one'", "--count")) == n_cells["one"] - 2
     assert "no cell matches; nothing was written" in done("delete-cells", own, "cell_name = 'nobody'")
@@ -564,3 +564,58 @@ def test_the_page_of_options_is_that_of_the_commands() -> None:
     """docs/reference/options.md is what `options_page` makes of the commands; write it again after a change."""
     page = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
     assert page.read_text("utf-8") == options_page()
+
+
+def test_groups_are_added_up_and_compared_as_in_python(made: Path, tmp_path: Path) -> None:
+    """The tables of `aggregate` and `compare`, as JSON, as a file, and the first rows on the terminal."""
+    query = ra.RaggedAtlas.open(made).checkout("second").query()
+    groups = query.features("CD79A", "NKG7").aggregate(["dataset", "cell_type"])
+    rows = read("aggregate", made, "--by", "dataset", "--by", "cell_type", "-f", "CD79A", "-f", "NKG7")
+    assert [(r["dataset"], r["cell_type"], r["feature"]) for r in rows] == [
+        (dataset, kind, feature)
+        for dataset, kind in zip(groups.obs["dataset"], groups.obs["cell_type"], strict=True)
+        for feature in groups.var_names
+    ]
+    np.testing.assert_array_equal([r["sum"] for r in rows], groups.layers["sum"].ravel())
+    expected = query.compare({"cell_type": "B"}, {"cell_type": "T"}, method="wilcoxon")
+    found = read("compare", made, "B", "T", "--by", "cell_type", "--method", "wilcoxon")
+    assert [r["names"] for r in found] == [*expected["names"]]
+    np.testing.assert_allclose([r["scores"] for r in found], expected["scores"])
+    by_condition = read("compare", made, "cell_type = 'B'", "cell_type = 'T'", "--method", "wilcoxon")
+    assert by_condition == found
+    done("compare", made, "B", "--by", "cell_type", "-o", tmp_path / "b.csv")
+    others = query.compare({"cell_type": "B"})
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "b.csv")["pvals"], others["pvals"])
+    assert "the first 2 shown" in done("compare", made, "B", "--by", "cell_type", "--head", 2)
+    assert "cannot be written" in refused("compare", made, "B", "--by", "cell_type", "-o", tmp_path / "b.txt")
+    assert "exists" in refused("compare", made, "B", "--by", "cell_type", "-o", tmp_path / "b.csv")
+
+
+def test_a_file_is_fixed(data_dir: Path, tmp_path: Path) -> None:
+    """`fix` writes what `validate --fix` writes."""
+    said = done("fix", data_dir / "pbmc68k_reduced.h5ad", tmp_path / "a.h5ad")
+    assert "1 fixed" in said
+    also = done("validate", data_dir / "pbmc68k_reduced.h5ad", "--fix", tmp_path / "b.h5ad")
+    assert also == said.replace("a.h5ad", "b.h5ad")
+    one, other = (ad.read_h5ad(tmp_path / name).raw.X for name in ("a.h5ad", "b.h5ad"))
+    np.testing.assert_array_equal(one.toarray(), other.toarray())
+
+
+def test_names_of_commands_may_have_underscores() -> None:
+    """As the functions that they call."""
+    one, other = (ask(name, "--help").stdout for name in ("save_to_database", "save-to-database"))
+    assert "Give results an index" in one
+    assert one == other.replace("raggedatlas save-to-database [", "raggedatlas save_to_database [")
+
+
+def test_lists_are_lists_in_json(made: Path) -> None:
+    """And times have zones."""
+    (one, _) = read("ls", made)
+    assert (one["spaces"], one["n_features"], one["layers"]) == (["gene_expression"], [3], ["gene_expression/counts"])
+    assert one["created_at"].endswith("+00:00")
+
+
+def test_a_misspelt_command_is_answered_with_one_full_stop() -> None:
+    assert (
+        refused("quer", code=2) == "raggedatlas: No such command 'quer'. Did you mean 'query'? See raggedatlas --help."
+    )

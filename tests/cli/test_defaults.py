@@ -21,7 +21,7 @@ CALLS: dict[str, list[Callable[..., Any]]] = {
     "test": [evaluation.test],
     "engine": [inference.engine],
     "neighbors": [lookup.neighbors],
-    "save_to_database": [lookup.save_to_database],
+    "save-to-database": [lookup.save_to_database],
     "search": [Query.search],
     "view": [Look],
     "visualize": [Look],

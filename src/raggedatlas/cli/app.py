@@ -96,6 +96,8 @@ def _call_to_command(found: re.Match[str]) -> str:
 
 def _outside_calls(text: str, options: Container[str]) -> str:
     text = _METHOD.sub(lambda found: _option_of(found["name"], options) or found[0], text)
+    # Of a chain of calls.
+    text = re.sub(r"(?<=\w)--(?=[a-z])", " --", text)
     return _ARGUMENT.sub(lambda found: _argument_to_option(found, options), text)
 
 
@@ -161,6 +163,10 @@ class Commands(TyperGroup):
             print_error(self._arguments_to_options(str(error) or type(error).__name__, ctx))
             raise typer.Exit(EXIT_FAILURE) from None
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401  (typer does not export the classes)
+        """Find a command; underscores are hyphens, as the names of functions have them."""
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, cmd_name.replace("_", "-"))
+
     def _arguments_to_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
         """Replace Python arguments in a message by the options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand)
@@ -207,7 +213,7 @@ def _report_usage_error(error: Any) -> int:  # noqa: ANN401  (typer exports only
     path = context.command_path if context is not None else "raggedatlas"
     # Values are parsed by pydantic, which puts this before the message of a parser.
     message = error.format_message().replace("Value error, ", "").rstrip(".")
-    print_error(f"{message}. See {path} --help.")
+    print_error(f"{message}{'' if message.endswith('?') else '.'} See {path} --help.")
     return EXIT_USAGE
 
 

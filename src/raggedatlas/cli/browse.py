@@ -16,12 +16,14 @@ def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     from raggedatlas.catalog.assets import dataset_rows
 
     rows = dataset_rows(atlas_options.catalog(at))
-    print_table(
-        [summary_row(row) for row in rows],
-        SUMMARY_COLUMNS,
-        empty=f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE",
-        as_json=atlas_options.as_json,
-    )
+    if atlas_options.as_json:
+        lists = ("spaces", "layers", "n_features")
+        listed = [{name: [n for n in row[name].split(", ") if n] for name in lists} for row in rows]
+        counts = [{"n_features": [int(n) for n in one["n_features"]]} for one in listed]
+        print_json([{**row, **one, **n} for row, one, n in zip(rows, listed, counts, strict=True)])
+        return
+    empty = f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE"
+    print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty=empty)
 
 
 SUMMARY_COLUMNS = ["name", "cells", "features", "layers", "added", "uid"]

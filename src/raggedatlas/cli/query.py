@@ -1,9 +1,9 @@
-"""Verbs ``query`` and ``export``."""
+"""Verbs ``query``, ``export``, ``search``, ``aggregate`` and ``compare``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from raggedatlas.cli.app import QUERY, command
 from raggedatlas.cli.options import (
@@ -175,15 +175,18 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            from raggedatlas.formats.output_files import written_aside
-            from raggedatlas.store.copies import local_target
-
-            overwrite = options["overwrite"]
-            with local_target(output, overwrite=overwrite) as path, written_aside(path, overwrite=overwrite) as new:
-                TABLES[path.suffix](selected.to_arrow(), str(new))
+            _write_table(selected.to_arrow(), output, overwrite=options["overwrite"])
         else:
             selected.write(output, **options)
         callback("done", 1, 1)
+
+
+def _write_table(table: "pa.Table", output: str, *, overwrite: bool) -> None:
+    from raggedatlas.formats.output_files import written_aside
+    from raggedatlas.store.copies import local_target
+
+    with local_target(output, overwrite=overwrite) as path, written_aside(path, overwrite=overwrite) as new:
+        TABLES[path.suffix](table, str(new))
 
 
 def _write_parquet(table: "pa.Table", path: str) -> None:
@@ -235,3 +238,75 @@ def search(
     ).to_arrow()
     rows = found.to_pylist()
     print_table(rows, found.column_names, empty="No cells.", as_json=atlas_options.as_json)
+
+
+@dataclass(frozen=True)
+class TableOutput:
+    """Options for a table of features."""
+
+    layer: str | None = option("LAYER", "Layer; by default the usual one")
+    head: int = option(None, "Number of rows to show", default=20, min=0)
+    output: str | None = option("FILE", "Write all rows to a .csv or .parquet file", "--output", "-o")
+    overwrite: Overwrite = False
+    at: AtSnapshot = None
+
+    def show(self, table: "pa.Table", *, as_json: bool) -> None:
+        """Write the table to a file, or print its first rows; JSON has all."""
+        if self.output is not None:
+            if Path(self.output).suffix not in TABLES:
+                raise SourceError(f"{self.output} cannot be written; name a {' or '.join(TABLES)} file.")
+            _write_table(table, self.output, overwrite=self.overwrite)
+            print_status(f"Wrote {self.output}")
+            return
+        rows = table if as_json else table.slice(0, self.head)
+        print_table(rows.to_pylist(), table.column_names, empty="No features.", as_json=as_json)
+        if not as_json and self.head < table.num_rows:
+            print_text(f"{table.num_rows:,} rows, the first {self.head:,} shown")
+
+
+@command(QUERY, "aggregate pbmc.atlas --by cell_type -f CD79A -f LYZ")
+def aggregate(
+    atlas_options: AtlasOptions,
+    *,
+    by: Annotated[list[str], value_option("COLUMN", "Make a group of each value; several columns make combinations")],
+    selection: Selection,
+    output_options: TableOutput,
+) -> None:
+    """Add up the values of each feature in groups of cells: sum, mean, and in how many cells it was found and measured."""
+    import numpy as np
+    import pyarrow as pa
+
+    view = atlas_options.open_snapshot(output_options.at)
+    groups = selection.ask(view).aggregate(by, output_options.layer)
+    n_groups, n_features = groups.shape
+    columns: dict[str, Any] = {
+        name: np.repeat(groups.obs[name].astype(object).to_numpy(), n_features) for name in [*by, "n_cells"]
+    }
+    columns["feature"] = np.tile(groups.var_names.to_numpy(object), n_groups)
+    columns["symbol"] = np.tile(groups.var["symbol"].to_numpy(object), n_groups)
+    columns |= {name: np.asarray(values).ravel() for name, values in groups.layers.items()}
+    output_options.show(pa.table(columns), as_json=atlas_options.as_json)
+
+
+@command(QUERY, "compare pbmc.atlas --by cell_type B T")
+def compare(
+    atlas_options: AtlasOptions,
+    group: Annotated[str, argument("A condition on cells, as SQL; with --by a value of that column", "GROUP")],
+    reference: Annotated[
+        str | None, argument("The cells to compare with, likewise; by default all others", "[REFERENCE]")
+    ] = None,
+    *,
+    by: Annotated[str | None, value_option("COLUMN", "Column of which GROUP and REFERENCE are values")] = None,
+    method: Annotated[
+        Literal["t-test", "wilcoxon"], value_option(None, "Welch's t-test, or Wilcoxon's rank-sum test")
+    ] = "t-test",
+    selection: Selection,
+    output_options: TableOutput,
+) -> None:
+    """Compare two sets of cells by differential expression; the highest score comes first."""
+    import pyarrow as pa
+
+    query = selection.ask(atlas_options.open_snapshot(output_options.at))
+    sets: list[Any] = [one if by is None or one is None else {by: one} for one in (group, reference)]
+    found = query.compare(*sets, method=method, layer=output_options.layer)
+    output_options.show(pa.Table.from_pandas(found, preserve_index=False), as_json=atlas_options.as_json)

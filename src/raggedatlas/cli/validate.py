@@ -135,6 +135,18 @@ def validate(
         _show_problems(atlas_options, check(atlas_options.path, level or kind.default), level or kind.default)
 
 
+@command(MAINTENANCE, "fix pbmc.h5ad fixed.h5ad")
+def fix(
+    atlas_options: InspectTarget,
+    copy: Annotated[str, argument("The repaired copy, which is written", "COPY")],
+    level: Annotated[
+        Literal["metadata", "full"], value_option(None, "metadata looks at the structure, full reads every value")
+    ] = "full",
+) -> None:
+    """Write a repaired copy of a file of AnnData or MuData, as validate --fix does."""
+    _fix_file(atlas_options, copy, level)
+
+
 def _check_file(path: "AnyPath", level: Any) -> "Problems":  # noqa: ANN401
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file

@@ -25,9 +25,9 @@ WING = Wing(
         "pca": "raggedatlas.wings.results.commands:pca",
         "umap": "raggedatlas.wings.results.commands:umap",
         "lookup": "raggedatlas.wings.results.commands:lookup",
-        "save_to_database": "raggedatlas.wings.results.commands:save_to_database",
+        "save-to-database": "raggedatlas.wings.results.commands:save_to_database",
         "neighbors": "raggedatlas.wings.results.commands:neighbors",
-        "convert_results": "raggedatlas.wings.results.commands:convert_results",
+        "convert-results": "raggedatlas.wings.results.commands:convert_results",
     },
     files=(
         FileKind(

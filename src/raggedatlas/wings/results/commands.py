@@ -353,7 +353,7 @@ def lookup(
         raise typer.Exit(1)
 
 
-@command(MODELS, "save_to_database results/z --metric cosine", name="save_to_database")
+@command(MODELS, "save-to-database results/z --metric cosine")
 def save_to_database(
     results: Results,
     *,
@@ -451,7 +451,7 @@ def neighbors(
     print_table(rows, found.column_names, empty="No neighbours.", as_json=as_json)
 
 
-@command(BUILD, "convert_results --results-dir results/20250201-120000-infer-AbCd", name="convert_results")
+@command(BUILD, "convert-results --results-dir results/20250201-120000-infer-AbCd")
 def convert_results(
     results_dir: Annotated[Path, value_option(None, "Folder of one run, with batch_index.npy in it")],
     overwrite: Annotated[

@@ -348,7 +348,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
     ) -> None:
         warnings.warn(
             "InferenceDataSet reads results in .npy files, which are no longer written: convert the folder once with "
-            "`raggedatlas convert_results --results-dir DIR`, and read it with ResultDataset.",
+            "`raggedatlas convert-results --results-dir DIR`, and read it with ResultDataset.",
             DeprecationWarning,
             # `checked` puts a frame between this method and its caller.
             stacklevel=3,

@@ -57,6 +57,7 @@ from raggedatlas.model.ids import new_uids
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import BundleFacts, DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import AddReport, Done, IngestReport, Status
+from raggedatlas.model.shown import ShownList
 from raggedatlas.model.spaces import pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, as_path, with_options
@@ -142,7 +143,7 @@ def add(
         replace(r, notes=(*r.notes, *(note for note in o.notes if note not in r.notes)))
         for r, o in zip(reports, openers, strict=True)
     ]
-    return reports if several else reports[0]
+    return ShownList(reports) if several else reports[0]
 
 
 def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)

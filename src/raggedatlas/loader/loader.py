@@ -49,6 +49,7 @@ from raggedatlas.loader.plan import (
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.choices import OutputFormat
+from raggedatlas.model.shown import Shown
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpaceReader
 from raggedatlas.store.native import csr_of, library
@@ -181,7 +182,7 @@ def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
     return values if dtype is None else values.astype(dtype, copy=False)
 
 
-class _Planned:
+class _Planned(Shown):
     """What a loader and a map-style dataset say of their plan."""
 
     _plan: BatchPlan

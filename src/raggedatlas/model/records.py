@@ -572,6 +572,13 @@ class AtlasVersionRecord(BaseModel):
     manifest: str = ""
     root: str = ""
 
+    def __repr__(self) -> str:
+        """Say in a line what it is."""
+        label = f" ({self.label})" if self.label else ""
+        return f"Snapshot {self.version}{label}: {self.n_cells:,} cells of {self.n_datasets:,} datasets, {self.created_at[:16].replace('T', ' ')} UTC"
+
+    __str__ = __repr__
+
     @property
     def tag(self) -> str:
         """The Lance tag that keeps this snapshot's table versions."""

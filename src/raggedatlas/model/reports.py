@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from raggedatlas.model.choices import StoredAs
+from raggedatlas.model.shown import Shown
 
 
-class Report:
+class Report(Shown):
     """Base of reports: plain values for ``--json``; Python, notebooks and the command all show the text of `repr`."""
 
     # A base class without slots would give the subclasses, which have slots, a `__dict__`.
@@ -149,11 +150,18 @@ class IngestReport(AddReport):
             f"{_ORDERS[s.column_order]}"
             for s in self.spaces
         ]
+        # A 10x file has six; a line each would hide what else there is to read.
+        left = [row for row in self.elements if row.fate == "left out"]
+        folded = left if len(left) > 2 else []
         for title, rows in (("columns", self.columns), ("elements", self.elements)):
             for row in rows:
-                if row.fate != "kept":
+                if row.fate != "kept" and row not in folded:
                     arrow = f" -> {row.stored_as}" if row.stored_as else ""
                     lines.append(f"  {title[:-1]} {row.name}{arrow}: {row.fate}{'; ' + row.note if row.note else ''}")
+        if folded:
+            lines.append(
+                f"  left out: {', '.join(row.name + (f' ({row.note})' if row.note else '') for row in folded)}"
+            )
         lines.extend(f"  {note}" for note in self.notes)
         return "\n".join(lines)
 

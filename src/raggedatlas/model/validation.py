@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from raggedatlas.errors import AtlasError
+from raggedatlas.model.shown import ShownList, as_table
 
 Level = Literal["must", "should", "practice"]
 Depth = Literal["metadata", "full"]
@@ -85,7 +86,7 @@ class Problem:
         return f"{self.rule} {self.level}:{place} {self.message}{stop} {self.fix}"
 
 
-class Problems(list[Problem]):
+class Problems(ShownList[Problem]):
     """The problems of a validated file or atlas, empty if it is valid."""
 
     @property
@@ -112,6 +113,15 @@ class Problems(list[Problem]):
     def __str__(self) -> str:
         """Return a line for each problem, and the summary."""
         return "\n".join([*map(str, self), f"{self.summary()}."])
+
+    def __repr__(self) -> str:
+        """Return the same."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        # The summary is the head.
+        *lines, summary = str(self).split("\n")
+        return as_table("\n".join([summary, *lines]))
 
 
 class Validation(Problems):

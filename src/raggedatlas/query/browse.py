@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
-from raggedatlas.catalog.versions import find_version
+from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, FileDifference
+from raggedatlas.model.shown import Shown, ShownList
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Validation
 from raggedatlas.query.dataset import Dataset
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @checked
-class ReadOnlyAtlas:
+class ReadOnlyAtlas(Shown):
     """Read-only methods of an atlas and of a view.
 
     Parameters
@@ -304,16 +305,13 @@ class ReadOnlyAtlas:
             If there is no such snapshot.
         """
         from raggedatlas.catalog.validation import validate
-        from raggedatlas.catalog.versions import find_version
 
         view = self._opened if version is None else self._opened.at(find_version(self._opened, version))
         return validate(view, "files", since=since, root_hash=root_hash, incremental=incremental, executor=executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""
-        from raggedatlas.catalog.versions import list_versions
-
-        return list_versions(self._catalog)
+        return ShownList(list_versions(self._catalog))
 
     def diff(self, old: int | str, new: int | str) -> Difference:
         """Compare two snapshots, named by number or label."""
@@ -451,13 +449,14 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
 def describe(catalog: Catalog, what: str) -> str:
     """Summarize the address and content of an atlas as lines of text."""
     listed = list_datasets(catalog)
-    lines = [
-        f"{what} at {catalog.location.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
-    ]
+    counts = [f"{len(listed):,} datasets", f"{int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"]
+    if catalog.snapshot is None:
+        counts.append(f"{len(list_versions(catalog)):,} snapshots")
+    lines = [f"{what} at {catalog.location.uri}: {', '.join(counts)}"]
     shown = listed.head(10)
     lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
     if len(listed) > len(shown):
-        lines.append(f"  ... and {len(listed) - len(shown)} more")
+        lines.append(f"  ... and {len(listed) - len(shown):,} more")
     for kind in asset_kinds():
         for _, row in kind.frame(catalog).reset_index().iterrows():
             text = f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row.to_dict())}"

@@ -23,6 +23,7 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
 from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
+from raggedatlas.model.shown import Shown
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
@@ -274,7 +275,7 @@ class _GroupRows:
 
 @checked
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Shown):
     """One dataset of an atlas or a view.
 
     Parameters

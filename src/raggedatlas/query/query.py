@@ -19,6 +19,7 @@ from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.choices import By, Missing
 from raggedatlas.model.frames import DATASET
+from raggedatlas.model.shown import Shown, ShownText
 from raggedatlas.model.wings import answer
 from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 @checked
 @dataclass(frozen=True)
-class Query:
+class Query(Shown):
     """Cells and features of an atlas at one version; nothing is read before an output is asked for.
 
     Rows are chosen by filters, search, sample, order and limit, in this sequence whatever the sequence of the calls.
@@ -793,12 +794,12 @@ class Query:
         """
         return term_tree(self.spec, self.catalog, column, ontology, executor)
 
-    def explain(self) -> str:
+    def explain(self) -> ShownText:
         """Describe what would be read: cells, groups, arrays, bytes, layers, join and filter; reads no values of layers.
 
         Of groups with a column-sorted copy, it also reads where the columns of the copy begin.
         """
-        return explain(self.spec, self.catalog)
+        return ShownText(explain(self.spec, self.catalog))
 
     def write(
         self,

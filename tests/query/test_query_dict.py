@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[ra.AtlasView], Query]] = {
     "features": lambda view: view.query().features([f"GENE{n}" for n in range(12)][::-1]),
     "features of a space": lambda view: view.query().spaces("gene_expression").features("GENE2", space="gene_expression"),
     "join": lambda view: view.query().join(min_datasets=2),
+    "names": lambda view: view.query(names="symbol"),
     "join orthologs": lambda view: view.query().join("intersection", orthologs="human"),
     "spaces": lambda view: view.query().spaces([]),
     "layers": lambda view: view.query().where(dataset="plain").layers("doubled", "counts"),

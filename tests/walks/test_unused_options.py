@@ -141,7 +141,7 @@ USED: dict[str, str] = {
     "AtlasView.features": "space",
     "AtlasView.find_datasets_with_features": "space every",
     "AtlasView.presence": "features space",
-    "AtlasView.query": "identity on_merge",
+    "AtlasView.query": "identity on_merge names",
     "AtlasView.validate": "level since root_hash executor",
     "AtlasView.verify": "version since root_hash incremental executor",
     "Query.aggregate": "layer executor",

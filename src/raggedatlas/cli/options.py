@@ -16,7 +16,7 @@ import typer
 
 from raggedatlas.cli.printing import print_status
 from raggedatlas.errors import UnknownValueWarning
-from raggedatlas.model.choices import By, Missing, OnMerge, Profile, WideIntegers
+from raggedatlas.model.choices import By, FeatureNames, Missing, OnMerge, Profile, WideIntegers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -427,6 +427,7 @@ class Selection:
     on_merge: OnMerge = option(
         None, "Several columns of a dataset for one feature: add up counts, any layer, refuse, keep", default="counts"
     )
+    names: FeatureNames = option(None, "Name features by their ids, or by their symbols, made unique", default="id")
     orthologs: str | None = option("ORGANISM", "Let one-to-one orthologs count as genes of one organism")
     obs: Strings = repeatable("COLUMN", "Keep cell columns")
     with_results: Strings = repeatable("NAME", "Take a model's result along, as obsm")
@@ -441,7 +442,7 @@ class Selection:
         """Build the query of a snapshot."""
         from raggedatlas.store.filters import under
 
-        query = view.query(identity=self.identity, on_merge=self.on_merge)
+        query = view.query(identity=self.identity, on_merge=self.on_merge, names=self.names)
         for condition in self.where:
             query = query.where(condition)
         for text in self.under:

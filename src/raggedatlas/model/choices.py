@@ -36,6 +36,7 @@ Missing = Literal["zero", "nan", "drop"]
 """Fill value of features that the dataset of a cell did not measure."""
 
 OnMerge = Literal["counts", "sum", "refuse", "apart"]
+FeatureNames = Literal["id", "symbol"]
 """How columns of one dataset that are the same feature are combined."""
 
 By = Literal["bbox", "centroid", "exact"]

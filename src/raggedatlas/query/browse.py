@@ -11,7 +11,7 @@ from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import QueryError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.choices import Level, OnMerge
+from raggedatlas.model.choices import FeatureNames, Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, FileDifference
 from raggedatlas.model.shown import Shown, ShownList
@@ -391,6 +391,7 @@ class AtlasView(ReadOnlyAtlas):
         *,
         identity: str | int | Mapping[str, str] = "default",
         on_merge: OnMerge = "counts",
+        names: FeatureNames = "id",
     ) -> "Query":
         """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
 
@@ -403,6 +404,9 @@ class AtlasView(ReadOnlyAtlas):
             What becomes of columns of one dataset that are one feature: ``"counts"`` adds whole numbers up and refuses other
             layers, ``"sum"`` adds up every layer, ``"refuse"`` refuses, ``"apart"`` keeps the columns as they are. Sums are exact:
             the type of a layer is widened where they need it; floats keep theirs.
+        names : {"id", "symbol"}
+            What names the features of a result, as `var_names`: ids, or symbols, as plots take them; of equal symbols all but the first get a number,
+            ``CD79A-1``. The column `feature_id` of `var` has the ids in either case.
 
         Raises
         ------
@@ -420,11 +424,11 @@ class AtlasView(ReadOnlyAtlas):
 
         if isinstance(identity, Mapping):
             links = links_of_names(self._catalog, identity)
-            return Query(self._catalog, QuerySpec(identity=links, on_merge=on_merge))
+            return Query(self._catalog, QuerySpec(identity=links, on_merge=on_merge, names=names))
         if identity not in (DEFAULT, AS_GIVEN):
             # Only for its error; the version is looked up again when a read is planned.
             find_version(self._catalog, identity)
-        return Query(self._catalog, QuerySpec(identity=identity, on_merge=on_merge))
+        return Query(self._catalog, QuerySpec(identity=identity, on_merge=on_merge, names=names))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""

@@ -132,7 +132,7 @@ def compare(
     measured = count_measured(space, codes.astype(np.int64), 2)
     n_entries = int((part.end - part.start).sum()) if space.sparse else len(rows) * space.n_cols
     ranks = rank_features(reader.read_blocks, codes, measured, n_entries, options)
-    var = make_var(space, catalog).frame()
+    var = make_var(space, catalog, spec.names).frame()
     table = ranks.to_frame([str(name) for name in var.index])
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     if "symbol" in var:

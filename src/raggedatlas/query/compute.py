@@ -202,7 +202,7 @@ def aggregate(
         nonzero[one.groups] += one.nonzero
     measured = count_measured(space, codes, n_groups)
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
-    var = make_var(space, catalog)
+    var = make_var(space, catalog, spec.names)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
     made = ad.AnnData(X=None, obs=obs, var=var.frame(), shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:

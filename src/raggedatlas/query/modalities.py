@@ -16,6 +16,7 @@ from raggedatlas.catalog.features import Registry, find_rows, read_registry
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.choices import FeatureNames
 from raggedatlas.model.frames import INDEX, ColumnFacts
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
@@ -600,8 +601,8 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
     return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}
 
 
-def make_var(space: SpacePlan, catalog: Catalog) -> VarTable:
-    """Describe the columns of a space: named by feature id where these are all known and unique, else by uid.
+def make_var(space: SpacePlan, catalog: Catalog, names: FeatureNames) -> VarTable:
+    """Describe the columns of a space: named by feature id where these are all known and unique, else by uid; or by symbol.
 
     The names are in the first column, as of `frame_to_arrow`; the others are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
     Spaces without features number their columns.
@@ -625,10 +626,16 @@ def make_var(space: SpacePlan, catalog: Catalog) -> VarTable:
             if name == "symbol":  # a gene that no file gave a symbol goes by its id
                 values = pc.coalesce(values, ids)
             columns[name] = values.fill_null("") if pa.types.is_string(values.type) else values
+        if names == "symbol":
+            from anndata.utils import make_index_unique
+            from pandas import Index
+
+            symbols = pc.coalesce(table.column("symbol"), ids, table.column("uid"))
+            return _named_rows(pa.array(make_index_unique(Index(symbols.to_pylist())), pa.string()), columns)
         return _named_rows(ids if by_id else table.column("uid"), columns)
 
     # The features are kept with the table, so that no other array can have their identity.
-    facts = (space.space.name, space.n_cols, id(space.features))
+    facts = (space.space.name, space.n_cols, id(space.features), names)
     _, var = catalog.remember("var", facts, lambda: (space.features, VarTable(build())))
     return var
 

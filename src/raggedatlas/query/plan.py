@@ -121,7 +121,12 @@ def plan_read(
         cells = replace(cells, table=cells.table.select([*held]))
     planned, made = plan_spaces(spec, catalog, chosen, results, cells)
     return ReadPlan(
-        obs, planned, n_without, provenance(spec, catalog), made | centroid_plans(catalog, spec.centroids, cells)
+        obs,
+        planned,
+        n_without,
+        provenance(spec, catalog),
+        made | centroid_plans(catalog, spec.centroids, cells),
+        names=spec.names,
     )
 
 
@@ -204,12 +209,16 @@ def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False)
     colors = plan_colors(plan, catalog)
     if not multimodal:
         space = plan.single()
-        return replace(plan, obsm=plan_obsm(plan, space, catalog), colors=colors, var=make_var(space, catalog))
+        return replace(
+            plan, obsm=plan_obsm(plan, space, catalog), colors=colors, var=make_var(space, catalog, plan.names)
+        )
     modalities = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         # Without results: in a MuData these are in `obsm` of all cells, not of a modality.
-        part = ReadPlan(plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance)
+        part = ReadPlan(
+            plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance, names=plan.names
+        )
         modalities[name] = plan_elements(part, catalog)
     return replace(plan, colors=colors, modalities=modalities)
 

@@ -130,7 +130,7 @@ class Query(Shown):
         except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(f"from_dict() takes what JSON holds: {error}.") from None
         given = {key: value for key, value in plain.items() if value != usual[key]}
-        start: dict[str, Any] = {key: given.pop(key) for key in ("identity", "on_merge") if key in given}
+        start: dict[str, Any] = {key: given.pop(key) for key in ("identity", "on_merge", "names") if key in given}
         key = "identity"
         try:
             if isinstance(start.get("identity"), list):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
+from raggedatlas.model.choices import FeatureNames
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.store.arrays import ArraySpec
@@ -337,6 +338,8 @@ class ReadPlan:
         ``<column>_colors`` for `uns`.
     var : VarTable or None
         The columns of the only space; None in a plan that is not for an AnnData.
+    names : {"id", "symbol"}
+        What names the columns.
     modalities : mapping of str to ReadPlan
         In a plan for a MuData, one plan for each space, of the cells that have it.
     """
@@ -349,6 +352,7 @@ class ReadPlan:
     obsm: Mapping[str, SpacePlan] = field(default_factory=dict)
     colors: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     var: VarTable | None = None
+    names: FeatureNames = "id"
     modalities: "Mapping[str, ReadPlan]" = field(default_factory=dict)
 
     @property

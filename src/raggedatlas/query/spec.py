@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.errors import QueryError
-from raggedatlas.model.choices import Missing, OnMerge
+from raggedatlas.model.choices import FeatureNames, Missing, OnMerge
 from raggedatlas.store.filters import Filter
 
 DEFAULT, AS_GIVEN = "default", "as-given"
@@ -92,6 +92,8 @@ class QuerySpec:
         How columns of one dataset that are the same feature are combined.
     orthologs : str or None
         Organism as whose genes the one-to-one orthologs of other organisms count.
+    names : {"id", "symbol"}
+        What the features of the result are named by.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -110,6 +112,7 @@ class QuerySpec:
     identity: str | int | tuple[tuple[str, str], ...] = DEFAULT
     on_merge: OnMerge = "counts"
     orthologs: str | None = None
+    names: FeatureNames = "id"
 
     def to_dict(self) -> dict[str, Any]:
         """Return every part in JSON's types; `Query.from_dict` reads them."""
@@ -143,7 +146,7 @@ class QuerySpec:
             parts["join"] = self.join if isinstance(self.join, str) else f"min_datasets={self.join}"
         if self.obs is not None:
             parts["obs"] = ", ".join(self.obs)
-        usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts", "orthologs": None}
+        usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts", "orthologs": None, "names": "id"}
         parts |= {key: getattr(self, key) for key, value in usual.items() if getattr(self, key) != value}
         return parts | ({"identity": self.describe_identity()} if "identity" in parts else {})
 

@@ -146,7 +146,9 @@ class ScviDataModule(AtlasDataModule):
     @cached_property
     def var_names(self) -> NDArray[np.object_]:
         """Names of the genes, as `Query.to_anndata` has them, (n_vars,) object."""
-        names: NDArray[np.object_] = make_var(self._space, self._query.catalog).table.column(INDEX).to_numpy()
+        names: NDArray[np.object_] = (
+            make_var(self._space, self._query.catalog, self._query.spec.names).table.column(INDEX).to_numpy()
+        )
         return names
 
     @property

@@ -140,7 +140,7 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
     Examples
     --------
     >>> validate("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
-    []
+    Nothing is wrong.
     """
     path = as_path(path)
     if limits is not None:

@@ -69,7 +69,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     >>> with ResultDatasetWriter(folder) as writer:
     ...     writer.write_batch(["a"], np.zeros((1, 3)))
     >>> validate_results(folder)
-    []
+    Nothing is wrong.
     """
     if level not in get_args(Level):
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")

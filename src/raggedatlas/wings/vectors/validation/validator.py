@@ -53,7 +53,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     >>> folder = tempfile.mkdtemp() + "/points"
     >>> write(make_geometry(Shapes("point_cloud", np.zeros((3, 2), "f4"))), folder)
     >>> validate(folder)
-    []
+    Nothing is wrong.
     """
     if isinstance(level, str) and level in LEVELS:
         depth = LEVELS.index(level) + 1

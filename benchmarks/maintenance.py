@@ -291,7 +291,7 @@ def main() -> None:
         {
             "serve": serve,
             "one": lambda: measure_snapshot(asked.folder),
-            "requests": lambda: measure_requests(asked.latency, asked.verbose),
+            "requests": lambda: measure_requests(asked.latency, asked.verbose, (asked.datasets or [3])[0]),
             "add": lambda: measure_add(asked.datasets, asked.repeats),
         }[asked.what]()
 

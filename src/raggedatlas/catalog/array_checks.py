@@ -75,7 +75,7 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     for path, spec in specs.items():
         try:
             if spec.within is not None:
-                if spec.within.file not in whole:
+                if spec.within.file not in whole or min(spec.within.offset, spec.within.n_bytes - 1) < 0:
                     arrays.read_range(spec.within.file, spec.within.offset + spec.within.n_bytes - 1, 1)
             elif listed is None:
                 arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")

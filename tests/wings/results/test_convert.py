@@ -201,7 +201,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(batch_writer.FragmentWriter, "finish", finish_badly)
     with pytest.raises((CorruptError, StoreError), match=r"differ from the \.npy files|corrupt"):
         convert_results(folder)
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         assert isinstance(load_results_dataset({}, folder), InferenceDataSet)
     monkeypatch.undo()
     assert convert_results(folder).n_verified == 1600
@@ -264,7 +264,7 @@ def test_a_killed_conversion(tmp_path: Path, step: str) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder), step], check=False).returncode == -9
     assert state_of(folder) == before
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         served = load_results_dataset({}, folder)
     assert isinstance(served, InferenceDataSet)
     assert len(served) == 12

@@ -37,7 +37,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def opened(folder: Path, **options: Any) -> InferenceDataSet:
-    with pytest.warns(DeprecationWarning, match=r"convert_results.*ResultDataset"):
+    with pytest.warns(DeprecationWarning, match=r"convert-results.*ResultDataset"):
         return InferenceDataSet({}, folder, **options)
 
 
@@ -188,10 +188,10 @@ def test_the_factory_writes_tables(tmp_path: Path) -> None:
 def test_what_lies_there_decides(tmp_path: Path) -> None:
     """C51, C59, X7: a committed table wins over .npy files, which win over a table that was never committed; else it is said."""
     folder = npy_run(tmp_path / "run", [(["a"], np.ones((1, 2)))])
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         assert isinstance(load_results_dataset({}, folder), InferenceDataSet)
     (folder / "lance_db/results.lance/data").mkdir(parents=True)
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         assert isinstance(load_results_dataset({}, str(folder)), InferenceDataSet)
     with create_results_writer(folder) as writer:
         writer.write_batch(["a"], np.zeros((1, 2)))
@@ -229,5 +229,5 @@ def test_the_newest_run_is_found(tmp_path: Path) -> None:
 
 
 def opened_by(config: dict[str, Any]) -> InferenceDataSet:
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         return InferenceDataSet(config)

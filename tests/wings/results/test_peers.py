@@ -139,7 +139,7 @@ def test_we_read_its_npy_files(tmp_path: Path, ids: Any) -> None:
     hyrax("write_npy", tmp_path / "run", tmp_path / "in.npz", release=NPY)
     hyrax("read_npy", tmp_path / "run", tmp_path / "out.npz", release=NPY)
     theirs = np.load(tmp_path / "out.npz")
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         ours = InferenceDataSet({}, tmp_path / "run")
     assert list(ours.ids()) == theirs["ids"].tolist()
     for found, expected in (

@@ -180,7 +180,7 @@ def test_npy_results_are_datasets_too(tmp_path: Path) -> None:
     left = {"dataset_class": "ResultDataset", "data_location": saved(tmp_path / "left", LEFT, data=VALUES), "primary_id_field": "object_id"}  # fmt: skip
     for name in ("InferenceDataSet", "InferenceDataset"):
         old = {"dataset_class": name, "data_location": str(folder), "join_field": "object_id"}
-        with pytest.warns(DeprecationWarning, match="convert_results"):
+        with pytest.warns(DeprecationWarning, match="convert-results"):
             provider = DataProvider({}, {"left": left, "old": old})
         batch = provider.batch([1, 2, 9])
         assert batch["old"]["data"].tolist() == [[1.0], [9.0]]

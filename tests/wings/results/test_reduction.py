@@ -183,7 +183,7 @@ def test_umap_is_seeded_and_comes_back(small: Any, tmp_path: Path) -> None:
     chained = umap(z, tmp_path / "chained", sample_size=40, n_neighbors=5, batch_size=30)
     assert np.array_equal(chained.to_numpy(), a.to_numpy())
     assert chained.facts["result:parent"] == str(tmp_path / "z")
-    with pytest.warns(DeprecationWarning, match="convert_results"):
+    with pytest.warns(DeprecationWarning, match="convert-results"):
         of_files = umap(old, tmp_path / "of_files", sample_size=40, n_neighbors=5, batch_size=30)
     assert sorted(of_files.ids()) == sorted(small.uids)
     assert isinstance(of_files, ResultDataset)

@@ -293,8 +293,8 @@ def test_a_sample_of_many_datasets_waits_for_few_requests(remote: Remote, tmp_pa
         view = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options)
         return view.query().sample(1000, seed=1).to_anndata()
 
-    # The server takes long for so many requests.
-    assert waits(remote, sample, latency=2.0)[0] <= 25
+    # Long beside what the server takes for 64 requests, so that those under way at once are counted as such.
+    assert waits(remote, sample, latency=4.0)[0] <= 25
 
 
 @pytest.mark.nightly

@@ -597,6 +597,9 @@ def test_a_file_is_fixed(data_dir: Path, tmp_path: Path) -> None:
     assert "1 fixed" in said
     also = done("validate", data_dir / "pbmc68k_reduced.h5ad", "--fix", tmp_path / "b.h5ad")
     assert also == said.replace("a.h5ad", "b.h5ad")
+    assert "only files can be repaired" in refused(
+        "fix", ra.RaggedAtlas.create(tmp_path / "c.atlas").uri, tmp_path / "d", code=2
+    )
     one, other = (ad.read_h5ad(tmp_path / name).raw.X for name in ("a.h5ad", "b.h5ad"))
     np.testing.assert_array_equal(one.toarray(), other.toarray())
 

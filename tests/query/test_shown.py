@@ -1,7 +1,6 @@
 """What calls return is shown as text that a person can read, as the command prints it, and as a table in notebooks."""
 
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +77,6 @@ def test_snapshots_and_counts_are_in_it(results: dict[str, Any]) -> None:
 
 def test_the_command_prints_the_same(results: dict[str, Any]) -> None:
     """Of a difference, and of a query's plan."""
-    place: Path = results["atlas"].uri
+    place = results["atlas"].uri
     assert done("diff", place, 1, 2).strip() == repr(results["diff"]).strip()
     assert done("query", place, "--explain").strip() == repr(results["explain"]).strip()

@@ -71,11 +71,11 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     for within in (spec.within for spec in specs.values() if spec.within is not None):
         ends[within.file] = max(ends.get(within.file, 0), within.offset + within.n_bytes)
     # A file that has the last byte has all others.
-    whole = {file for file, end in ends.items() if _has_byte(arrays, file, end - 1)}
+    complete = {file for file, end in ends.items() if _has_byte(arrays, file, end - 1)}
     for path, spec in specs.items():
         try:
             if spec.within is not None:
-                if spec.within.file not in whole or min(spec.within.offset, spec.within.n_bytes - 1) < 0:
+                if spec.within.file not in complete or min(spec.within.offset, spec.within.n_bytes - 1) < 0:
                     arrays.read_range(spec.within.file, spec.within.offset + spec.within.n_bytes - 1, 1)
             elif listed is None:
                 arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")

@@ -662,7 +662,7 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
         else:
             tables.append_alone(DATASETS, fresh, version)
         catalog.note_records(listed, datasets_from_table(fresh), commit.replaces)
-        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a whole purge has
+        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a complete purge has
         # run since and deleted that version, the datasets are still in the newest one.
         if commit.replaces:
             tables.refresh([DATASETS])

@@ -267,7 +267,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     earlier = purged(held)
     try:
         record, listed = _snapshot(held, label)
-        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a whole purge has
+        # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a complete purge has
         # run since and deleted that version, the record is in an old version that nobody reads. Another process may also have dropped it.
         if listed or purged(catalog.tip()) == earlier:
             return record

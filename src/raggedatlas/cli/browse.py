@@ -17,10 +17,10 @@ def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
 
     rows = dataset_rows(atlas_options.catalog(at))
     if atlas_options.as_json:
-        lists = ("spaces", "layers", "n_features")
-        listed = [{name: [n for n in row[name].split(", ") if n] for name in lists} for row in rows]
-        counts = [{"n_features": [int(n) for n in one["n_features"]]} for one in listed]
-        print_json([{**row, **one, **n} for row, one, n in zip(rows, listed, counts, strict=True)])
+        for row in rows:
+            row |= {name: [one for one in row[name].split(", ") if one] for name in ("spaces", "layers", "n_features")}
+            row["n_features"] = [int(n) for n in row["n_features"]]
+        print_json(rows)
         return
     empty = f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE"
     print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty=empty)

@@ -98,7 +98,7 @@ def validate(
         _show_problems(atlas_options, answer("validate_schema")(atlas_options.atlas, schema), schema)
         return
     # Kinds of wings first: a geometry store is also a Zarr folder, and results have a folder `lance_db` like an atlas.
-    kind = _kind_of_wing(atlas_options.path) or (FILE if is_file_or_store(atlas_options.path) else ATLAS)
+    kind = _kind_of(atlas_options.path)
     # One option has the levels of all targets, so typer cannot refuse those of another target.
     if level is not None and level not in kind.levels:
         raise typer.BadParameter(
@@ -137,13 +137,15 @@ def validate(
 
 @command(MAINTENANCE, "fix pbmc.h5ad fixed.h5ad")
 def fix(
-    atlas_options: InspectTarget,
+    atlas_options: Annotated[AtlasOptions, argument("A file or Zarr folder of AnnData or MuData", "FILE")],
     copy: Annotated[str, argument("The repaired copy, which is written", "COPY")],
     level: Annotated[
         Literal["metadata", "full"], value_option(None, "metadata looks at the structure, full reads every value")
     ] = "full",
 ) -> None:
     """Write a repaired copy of a file of AnnData or MuData, as validate --fix does."""
+    if reason := _kind_of(atlas_options.path).refusals.get("--fix"):
+        raise typer.BadParameter(reason, param_hint="FILE")
     _fix_file(atlas_options, copy, level)
 
 
@@ -162,6 +164,10 @@ FILE = FileKind(
     noun="a file", accepts="", validate="", levels=("metadata", "full"), default="metadata",
     refusals={"--workers": "a file is read by one process"},
 )  # fmt: skip
+
+
+def _kind_of(path: "AnyPath") -> FileKind:
+    return _kind_of_wing(path) or (FILE if is_file_or_store(path) else ATLAS)
 
 
 def _kind_of_wing(path: "AnyPath") -> FileKind | None:

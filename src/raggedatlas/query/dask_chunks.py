@@ -59,14 +59,17 @@ def _concatenate(chunks: list[CsrChunk], axis: int = 0) -> CsrChunk:
     return CsrChunk(cast("sp.csr_matrix", (sp.hstack if axis else sp.vstack)(chunks, format="csr")))
 
 
+def _with_chunks(kind: Any) -> Any:  # noqa: ANN401
+    """Return what names chunks where anndata's registry names CSR matrices, or a dask array of them; None elsewhere."""
+    if isinstance(kind, tuple):
+        return (kind[0], CsrChunk) if kind[1] is sp.csr_matrix else None
+    return CsrChunk if kind is sp.csr_matrix else None
+
+
 # anndata finds a writer by the exact type of a matrix, or of a dask array and its chunks.
-for (_target, _type, _modifiers), _function in [*_REGISTRY.write.items()]:
-    if _type is sp.csr_matrix:
-        _REGISTRY.write[_target, CsrChunk, _modifiers] = _function
-    elif isinstance(_type, tuple) and _type[1] is sp.csr_matrix:
-        _REGISTRY.write[_target, (_type[0], CsrChunk), _modifiers] = _function
-_REGISTRY.write_specs |= {
-    CsrChunk if _type is sp.csr_matrix else (_type[0], CsrChunk): _spec
-    for _type, _spec in _REGISTRY.write_specs.items()
-    if _type is sp.csr_matrix or (isinstance(_type, tuple) and _type[1] is sp.csr_matrix)
-}
+for (_target, _kind, _modifiers), _function in [*_REGISTRY.write.items()]:
+    if (_chunks := _with_chunks(_kind)) is not None:
+        _REGISTRY.write[_target, _chunks, _modifiers] = _function
+for _kind, _spec in [*_REGISTRY.write_specs.items()]:
+    if (_chunks := _with_chunks(_kind)) is not None:
+        _REGISTRY.write_specs[_chunks] = _spec

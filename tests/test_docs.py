@@ -11,6 +11,7 @@ import pydoc
 import re
 import shlex
 import shutil
+import tomllib
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -191,9 +192,28 @@ def test_the_page_of_errors_explains_each() -> None:
     } == set()
 
 
+def test_the_install_page_lists_every_extra() -> None:
+    """Its table has the extras of pyproject.toml, the packages of each, and which of them are in `all`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: {re.split("[<>=!\\[]", package)[0] for package in packages}
+        for name, packages in project["optional-dependencies"].items()
+    }
+    included = set(re.findall(r"[\w-]+", project["optional-dependencies"]["all"][0])) - {"raggedatlas"}
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \| ([^|]+) \|$",
+        (ROOT / "docs" / "install.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert {name: set(packages.split(", ")) for name, packages, _ in rows} == {
+        name: extras[name] for name in extras if name != "all"
+    }
+    assert {name for name, _, answer in rows if answer == "yes"} == included
+
+
 def test_every_page_is_in_an_index() -> None:
     """Each page of a folder is in the table of contents of its index."""
-    for index in sorted((ROOT / "docs").glob("*/index.md")):
+    for index in [ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/index.md"))]:
         listed = set(re.findall(r"^([\w-]+)$", index.read_text(encoding="utf-8"), re.MULTILINE))
         there = {page.stem for page in index.parent.glob("*.md")} - {"index"}
         assert there <= listed, index

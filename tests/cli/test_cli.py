@@ -23,6 +23,7 @@ from raggedatlas.cli import printing
 from raggedatlas.cli.commands import app
 from raggedatlas.cli.options import parse_pairs, parse_version
 from raggedatlas.cli.printing import fit_widths, format_value, plain, printable
+from raggedatlas.errors import MissingExtraError
 from support.command_page import options_page
 
 
@@ -558,6 +559,14 @@ def test_lancedb_reads_the_tables_without_a_warning(made: Path) -> None:
     words = [sys.executable, "-W", "ignore::UserWarning", "-c", script]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_without_lancedb_only_the_connection_is_refused(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`db` names the extra to install."""
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    atlas = ra.RaggedAtlas.open(made)
+    with pytest.raises(MissingExtraError, match=r"pip install 'raggedatlas\[lancedb\]'"):
+        _ = atlas.db
 
 
 def test_the_page_of_options_is_that_of_the_commands() -> None:

@@ -9,7 +9,7 @@ from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
 from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.versions import find_version, list_versions
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import FeatureNames, Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
@@ -64,12 +64,22 @@ class ReadOnlyAtlas(Shown):
 
     @property
     def db(self) -> Any:  # noqa: ANN401  (a lancedb connection; importing its type costs seconds)
-        """A LanceDB connection to the tables, for whatever this package does not offer.
+        """A LanceDB connection to the tables, for whatever this package does not offer; needs the extra ``lancedb``.
 
         LanceDB 0.40 does not use the BTree indexes, which pylance 14 writes in a newer version; results are the same. Its warnings about
         them are off unless the environment sets ``LANCEDB_LOG``.
+
+        Raises
+        ------
+        MissingExtraError
+            If lancedb is not installed.
         """
-        import lancedb
+        try:
+            import lancedb
+        except ImportError as error:
+            raise MissingExtraError(
+                "`db` needs lancedb; install it with: pip install 'raggedatlas[lancedb]'."
+            ) from error
 
         # Only the location is passed on: LanceDB opens the newest versions, also for a view of a snapshot.
         tables = self._opened.tables.location

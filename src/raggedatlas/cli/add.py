@@ -1,7 +1,7 @@
 """Verbs ``create`` and ``add``."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -42,15 +42,30 @@ class AddOptions:
     name: str | None = like(library.IngestOptions, "name")
     on_duplicate: str = like(library.IngestOptions, "on_duplicate")
     dry_run: bool = like(library.IngestOptions, "dry_run")
+    space: Strings = repeatable(
+        "KEY=SPACE or SPACE", "Feature space of a matrix or modality; for a result or geometry, only its name"
+    )
+    unknown: str = like(library.ResultOptions, "unknown")
+
+    def one_space(self, noun: str, example: str) -> dict[str, str]:
+        """Return the keyword argument of `RaggedAtlas.add` with the space of a result or geometry, if one is given."""
+        if len(self.space) > 1 or "=" in "".join(self.space):
+            raise typer.BadParameter(f"a {noun} has one feature space, e.g. --space {example}", param_hint="--space")
+        return {"space": self.space[0]} if self.space else {}
+
+
+@dataclass(frozen=True)
+class CellFileOptions:
+    """Options of files of cells."""
+
+    panel: ClassVar[str] = "Files of cells"
+
     obs: Strings = repeatable(
         "COLUMN or OLD=NEW", "Add only these cell columns ('' for none); with =, add all and rename these"
     )
     cast: Strings = repeatable("COLUMN=TYPE", "Convert a column to str, int, float or bool")
     layer: Strings = repeatable(
         "KEY or KEY=NAME", "Add only these matrices (X, raw/X, layers/spliced), and name the layer"
-    )
-    space: Strings = repeatable(
-        "KEY=SPACE or SPACE", "Feature space of a matrix or modality; for a result or geometry, only its name"
     )
     embedding: Strings = repeatable(
         "KEY or KEY=NAME",
@@ -67,17 +82,10 @@ class AddOptions:
     column_order: str = like(library.IngestOptions, "column_order")
     curate: str | None = like(library.IngestOptions, "curate")
     genome: str | None = like(library.IngestOptions, "genome")
-    as_: str = like(library.ResultOptions, "as_", "--as")
-    output: str | None = like(library.ResultOptions, "output", metavar="NAME")
-    unknown: str = like(library.ResultOptions, "unknown")
-    metric: str = like(library.ResultOptions, "metric")
 
     def read_texts(self) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` for files of cells that are read from texts."""
-        found: dict[str, Any] = {
-            "cast": parse_pairs(self.cast, "--cast"),
-            "spaces": parse_pairs(self.space, "--space"),
-        }
+        found: dict[str, Any] = {"cast": parse_pairs(self.cast, "--cast")}
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = [] if self.obs == [""] else _all_or_none(self.obs, "--obs")
@@ -94,16 +102,23 @@ class AddOptions:
             found["feature_id"] = ids if isinstance(ids, dict) else ids[0]
         return found
 
-    def one_space(self, noun: str, example: str) -> dict[str, str]:
-        """Return the keyword argument of `RaggedAtlas.add` with the space of a result or geometry, if one is given."""
-        if len(self.space) > 1 or "=" in "".join(self.space):
-            raise typer.BadParameter(f"a {noun} has one feature space, e.g. --space {example}", param_hint="--space")
-        return {"space": self.space[0]} if self.space else {}
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Options of results of models."""
+
+    panel: ClassVar[str] = "Results of models"
+
+    as_: str = like(library.ResultOptions, "as_", "--as")
+    output: str | None = like(library.ResultOptions, "output", metavar="NAME")
+    metric: str = like(library.ResultOptions, "metric")
 
 
 @dataclass(frozen=True)
 class GeometryLinkOptions:
     """Options that link shapes with cells."""
+
+    panel: ClassVar[str] = "Geometry and transcripts"
 
     link: str | None = option(
         "COLUMN or COLUMN=ATTRIBUTE",
@@ -158,7 +173,13 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> tuple[Any, str]:
 
 @command(BUILD, "add pbmc.atlas a.h5ad b.h5ad --organism human")
 def add(
-    atlas_options: AtlasOptions, options: AddOptions, link_options: GeometryLinkOptions, workers: WorkerCount = 1
+    atlas_options: AtlasOptions,
+    options: AddOptions,
+    *,
+    workers: WorkerCount = 1,
+    cells: CellFileOptions,
+    results: ResultOptions,
+    links: GeometryLinkOptions,
 ) -> tuple[Any, str]:
     """Add files of cells or shapes, or model results for existing cells; a refused source leaves the atlas unchanged."""
     from raggedatlas.catalog.assets import find_kind
@@ -169,14 +190,15 @@ def add(
     if workers > 1 and kind is not None:
         raise typer.BadParameter(f"of the kind {kind.noun!r} they are added by one process", param_hint="--workers")
     if kind is not None and kind.noun == "geometry":
-        choices = arguments_of(library.GeometryOptions, options, link_options) | link_options.read_texts()
+        choices = arguments_of(library.GeometryOptions, options, cells, links) | links.read_texts()
         choices |= options.one_space("geometry", "morphology")
     elif kind is not None and kind.noun == "result":
-        choices = arguments_of(library.ResultOptions, options) | options.one_space("result", "embedding")
+        choices = arguments_of(library.ResultOptions, options, results) | options.one_space("result", "embedding")
     elif kind is not None:
         choices = arguments_of(library.AddOptions, options)
     else:
-        choices = arguments_of(library.IngestOptions, options) | options.read_texts()
+        choices = arguments_of(library.IngestOptions, options, cells) | cells.read_texts()
+        choices["spaces"] = parse_pairs(options.space, "--space")
     with progress("add") as callback, process_pool(workers) as executor:
         choices |= {"progress": callback, "executor": executor}
         sources: Any = options.files if several else first

@@ -213,7 +213,8 @@ def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Calla
     Parameters
     ----------
     verb : callable
-        Function with annotations; parameters that are dataclasses are built from those of the command.
+        Function with annotations; parameters that are dataclasses are built from those of the command. The help shows the options of a dataclass
+        with an attribute `panel` under that heading.
     show : callable
         Prints what the verb returns, and is told whether as JSON.
 
@@ -232,7 +233,9 @@ def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Calla
         if dataclasses.is_dataclass(group):
             groups[name] = group
             # A field of a later group replaces one of the same name, so both must be declared alike.
-            unfolded |= {part.name: _field_parameter(part) for part in dataclasses.fields(group)}
+            unfolded |= {
+                part.name: _field_parameter(part, getattr(group, "panel", None)) for part in dataclasses.fields(group)
+            }
             if described:
                 first = dataclasses.fields(group)[0].name
                 unfolded[first] = unfolded[first].replace(annotation=Annotated[str, described[0]])
@@ -255,7 +258,7 @@ def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Calla
     return command
 
 
-def _field_parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
+def _field_parameter(part: "dataclasses.Field[Any]", panel: str | None) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty
     if part.default is not dataclasses.MISSING:
         default = part.default
@@ -264,7 +267,9 @@ def _field_parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
     # Fields made by `option` and its like; others have the option in their annotation.
     annotation = part.type
     if part.metadata:
-        annotation = Annotated[part.metadata.get("type", part.type), part.metadata["option"]]
+        made = part.metadata["option"]
+        made.rich_help_panel = panel
+        annotation = Annotated[part.metadata.get("type", part.type), made]
     return inspect.Parameter(part.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -61,6 +61,10 @@ class Browser:
         self._page.goto(address, wait_until="commit")
         self._page.wait_for_function(READY)
 
+    def before_pages(self, script: str) -> None:
+        """Run a script in every page opened from here on, before the page's own."""
+        self._page.add_init_script(script)
+
     def run(self, script: str) -> Any:
         """Evaluate a JavaScript expression in the page, wait for its promise and return its value.
 

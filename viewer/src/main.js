@@ -54,13 +54,13 @@ class App {
     this.nodes.size.value = String(this.size);
     this.nodes.opacity.value = String(this.opacity);
     this.selection.set([]);
-    await this.paint(null);
+    // The first picture has its final colours, so that nothing changes while somebody looks at it.
+    const { color } = this.manifest;
+    const named = this.columns.some((spec) => spec.name === color);
+    await (color ? (named ? this.colorBy(color) : this.colorByGene(color)) : this.paint(null));
     await this.plot.fit({ transition: false });
+    this.labels.set(this.column);
     this.#listen();
-    if (this.manifest.color) {
-      const named = this.columns.some((spec) => spec.name === this.manifest.color);
-      await (named ? this.colorBy(this.manifest.color) : this.colorByGene(this.manifest.color));
-    }
     await this.follow();
     window.addEventListener("hashchange", () => this.follow());
     document.body.classList.add("ready");

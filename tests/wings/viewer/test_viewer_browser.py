@@ -65,6 +65,28 @@ def page(scene: Scene, browser: Browser, tmp_path_factory: pytest.TempPathFactor
     return browser
 
 
+RECORD_CHOICES = """
+window.chosen = [];
+const own = Object.getOwnPropertyDescriptor(HTMLSelectElement.prototype, "value");
+Object.defineProperty(HTMLSelectElement.prototype, "value", {
+  ...own,
+  set(value) {
+    own.set.call(this, value);
+    if (this.querySelector("option[value='column:side']")) window.chosen.push(this.value);
+  },
+});
+"""
+
+
+def test_the_first_picture_has_the_colours_of_the_column(scene: Scene, tmp_path: Path) -> None:
+    """While a page loads, what colours the points is never "nothing": the first picture has its final colours."""
+    assert PROGRAM is not None
+    with Browser(PROGRAM) as fresh:
+        fresh.before_pages(RECORD_CHOICES)
+        fresh.open(write_page(scene, tmp_path / "x.html").as_uri())
+        assert fresh.run("window.chosen") == ["", "column:side"]  # empty while the list is filled, before any picture
+
+
 def ids_within(scene: Scene, left: float, right: float, bottom: float, top: float) -> set[str]:
     """Give the ids of the cells in a box."""
     x, y = scene.coordinates.T

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from rattler_build import Stage0Recipe
+from rattler_build import Stage0Recipe, VariantConfig
 
 ADDRESS = "https://pypi.org/packages/source/r/raggedatlas/raggedatlas-${{ version }}.tar.gz"
 
@@ -16,7 +16,8 @@ def main(recipe: Path, sdist: Path, target: Path) -> None:
     assert text.count("  path: ..\n") == 1, "the recipe's source is the checkout"
     target.write_text(text.replace("  path: ..\n", source), encoding="utf-8")
     made = Stage0Recipe.from_file(target)
-    assert made.render(), "the recipe renders to no package"
+    variant = VariantConfig({"c_stdlib": ["sysroot"], "c_stdlib_version": ["2.28"], "python": ["3.13.*"]})
+    assert made.render(variant), "the recipe renders to no package"
     fields = made.to_dict()
     entered = {"about.homepage": fields["about"].get("homepage"), "extra.recipe-maintainers": fields.get("extra", {}).get("recipe-maintainers")}
     print("conda recipe: valid; to enter before it is sent to conda-forge:", [name for name, value in entered.items() if not value] or "nothing")

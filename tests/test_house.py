@@ -311,9 +311,8 @@ def test_versions_and_dependencies_agree() -> None:
     assert f"version: {project['version']}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
     run = recipe.partition("  run:\n")[2].partition("\n\n")[0]
     oldest = project["requires-python"].removeprefix(">=")
-    assert (
-        f'  skip: match(python, "<{oldest}")\n' in recipe
-    )  # conda-forge: `python` of a compiled package has no bounds
+    # At conda-forge, a compiled package asks for `python` without bounds.
+    assert f'  skip: match(python, "<{oldest}")\n' in recipe
     wanted = ["python", *project["dependencies"]]
     assert sorted(re.findall(r"- (.*)", run)) == sorted(
         re.sub(r"(?<=\w)(?=[<>=!])", " ", one, count=1) for one in wanted

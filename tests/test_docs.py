@@ -27,12 +27,15 @@ import raggedatlas as ra
 from raggedatlas import errors
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.cli.commands import app
+from raggedatlas.formats.anndata import RULES as ANNDATA_RULES
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
 from raggedatlas.model.records import LAYOUTS_SCHEMA
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES
+from raggedatlas.wings.cxg import RULES as CXG_RULES
+from raggedatlas.wings.vectors import RULES as VECTOR_RULES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -154,12 +157,52 @@ def test_the_page_of_calls_names_all_of_them() -> None:
     ] == []
 
 
+def entries_of_calls() -> dict[str, Any]:
+    """Find the entries of the summaries in docs/reference/api.md, by their full names."""
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
+    return {
+        f"{summary[1]}.{name}": pydoc.locate(f"{summary[1]}.{name}")
+        for summary in re.finditer(r"^\.\. currentmodule:: ([\w.]+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        for name in re.findall(r"^   ~?(\w[\w.]*)$", summary[2], re.MULTILINE)
+    }
+
+
 def test_the_names_on_the_page_of_calls_exist() -> None:
     """Every entry of the summaries in docs/reference/api.md can be imported, as the site's build asks."""
-    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
-    names = re.findall(r"^   ([a-zA-Z_][\w.]*)$", page, re.MULTILINE)
-    assert len(names) > 50
-    assert [name for name in names if pydoc.locate(f"raggedatlas.{name}") is None] == []
+    entries = entries_of_calls()
+    assert len(entries) > 50
+    assert [name for name, entry in entries.items() if entry is None] == []
+
+
+def names_used(code: str) -> set[str]:
+    """Find the names of the package that a block of code uses, by their full names; methods are those of their class."""
+    imported = {
+        f"{found[1]}.{name.split(' as ')[0].strip()}"
+        for found in re.finditer(r"^\s*from (raggedatlas[\w.]*) import (?:\(([^)]*)\)|(.+))", code, re.MULTILINE)
+        for name in (found[2] or found[3]).split(",")
+        if name.strip()
+    }
+    return imported | {f"raggedatlas.{name}" for name in re.findall(r"\bra\.(\w+)", code)}
+
+
+def test_names_of_a_block_are_found() -> None:
+    """Those that are imported, also in parentheses and under another name, and those that are looked up in the package."""
+    code = "import raggedatlas as ra\nfrom raggedatlas.a import (\n    B,\n    c as d,\n)\n  from raggedatlas import e, f\nra.G.h()\n"
+    assert names_used(code) == {"raggedatlas." + name for name in ("a.B", "a.c", "e", "f", "G")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_page_of_calls_has_what_other_pages_use(page: Path) -> None:
+    """Each name of the package in the code of a page is an entry in docs/reference/api.md, an error, or a module; rules are named in a sentence."""
+    listed = [*entries_of_calls().values(), *vars(errors).values()]
+    used = {
+        name: pydoc.locate(name)
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8"))
+        if "python" in found["language"]
+        for name in names_used(found["code"])
+    }
+    missing = {name for name, one in used.items() if not any(one is entry for entry in listed)}
+    assert {name for name in missing if not name.endswith(".RULES") and not inspect.ismodule(used[name])} == set()
 
 
 def test_the_page_of_the_disk_names_every_column() -> None:
@@ -209,6 +252,30 @@ def test_the_install_page_lists_every_extra() -> None:
         name: extras[name] for name in extras if name != "all"
     }
     assert {name for name, _, answer in rows if answer == "yes"} == included
+
+
+def test_specifications_name_modules_and_tests_that_exist() -> None:
+    """Every file in docs/reference/specifications.md exists, and has the test that is named; every rule is in a row."""
+    page = (ROOT / "docs" / "reference" / "specifications.md").read_text(encoding="utf-8")
+    named = [
+        (ROOT / folders["tests" if Path(path).name.startswith("test_") else "modules"] / path, test)
+        for section in page.split("\n## ")[1:]
+        for folders in [re.search(r"Modules are below `(?P<modules>.*?)`, tests below `(?P<tests>.*?)`", section) or {}]
+        for path, test in re.findall(r"`([^`]*?\.py)(?:::(\w+))?`", section)
+    ]
+    assert len(named) > 100
+    assert [path for path, _ in named if not path.is_file()] == []
+    assert [
+        f"{path}::{test}" for path, test in named if test and f"def {test}(" not in path.read_text(encoding="utf-8")
+    ] == []
+    rows = [re.findall(r"\b([ACV])(\d+)(?: to \1(\d+))?", row) for row in re.findall(r"^\| .*$", page, re.MULTILINE)]
+    ranges = [(kind, int(first), int(last or first)) for row in rows for kind, first, last in row]
+    rules = {*ANNDATA_RULES, *CXG_RULES, *VECTOR_RULES}
+    assert {
+        rule
+        for rule in rules
+        if not any(kind == rule[0] and first <= int(rule[1:]) <= last for kind, first, last in ranges)
+    } == {"A00", "C00", "V000"}  # damage, of any element
 
 
 def test_every_page_is_in_an_index() -> None:

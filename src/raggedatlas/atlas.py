@@ -34,7 +34,7 @@ __all__ = ["AtlasView", "RaggedAtlas"]
 
 @checked
 class RaggedAtlas(ReadOnlyAtlas):
-    """An atlas: datasets that do not share their features, in one store (seed 000).
+    """An atlas: datasets that do not share their features, in one store.
 
     Make one with `create`, or open one with `open`; query it through a snapshot.
 
@@ -104,7 +104,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         store: str | os.PathLike[str] | None = None, *,
         storage_options: Mapping[str, str] | None = None,
     ) -> "AtlasView":  # fmt: skip
-        """Open the newest snapshot of an atlas (seed 000, versioning).
+        """Open the newest snapshot of an atlas.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         return register(self._opened, features, space)
 
     def reindex_registry(self, space: str | None = None) -> int:
-        """Give every feature without one its dense `global_index`; an assigned index never changes (seed 000).
+        """Give every feature without one its dense `global_index`; an assigned index never changes.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         layers: Sequence[str] | None = None,
         executor: Executor | Workers | None = None,
     ) -> tuple[str, ...]:
-        """Write a column-sorted copy of a dataset's sparse layers beside the rows (seed 000, sparse groups).
+        """Write a column-sorted copy of a dataset's sparse layers, next to the one sorted by rows.
 
         Parameters
         ----------
@@ -316,7 +316,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         optimize(self._opened)
 
     def snapshot(self, label: str | None = None) -> int:
-        """Record a consistent view of everything, and return its number (seed 000, versioning).
+        """Record a consistent view of all tables, and return its number.
 
         Optimizes and validates first, so that one call is enough. Every table version it names is tagged and never cleaned away.
 

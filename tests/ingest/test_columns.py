@@ -16,7 +16,7 @@ from raggedatlas.errors import ArgumentError, CorruptError, NameRefusedError, Sc
 from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 from raggedatlas.model.ids import RESERVED
 from raggedatlas.model.schemas import HoxBaseSchema
-from raggedatlas.model.spaces import FeatureSpace, PointerKind, SparseZarrPointer
+from raggedatlas.model.spaces import DenseZarrPointer, FeatureSpace, PointerKind, SparseZarrPointer
 from raggedatlas.store.storage_errors import refused_columns
 
 
@@ -26,6 +26,25 @@ class Wanted(HoxBaseSchema):
     cell_type: str
     age: int | None = None
     gene_expression: SparseZarrPointer | None = None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"age": int}, "declares no pointer field"),
+        ({"lengths": SparseZarrPointer | None}, "'lengths', which is not registered"),
+        (
+            {"gene_expression": DenseZarrPointer | None},
+            "is a dense pointer, but the feature space 'gene_expression' is sparse",
+        ),
+        ({"gene_expression": SparseZarrPointer | None, "image": object}, "image"),
+    ],
+)
+def test_a_schema_is_checked_when_it_is_defined(fields: dict[str, object], message: str) -> None:
+    """A class without a pointer, with one into an unknown space or of the wrong kind, or with a type that no column has is not made."""
+    namespace = {"__annotations__": fields, "__module__": __name__, **dict.fromkeys(fields)}
+    with pytest.raises(SchemaError, match=message):
+        type("Refused", (HoxBaseSchema,), namespace)
 
 
 def with_obs(seed: int = 0, **columns) -> ad.AnnData:

@@ -43,7 +43,7 @@ from raggedatlas.store.tables import CHANGED_AT, LISTING, Tables
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
 GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE = "_genes", "_orthologs", "_terms"
-"""Table names (seed 000). `VERSIONS`, and the version of the format in the metadata of `DATASETS`, mark a complete atlas and are written last; `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
+"""Table names. `VERSIONS`, and the version of the format in the metadata of `DATASETS`, mark a complete atlas and are written last; `IDENTITY` with the first snapshot or link, `LINKS` with the first link, `TERM_TABLE` with the first ontology, the other two with the first gene table, `FACTS` with the first snapshot after it."""
 
 IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE, TERM_TABLE)
 T = TypeVar("T")

@@ -37,7 +37,7 @@ def index_table(catalog: Catalog, name: str, least: int = 1) -> bool:
 
 
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
-    """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions (seed 000, ``optimize``).
+    """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions.
 
     Small datasets of one layout come to share files (see `pack_datasets`).
 

@@ -240,7 +240,7 @@ _LOOKED_BACK = 3
 
 
 def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
-    """Record the exact version of every table (seed 000, versioning).
+    """Record the exact version of every table.
 
     Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates exactly
     those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A

@@ -47,7 +47,7 @@ def add_csc(
     layers: Sequence[str] | None = None,
     executor: Executor | Workers | None = None,
 ) -> tuple[str, ...]:
-    """Write column-sorted copies of a dataset's sparse layers (seed 000, sparse groups).
+    """Write column-sorted copies of a dataset's sparse layers.
 
     Every row of the group is in the copy, also rows whose cells were deleted since, so ``zarr_row`` keeps its meaning.
 

@@ -33,7 +33,7 @@ _DIGITS[list(b"0123456789abcdef")] = np.arange(16)
 
 
 def new_uids(n: int) -> pa.StringArray:
-    """Draw `n` random uids of 16 hex digits, all different (seed 000, cell table).
+    """Draw `n` random uids of 16 hex digits, all different.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
 
 
 def layout_uid(uids: Iterable[str]) -> str:
-    r"""Hash an ordered list of features to 16 hex digits (seed 000, `_feature_layouts`).
+    r"""Hash an ordered list of features to 16 hex digits.
 
     Parameters
     ----------

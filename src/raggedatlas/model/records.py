@@ -332,7 +332,7 @@ class DatasetFacts(BaseModel):
 
 
 class DatasetRecord(BaseModel):
-    """One Zarr group of one dataset; its row is the commit point of an `add` (seed 000, datasets table).
+    """One Zarr group of one dataset; its row is the commit point of an `add`.
 
     A dataset with k modalities has k records that share `uid`; `zarr_group` is the key of a row.
 
@@ -490,7 +490,7 @@ DATASETS_SCHEMA = pa.schema(
 
 
 class FeatureLayout(BaseModel):
-    """One (layout, feature) pair (seed 000, ``_feature_layouts``).
+    """One (layout, feature) pair.
 
     Attributes
     ----------
@@ -529,7 +529,7 @@ LAYOUTS_SCHEMA = pa.schema(
 
 
 class AtlasVersionRecord(BaseModel):
-    """One snapshot: the exact version of every table (seed 000, versioning).
+    """One snapshot: the exact version of every table.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Schema classes that a user subclasses: rows of the cell table and rows of a feature registry (seed 000)."""
+"""Schema classes that a user subclasses: rows of the cell table and rows of a feature registry."""
 
 import datetime as dt
 import types
@@ -64,7 +64,7 @@ class PointerField:
 
 
 class HoxBaseSchema(BaseModel):
-    """Base of a cell table's schema (seed 000, ``HoxBaseSchema``).
+    """Base of a cell table's schema.
 
     A subclass declares at least one pointer field, named after a registered feature space (or declared through
     `PointerField`), and any metadata fields. The rules are checked when the class is defined.
@@ -97,7 +97,7 @@ class HoxBaseSchema(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Check the rules of seed 000 when a subclass is defined."""
+        """Check the rules of the class when a subclass is defined."""
         # pydantic calls this after `model_fields` is complete; `__init_subclass__` runs before.
         super().__pydantic_init_subclass__(**kwargs)
         pointers = cls.pointer_fields()
@@ -153,7 +153,7 @@ class HoxBaseSchema(BaseModel):
 
 
 class FeatureBaseSchema(BaseModel):
-    """Base of a feature registry's schema (seed 000, ``FeatureBaseSchema``).
+    """Base of a feature registry's schema.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Pointers, the location of the values of one cell, and the feature spaces that they point into (seed 000)."""
+"""Pointers, the location of the values of one cell, and the feature spaces that they point into."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class PointerKind(StrEnum):
 
 
 class SparseZarrPointer(BaseModel):
-    """One cell's entries in a sparse group (seed 000, ``SparseZarrPointer``).
+    """One cell's entries in a sparse group.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class SparseZarrPointer(BaseModel):
 
 
 class DenseZarrPointer(BaseModel):
-    """One cell's row in a dense group (seed 000, ``DenseZarrPointer``).
+    """One cell's row in a dense group.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ AXES = ("x", "y", "z", "t")
 
 
 class GeometryPointer(BaseModel):
-    """One cell's shape in a geometry store (seed 002), with what a box query needs of it.
+    """One cell's shape in a geometry store, with what a box query needs of it.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ class FeatureSpace:
         Letters, digits and ``_``; also the default name of the pointer column.
     kind : PointerKind
         ``sparse`` groups hold CSR parts, ``dense`` groups hold arrays with one row per cell, ``geometry`` groups are geometry stores
-        (seed 002) with one object per cell.
+        with one object per cell.
     has_features : bool
         Whether columns are named features with a registry (genes, proteins, peaks). Embeddings and tiles have none.
     is_counts : bool

@@ -178,7 +178,7 @@ class ReadOnlyAtlas(Shown):
     def find_datasets_with_features(
         self, features: Sequence[str], *, space: str = "gene_expression", every: bool = True
     ) -> dict[str, tuple[str, ...]]:
-        """Find the datasets that measured some features; reads no array (seed 000, `_feature_layouts`).
+        """Find the datasets that measured some features; reads no array.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class ReadOnlyAtlas(Shown):
         )
 
     def presence(self, features: Sequence[str] | None = None, *, space: str = "gene_expression") -> "pd.DataFrame":
-        """Return which datasets measured which features; reads no array (seed 000, `_feature_layouts`).
+        """Return which datasets measured which features; reads no array.
 
         Parameters
         ----------

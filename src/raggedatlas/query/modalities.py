@@ -28,7 +28,7 @@ USUAL = "counts"
 """The layer that is taken where every dataset has it."""
 
 LEGACY = "data"
-"""The array of a dense group without named layers (seed 000, dense groups)."""
+"""The array of a dense group without named layers."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,10 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
     SourceError
         If it is neither HDF5 nor Zarr, or is cut short.
 
+    References
+    ----------
+    AnnData on-disk format.
+
     Examples
     --------
     >>> validate("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP

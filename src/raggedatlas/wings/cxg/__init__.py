@@ -1,4 +1,4 @@
-"""CXG, the format of CELLxGENE Explorer on TileDB (seed 004): read in every version, written in the two that are served."""
+"""CXG, the format of CELLxGENE Explorer on TileDB: read in every version, written in the two that are served."""
 
 from typing import TYPE_CHECKING
 

@@ -208,6 +208,10 @@ class CxgOptions:
         Handling of integers beyond 32 bits.
     on_losses : callable, optional
         Called with the losses before anything is written, and again at the end if the matrix has NaN or infinite values.
+
+    References
+    ----------
+    CXG 0.3.0.
     """
 
     overwrite: bool = False

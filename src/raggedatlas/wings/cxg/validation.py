@@ -413,7 +413,7 @@ def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
 
 @checked
 def validate(path: Address, level: Depth = "metadata") -> Problems:
-    """List the rules that a CXG breaks (seed 004; the reference lists the rules).
+    """List the rules that a CXG breaks; the reference lists the rules.
 
     Parameters
     ----------
@@ -436,6 +436,10 @@ def validate(path: Address, level: Depth = "metadata") -> Problems:
         If the level is unknown.
     MissingExtraError
         If tiledb is not installed.
+
+    References
+    ----------
+    CXG 0.3.0.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Model outputs as Lance tables (seed 003): writer, dataset, conversion of ``.npy`` results, and the verbs that make and read them."""
+"""Model outputs as Lance tables: writer, dataset, conversion of ``.npy`` results, and the verbs that make and read them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Results of models as assets of an atlas: their table, and what checks, purges and repairs do with them (seed 003)."""
+"""Results of models as assets of an atlas: their table, and what checks, purges and repairs do with them."""
 
 import json
 import os

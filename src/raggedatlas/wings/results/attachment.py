@@ -1,4 +1,4 @@
-"""Add a model's result: values first, not yet visible; one commit of cells; its row of the registry last (seed 003)."""
+"""Add a model's result: values first, not yet visible; one commit of cells; its row of the registry last."""
 
 import contextlib
 import hashlib

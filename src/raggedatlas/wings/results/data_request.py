@@ -1,4 +1,4 @@
-"""Dataset classes that a data request can name, and parsing of data requests (seed 003, steps 2, 5 and 7)."""
+"""Dataset classes that a data request can name, and parsing of data requests."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from raggedatlas.wings.results.schema import OBJECT_ID
 
 
 class HyraxDataset:
-    """Base class of datasets that a data request can name by class (seed 003, steps 2 and 5).
+    """Base class of datasets that a data request can name by class.
 
     A subclass defines ``__len__``, is constructed as ``cls(config=..., data_location=...)``, and each method ``get_<field>(row)``
     defines a field. If it also has ``read_batch(rows, fields)``, complete batches are read with that.
@@ -21,6 +21,10 @@ class HyraxDataset:
     ----------
     config : mapping
         Configuration, available as `config`.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 2.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Reading results: `ResultDataset`, random row access through memory-mapped files (seed 003, step 2)."""
+"""Reading results: `ResultDataset`, random row access through memory-mapped files."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +85,10 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     ``dataset[i]`` is a tensor of `tensor_shape`; a list, slice, mask, array or tensor of row numbers returns a stack
     ``(k, *tensor_shape)`` in the requested order. Row numbers outside ``0 <= i < len(dataset)`` raise an ``IndexError``, so that
     iteration ends; slices follow Python. Returned values are copies. A table with several outputs has ``get_<output>`` for each.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 2.
 
     Examples
     --------
@@ -305,7 +309,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         return self._map(chosen) is not None
 
     def visualize(self) -> NoReturn:
-        """Raise an error: a results table holds no metadata of its objects to show (seed 003, R5).
+        """Raise an error: a results table holds no metadata of its objects to show.
 
         Raises
         ------

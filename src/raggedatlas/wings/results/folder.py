@@ -46,7 +46,7 @@ def results_location(result_dir: str | os.PathLike[str], storage_options: Mappin
 
 
 def table_path(result_dir: Path) -> Path:
-    """Return the folder of the table ``results`` (seed 003, A1)."""
+    """Return the folder of the table ``results``."""
     return result_dir / DATABASE / f"{TABLE}.lance"
 
 

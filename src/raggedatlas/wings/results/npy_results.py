@@ -336,6 +336,10 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
     As in the public releases, ``dataset[i]`` is float64 whatever the stored dtype, negative numbers count from the end, and rows
     are sorted by id rather than in write order. `get_data` returns the stored dtype. Unlike before, a list of one row keeps its
     first axis, a row may be requested twice, and slices work.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 6.
     """
 
     def __init__(
@@ -503,6 +507,10 @@ def load_results_dataset(
     NotFoundError
         If there are neither, or only remains of an unfinished run.
 
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 3.
+
     Examples
     --------
     >>> import tempfile
@@ -571,7 +579,7 @@ def convert_results(
     spot_check: int | None = None,
     progress: Progress = no_progress,
 ) -> ResultConversion:
-    """Convert the ``.npy`` results of a folder to a Lance table in the same folder (seed 003, step 5).
+    """Convert the ``.npy`` results of a folder to a Lance table in the same folder.
 
     The ``.npy`` files are never changed. Rows are in batch order, which is the order in which they were computed.
     Until everything is written and verified, readers see the ``.npy`` files, or the previous table.
@@ -604,6 +612,10 @@ def convert_results(
         If batches differ in shape or dtype, ids are duplicated, or a dtype is not supported (also a ``ValueError``).
     DuplicateError
         If the folder already has a table and `overwrite` is False (also a ``FileExistsError``).
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 5.
 
     Examples
     --------

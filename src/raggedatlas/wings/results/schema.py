@@ -28,7 +28,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """One model output: each row is a tensor of fixed shape and dtype, flattened in C order (seed 003, step 1).
+    """One model output: each row is a tensor of fixed shape and dtype, flattened in C order.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Result writers: `ResultDatasetWriter` with a single commit at the end, and parts for several processes (seed 003, step 1)."""
+"""Result writers: `ResultDatasetWriter` with a single commit at the end, and parts for several processes."""
 
 import contextlib
 import os
@@ -218,6 +218,10 @@ class ResultDatasetWriter(BatchWriter):
     -----
     A run of more than a minute finishes its files periodically and records them in a checkpoint. An error or a kill after that
     leaves them in the folder, invisible to readers, for a writer with `resume`; any other writer removes them.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 1.
 
     Examples
     --------
@@ -481,6 +485,10 @@ def create_results_writer(result_dir: str | os.PathLike[str]) -> ResultDatasetWr
     ----------
     result_dir : str or path
         Result folder.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 3.
 
     Examples
     --------

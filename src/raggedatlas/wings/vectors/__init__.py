@@ -1,4 +1,4 @@
-"""zarr-vectors (seed 002): points, lines, graphs, skeletons and meshes in spatial chunks, and the geometry of cells."""
+"""zarr-vectors: points, lines, graphs, skeletons and meshes in spatial chunks, and the geometry of cells."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Geometry of cells as assets of an atlas: their table, and what checks, purges and repairs do with it (seed 002)."""
+"""Geometry of cells as assets of an atlas: their table, and what checks, purges and repairs do with it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Add geometry, and transcripts with their counts: the store first, then the pointers of cells, the record last (seed 002)."""
+"""Add geometry, and transcripts with their counts: the store first, then the pointers of cells, the record last."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

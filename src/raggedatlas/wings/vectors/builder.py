@@ -109,7 +109,7 @@ def make_geometry(
     coarser: Sequence[CoarseLevel] = (),
     metadata: dict[str, Any] | None = None,
 ) -> Geometry:
-    """Divide shapes into chunks, ready for `raggedatlas.wings.vectors.writer.write` (seed 002 §7.0-7.11).
+    """Divide shapes into chunks, ready for `raggedatlas.wings.vectors.writer.write`.
 
     Parameters
     ----------
@@ -134,6 +134,10 @@ def make_geometry(
         If links are out of range, lengths do not match, bins do not divide chunks, or something that the kind requires is missing.
     ValuesError
         If a position is NaN, infinite or outside the bounds.
+
+    References
+    ----------
+    zarr-vectors §7.1 (chunks), §7.3 (vertex fragments), §7.5 and §7.7 (links), §7.6 (object index).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Chunk grids (seed 002 §7.1), and the division of the shapes of one level into chunks: one floor division, one stable sort, runs."""
+"""Chunk grids (zarr-vectors §7.1), and the division of the shapes of one level into chunks: one floor division, one stable sort, runs."""
 
 import math
 from collections.abc import Iterator

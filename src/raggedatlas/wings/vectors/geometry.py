@@ -1,4 +1,4 @@
-"""The in-memory model of a geometry store, and its metadata as JSON: `Shapes` for users, `Geometry` in chunks (seed 002 §7, chapter 8).
+"""The in-memory model of a geometry store, and its metadata as JSON: `Shapes` for users, `Geometry` in chunks (zarr-vectors §7 and §8).
 
 `Shapes` is flat and ordered by object; converters produce it and reading returns it. `Geometry` is the content of a store,
 level by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/builder.py``) converts `Shapes`

@@ -67,6 +67,10 @@ def read_points(
     SourceError
         If a column holds something else than numbers and text, an integer or boolean is missing, or a part has other columns.
 
+    References
+    ----------
+    zarr-vectors §7.1 (vertices), §7.2 (vertex attributes).
+
     Examples
     --------
     >>> table = pa.table({"x": [0.5, 2.0], "y": [1.0, 1.5], "feature_name": ["CD3E", "ACTB"]})

@@ -1,4 +1,4 @@
-"""Multi-resolution pyramids: coarser levels of shapes, object by object, with unchanged ids (seed 002 §7.6, chapter 9)."""
+"""Multi-resolution pyramids: coarser levels of shapes, object by object, with unchanged ids (zarr-vectors §7.6 and §9)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -598,6 +598,10 @@ def make_pyramid(shapes: Shapes, steps: PyramidOptions | None = None) -> tuple[C
         If objects are to be dropped but there are none, or faces are not triangles.
     MissingExtraError
         For meshes, if the extra ``geometry`` is not installed.
+
+    References
+    ----------
+    zarr-vectors §7.6 (empty manifests keep ids), §9 (pyramids).
 
     Examples
     --------

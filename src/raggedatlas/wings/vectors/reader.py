@@ -643,5 +643,9 @@ def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | N
         If its version is unsupported, it mixes two versions, or it requires an unknown capability.
     CorruptError
         If its metadata is inconsistent.
+
+    References
+    ----------
+    zarr-vectors §7.1 to §7.11 (core arrays).
     """
     return VectorStore(Location.of(location), layout)

@@ -175,6 +175,10 @@ class Groups:
         Object ids, group by group, in the given order.
     attributes : mapping of str to Attribute
         G rows each, e.g. ``name``, ``super_type``, ``parent``.
+
+    References
+    ----------
+    zarr-vectors §7.4 (groups).
     """
 
     offsets: NDArray[np.int64]
@@ -226,6 +230,10 @@ class Shapes:
     ------
     SourceError
         If a shape, a length or an id is inconsistent; `make_geometry` also checks values (faces out of range, NaN).
+
+    References
+    ----------
+    zarr-vectors §7.1 (vertices), §7.2 (vertex attributes), §7.5 (links), §7.8, §7.10 (attributes of links and objects).
 
     Examples
     --------

@@ -402,7 +402,7 @@ def write(
     location : Location, str or path
         Target: a folder or an object-store prefix.
     layout : str
-        ``"0.9"`` (one array for each family) or ``"0.7"`` (one array for each chunk, as in seed 002).
+        ``"0.9"`` (one array for each family) or ``"0.7"`` (one array for each chunk).
     overwrite : bool
         Whether to replace an existing store.
     shards : bool
@@ -410,7 +410,7 @@ def write(
     compression : str or None
         ``"zstd"``, ``"blosc"`` (zstd, shuffled) or ``"lz4"`` (LZ4 by Blosc, shuffled) for vertices, links and attributes; None: none.
         ``"default"``: in layout 0.9 ``"lz4"`` for the attributes of vertices without objects and none for the rest, in layout 0.7
-        ``"blosc"``, as required by seed 002 §7.1.
+        ``"blosc"``, as required by zarr-vectors §7.1.
     compat : str or None
         ``"0.2"``: links as int64, the only dtype that the package zarr-vectors 0.2.0 reads (layout 0.7).
 
@@ -422,6 +422,10 @@ def write(
         If the geometry is inconsistent; nothing is written then.
     MissingExtraError
         For Draco, if its library is not installed.
+
+    References
+    ----------
+    zarr-vectors §7.1 to §7.11 (core arrays).
 
     Examples
     --------

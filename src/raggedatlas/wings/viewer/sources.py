@@ -654,7 +654,7 @@ def read_results(results: Results) -> tuple[pa.Array, NDArray[Any]]:
 
 
 def scene_of_old_results(results: Any, look: Look) -> Scene:  # noqa: ANN401  (an `InferenceDataSet`)
-    """Show ``.npy`` results with the metadata of the dataset that they were made of, where it can be had (seed 003, visualize)."""
+    """Show ``.npy`` results with the metadata of the dataset that they were made of, where it can be had."""
     ids, places = read_results(results)
     obs: pa.Table | None = None
     notes: tuple[str, ...] = ()

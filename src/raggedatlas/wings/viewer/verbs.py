@@ -1,4 +1,4 @@
-"""Looking at an embedding: a page for a browser, a picture, or files for other viewers (seed 003, visualize)."""
+"""Looking at an embedding: a page for a browser, a picture, or files for other viewers."""
 
 import os
 import webbrowser
@@ -113,12 +113,16 @@ def visualize(
     Raises
     ------
     QueryError
-        For another ending; for Lance results without cells (seed 003, R5); for ids that match no cell; for an address that
+        For another ending; for Lance results without cells; for ids that match no cell; for an address that
         is none.
     NotFoundError, FeatureError
         For an embedding, column or gene that is not there.
     DuplicateError, StoreError
         If the path is there, or cannot be written.
+
+    References
+    ----------
+    Hyrax, Lance Storage Layer Design Document, Step 4, Visualize Verb.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Writer of a store as Zarr v3 nodes: plain arrays, byte strings and sharded cells, and a level in layouts 0.7 (seed 002) and 0.9."""
+"""Writer of a store as Zarr v3 nodes: plain arrays, byte strings and sharded cells, and a level in layouts 0.7 and 0.9."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

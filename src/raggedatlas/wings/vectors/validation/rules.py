@@ -1,6 +1,6 @@
-"""The numbered rules of a geometry store, and the checker that collects the problems: seed 002 §7 and its specification.
+"""The numbered rules of a geometry store, and the checker that collects the problems (zarr-vectors §7).
 
-A rule has the number of the item of seed 002 that it checks; rules from V110 on follow from what readers do.
+Rules below V110 check what zarr-vectors says, in the order of its sections; rules from V110 on follow from what readers do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ from raggedatlas.wings.vectors.validation.rules import LEVELS, Place, StoreCheck
 
 @checked
 def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> Problems:
-    """List the rules that a geometry store breaks, in either layout (seed 002 §7; the reference lists the rules).
+    """List the rules that a geometry store breaks, in either layout; the reference lists the rules.
 
     Parameters
     ----------
@@ -42,6 +42,10 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
         If the location does not exist.
     SourceError
         If the level is unknown.
+
+    References
+    ----------
+    zarr-vectors §7.1 to §7.11 (core arrays).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The byte codecs: golden bytes, round trips of whatever there may be, and every malformed blob refused (seed 002 §7.3-7.7)."""
+"""The byte codecs: golden bytes, round trips of whatever there may be, and every malformed blob refused (zarr-vectors §7.3 to §7.7)."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Layout 0.7 as seed 002 says it: paths, attributes, payloads, and both spellings on reading."""
+"""Layout 0.7 as zarr-vectors describes it: paths, attributes, payloads, and both spellings on reading."""
 
 import gzip
 import json

@@ -19,8 +19,14 @@ def main(recipe: Path, sdist: Path, target: Path) -> None:
     variant = VariantConfig({"c_stdlib": ["sysroot"], "c_stdlib_version": ["2.28"], "python": ["3.13.*"]})
     assert made.render(variant), "the recipe renders to no package"
     fields = made.to_dict()
-    entered = {"about.homepage": fields["about"].get("homepage"), "extra.recipe-maintainers": fields.get("extra", {}).get("recipe-maintainers")}
-    print("conda recipe: valid; to enter before it is sent to conda-forge:", [name for name, value in entered.items() if not value] or "nothing")
+    entered = {
+        "about.homepage": fields["about"].get("homepage"),
+        "extra.recipe-maintainers": fields.get("extra", {}).get("recipe-maintainers"),
+    }
+    print(
+        "conda recipe: valid; to enter before it is sent to conda-forge:",
+        [name for name, value in entered.items() if not value] or "nothing",
+    )
 
 
 if __name__ == "__main__":

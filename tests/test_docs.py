@@ -235,6 +235,39 @@ def test_the_page_of_errors_explains_each() -> None:
     } == set()
 
 
+QUESTIONS = [
+    ("What do I install to train with PyTorch?", "install.md", "Extras", "`ml`"),
+    ("Why is the installed core so large?", "install.md", "Size", "pylance"),
+    ("How do I add a folder of h5ad files?", "how-to/add-files.md", "Add many", "atlas.add("),
+    ("Was this gene measured in that dataset, or is it zero?", "how-to/query.md", "Choose features", "measured"),
+    ("How do I find T cells of all kinds?", "how-to/ontologies.md", "Ask by ontology", 'under("'),
+    ("How do I use several GPUs?", "how-to/train.md", "Train in several processes", "Loader("),
+    ("How do I delete a donor who withdrew?", "how-to/versions.md", "Purge", "purge("),
+    ("How do I give an atlas to a colleague?", "how-to/recipes.md", "Give an atlas to a colleague", "sync("),
+    ("How do I get cells into Seurat?", "how-to/r.md", "From the atlas to R", "Seurat"),
+    ("What does LimitError want from me?", "reference/troubleshooting.md", "LimitError", "memory"),
+    ("What is a layout?", "reference/glossary.md", "Glossary", "layout"),
+    ("How fast is it, compared with others?", "explanation/performance.md", "How fast it is, and why", "annbatch"),
+]
+
+
+@pytest.mark.parametrize(("question", "page", "heading", "answer"), QUESTIONS, ids=[one[0] for one in QUESTIONS])
+def test_a_newcomer_finds_the_answer_in_two_clicks(question: str, page: str, heading: str, answer: str) -> None:
+    """From the first page of the site, links of its text lead to the page; its heading has the answer below."""
+    index = ROOT / "docs" / "index.md"
+    first = linked_pages(index)
+    assert ROOT / "docs" / page in first | {target for each in first for target in linked_pages(each)}, question
+    parts = re.split(r"^#+ ", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (section,) = [part for part in parts if part.startswith(f"{heading}\n")]
+    assert answer in section, question
+
+
+def linked_pages(page: Path) -> set[Path]:
+    """List the pages that a page links to."""
+    targets = re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return {(page.parent / target).resolve() for target in targets}
+
+
 def test_the_install_page_lists_every_extra() -> None:
     """Its table has the extras of pyproject.toml, the packages of each, and which of them are in `all`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

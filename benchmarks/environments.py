@@ -79,6 +79,8 @@ SYSTEMS = {
         PEERS_311 / "bin/python", ("tiledbsoma_ml",), ("tiledbsoma-ml", "tiledbsoma", "torch")
     ),
     "slafdb": Environment(PEERS_311 / "bin/python", ("slaf",), ("slafdb", "pylance", "torch")),
+    "scdataset": Environment(PEERS_311 / "bin/python", ("scdataset",), ("scdataset", "anndata", "h5py", "torch")),
+    "bionemo-scdl": Environment(PEERS_311 / "bin/python", ("bionemo.scdl",), ("bionemo-scdl", "numpy", "torch")),
 }
 
 

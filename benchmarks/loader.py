@@ -98,7 +98,7 @@ def sit(asked: argparse.Namespace, folder: Path) -> tuple[str, str]:
     for name, reason in missing.items():
         print(f"{name} is not measured: {reason}", flush=True)
     made = make(folder / "data", Recipe(cells=asked.cells, seed=asked.seed))
-    if {"scipy", "cellstream"} & (set(asked.systems) - set(missing)):
+    if {"scipy", "cellstream", "scdataset"} & (set(asked.systems) - set(missing)):
         make_union(folder / "data")
     pace = {"seconds": asked.seconds, "least": asked.least}
     systems = frozenset(asked.systems) - frozenset(missing)

@@ -105,6 +105,7 @@ ADDS = (
     _add("annbatch", "annbatch", "peer_annbatch.py", "annbatch, shuffled while written", once=True),
     _add("tiledbsoma-ml", "soma", "peer_tiledbsoma.py", "tiledbsoma, one dataset", once=True),
     _add("slafdb", "slaf", "peer_slafdb.py", "slafdb, one dataset", once=True),
+    _add("bionemo-scdl", "scdl", "peer_scdl.py", "bionemo-scdl, one dataset", once=True),
 )
 
 RANDOM = (
@@ -142,6 +143,30 @@ RANDOM = (
         "slafdb, mixture of 16 scanners, one dataset",
         {},
         "block-shuffled",
+        once=True,
+    ),
+    Measurement(
+        "scdataset",
+        "random",
+        "scdataset",
+        "peer_scdataset.py",
+        "loader",
+        "union",
+        "scDataset, blocks of 16, fetches of 16 batches, the union h5ad",
+        {"block": 16, "fetch": 16},
+        "block-shuffled",
+        once=True,
+    ),
+    Measurement(
+        "bionemo-scdl",
+        "random",
+        "bionemo-scdl",
+        "peer_scdl.py",
+        "loader",
+        "scdl",
+        "bionemo-scdl, torch DataLoader, one dataset",
+        {},
+        "fully random",
         once=True,
     ),
 )

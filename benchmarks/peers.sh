@@ -3,7 +3,8 @@
 # installed is skipped with the reason, which is also kept in the environment's missing.txt.
 #   benchmarks/peers.sh         .venv-peers with homeobox, for compare.py
 #   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
-#                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
+#                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml, slafdb, scDataset and bionemo-scdl
+#                               in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 to 0.12 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 #   benchmarks/peers.sh vectors only zarr-vectors 0.2.0 and 0.9.2 in .venv-peers-vectors-*, for vectors.py and tests -m peers
 #   benchmarks/peers.sh converters only spatialdata, in .venv-peers-spatialdata, for tests -m peers
@@ -186,5 +187,7 @@ if [ "$what" = loader ]; then
     environment .venv-peers-3.11 "$pins" "${PEERS_PYTHON_311:-}" 11
     peer .venv-peers-3.11 "$pins" tiledbsoma-ml tiledbsoma_ml tiledbsoma-ml torch
     peer .venv-peers-3.11 "$pins" slafdb slaf.ml.dataloaders slafdb torch psutil # which its loader needs and does not ask for
+    peer .venv-peers-3.11 "$pins" scdataset scdataset scDataset
+    peer .venv-peers-3.11 "$pins" bionemo-scdl bionemo.scdl.io.single_cell_memmap_dataset bionemo-scdl
 fi
 exit 0

@@ -21,7 +21,7 @@ from union import UNION
 
 QUERIES = ("add", "add_csc", "cell_type", "genes", "genes_csc")
 PACE = ("seconds", "least", "warm")
-ONE_DATASET = {"soma", "slaf"}
+ONE_DATASET = {"soma", "slaf", "scdl"}
 COPIED_FROM = {"packed-csc": "packed", "homeobox-csc": "homeobox"}
 
 

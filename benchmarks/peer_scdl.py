@@ -24,7 +24,7 @@ def measure_add(asked: Asked, figure: Figure) -> None:
     made = measuring.manifest(asked.data)
     number = made["files"].index(ONE)
     with measuring.timed(figure):
-        SingleCellMemMapDataset(str(asked.atlas), h5ad_path=str(asked.data / ONE)).save()
+        SingleCellMemMapDataset(str(asked.atlas), h5ad_path=str(asked.data / ONE), use_X_not_raw=True).save()
     figure.cells, figure.nnz = made["cells"][number], made["nnz"][number]
 
 

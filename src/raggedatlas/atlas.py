@@ -12,12 +12,10 @@ from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import CellKey, OnConflict, Unmatched
-from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.filters import Filter
 from raggedatlas.store.location import Location, as_path, with_options
 
 if TYPE_CHECKING:
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
 
     from raggedatlas.ingest.term_mapping import TermMapping
     from raggedatlas.model.protocols import Source
+    from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport, MaintenanceReport
     from raggedatlas.query.query import Query
+    from raggedatlas.store.filters import Filter
 
 __all__ = ["AtlasView", "RaggedAtlas"]
 
@@ -136,13 +136,13 @@ class RaggedAtlas(ReadOnlyAtlas):
         self, source: list[Any] | tuple[Any, ...], name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
         progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
         storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
-    ) -> list[IngestReport]: ...  # fmt: skip
+    ) -> "list[IngestReport]": ...  # fmt: skip
 
     @overload
     def add(
         self, source: "AnnData | MuData | Source", name: str | None = ..., *, on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
         progress: Progress | bool | None = ..., executor: Executor | Workers | None = ..., **choices: Unpack[AddChoices],
-    ) -> IngestReport: ...  # fmt: skip
+    ) -> "IngestReport": ...  # fmt: skip
 
     # Results and geometry are of wings, so that a type checker learns of these no more than of a path.
     @overload
@@ -150,7 +150,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         self, source: Any, name: str | None = ..., *,  # noqa: ANN401 on_duplicate: OnDuplicate = ..., dry_run: bool = ...,
         progress: Progress | bool | None = ..., executor: Executor | Workers | None = ...,
         storage_options: Mapping[str, str] | None = ..., **choices: Unpack[AddChoices],
-    ) -> AddReport | list[IngestReport]: ...  # fmt: skip
+    ) -> "AddReport | list[IngestReport]": ...  # fmt: skip
 
     def add(
         self,
@@ -163,7 +163,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         executor: Executor | Workers | None = None,
         storage_options: Mapping[str, str] | None = None,
         **choices: Unpack[AddChoices],
-    ) -> AddReport | list[IngestReport]:
+    ) -> "AddReport | list[IngestReport]":
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
 
         Parameters
@@ -353,7 +353,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         restore(self._opened, version)
 
-    def drop_snapshot(self, version: int | str) -> MaintenanceReport:
+    def drop_snapshot(self, version: int | str) -> "MaintenanceReport":
         """Remove a snapshot, by number or label; `gc` frees what only it reached. Its number is not given again.
 
         Raises
@@ -372,7 +372,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         keep_last: int | None = None,
         keep_labels: bool = True,
         dry_run: bool = False,
-    ) -> MaintenanceReport:
+    ) -> "MaintenanceReport":
         """Remove old snapshots; `gc` frees what only they reached. The newest one always stays.
 
         Parameters
@@ -409,7 +409,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         rename_dataset(self._opened, uid_or_name, name)
 
-    def drop_dataset(self, uid_or_name: str) -> MaintenanceReport:
+    def drop_dataset(self, uid_or_name: str) -> "MaintenanceReport":
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.assets import drop_dataset
 
@@ -423,7 +423,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         uids: Any = None,  # noqa: ANN401  (a list, an array, a table or a file)
         dry_run: bool = False,
         **equal: Any,  # noqa: ANN401  (any value that people compare with)
-    ) -> MaintenanceReport:
+    ) -> "MaintenanceReport":
         """Delete cells, all of them or none; snapshots that have them keep them, and `restore` brings them back.
 
         The file that `dataset` gives back lacks them and names them in ``uns["deleted_cells"]``. Their rows stay in arrays until the dataset goes.
@@ -471,7 +471,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         uids_of_cells = read_uids(with_options(uids, self._opened.location.storage_options))
         return delete_cells(self._opened, uids_of_cells, "given uids", given=True, dry_run=dry_run)
 
-    def drop_result(self, name: str) -> MaintenanceReport:
+    def drop_result(self, name: str) -> "MaintenanceReport":
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         return self.drop_asset("results", name)
 
@@ -488,7 +488,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         on_conflict: OnConflict = "error",
         unknown: Unmatched = "error",
         dry_run: bool = False,
-    ) -> AnnotationReport:
+    ) -> "AnnotationReport":
         """Write what an analysis found out about cells back into the atlas, as cell columns.
 
         Values, columns and the record of where they came from become visible in one commit. Missing values (null, NaN) say
@@ -632,17 +632,17 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return map_terms(self._opened, column, MapTermsOptions(ontology, confirm, on_conflict, dry_run))
 
-    def drop_annotation(self, name: str) -> MaintenanceReport:
+    def drop_annotation(self, name: str) -> "MaintenanceReport":
         """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""
         from raggedatlas.catalog.cells import drop_annotation
 
         return drop_annotation(self._opened, name)
 
-    def drop_geometry(self, name: str, dataset: str | None = None) -> MaintenanceReport:
+    def drop_geometry(self, name: str, dataset: str | None = None) -> "MaintenanceReport":
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         return self.drop_asset("geometry", name, dataset)
 
-    def drop_asset(self, kind: str, name: str, dataset: str | None = None) -> MaintenanceReport:
+    def drop_asset(self, kind: str, name: str, dataset: str | None = None) -> "MaintenanceReport":
         """Take what is attached to cells out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach.
 
         Parameters
@@ -674,7 +674,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         storage_options: Mapping[str, str] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> MaintenanceReport:
+    ) -> "MaintenanceReport":
         """Mirror all snapshots to another place, or bring an earlier mirror up to date; only files that differ are copied.
 
         Until the last file is written the target shows what it showed before, and a call that died can be made again. Data that no
@@ -712,7 +712,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         place = Location.of(target, storage_options)
         return sync(self._opened, place, dry_run=dry_run, progress=progress or no_progress)
 
-    def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> MaintenanceReport:
+    def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> "MaintenanceReport":
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.
 
         Parameters
@@ -734,7 +734,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return gc(self._opened, dry_run=dry_run, grace=grace)
 
-    def purge(self, uid_or_name: str) -> MaintenanceReport:
+    def purge(self, uid_or_name: str) -> "MaintenanceReport":
         """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
 
         What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
@@ -751,7 +751,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return purge(self._opened, uid_or_name)
 
-    def repair(self) -> MaintenanceReport:
+    def repair(self) -> "MaintenanceReport":
         """Remove what killed or failed calls left: cells without a record and unreferenced groups, never those of a running `add`."""
         from raggedatlas.catalog.maintenance import repair
 

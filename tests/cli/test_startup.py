@@ -17,18 +17,32 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_ls_imports_no_library_of_frames(tmp_path: Path) -> None:
-    """Listing an atlas needs neither pandas nor anndata, SciPy, h5py or lancedb, and of this package neither formats nor queries."""
-    RaggedAtlas.create(str(tmp_path / "atlas"))
+def imported_by(*words: str) -> set[str]:
+    """Return the modules that a command imports."""
     code = """
 import atexit, sys
 from raggedatlas.cli import main
-heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "zarr", "raggedatlas.formats", "raggedatlas.query"}
-atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
-sys.argv[:] = ["raggedatlas", "ls", sys.argv[1]]
+atexit.register(lambda: print("\\nimported:", *sys.modules))
+sys.argv[:] = ["raggedatlas", *sys.argv[1:]]
 main()
 """
-    assert run_python(code, str(tmp_path / "atlas")).endswith("heavy: []\n")
+    return set(run_python(code, *words).rpartition("\nimported:")[2].split())
+
+
+def test_listings_and_snapshots_import_little(tmp_path: Path, data_dir: Path) -> None:
+    """Frames, formats, queries and reports are not imported to create and list an atlas and to take a snapshot."""
+    path = str(tmp_path / "atlas")
+    heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "zarr", "rich", "raggedatlas.formats.anndata"}
+    heavy |= {"raggedatlas.query.dataset", "raggedatlas.query.query", "raggedatlas.model.reports"}
+    assert not heavy & imported_by("create", path)
+    RaggedAtlas.open(path).add(str(data_dir / "lung_C144.h5"))
+    assert not (heavy | {"raggedatlas.formats", "raggedatlas.query"}) & imported_by("ls", path)
+    assert not heavy & imported_by("snapshot", path)
+
+
+def test_help_imports_no_array() -> None:
+    """The help of all commands needs neither Arrow nor NumPy."""
+    assert not {"numpy", "pyarrow", "lance", "pandas"} & imported_by("--help")
 
 
 def test_series_become_arrow_as_ever() -> None:
@@ -74,15 +88,17 @@ def test_a_query_to_h5ad_imports_little(tmp_path: Path, data_dir: Path) -> None:
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(str(data_dir / "lung_C144.h5"))
     atlas.snapshot()
-    code = """
-import atexit, sys
-from raggedatlas.cli import main
-heavy = {"anndata", "scipy", "lancedb", "zarr", "pandas", "rich", "raggedatlas.wings.vectors.geometry", "raggedatlas.wings.cxg.sink"}
-atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
-sys.argv[:] = ["raggedatlas", "query", sys.argv[1], "-f", "CD3E", "-o", sys.argv[2]]
-main()
-"""
+    heavy = {
+        "anndata",
+        "scipy",
+        "lancedb",
+        "zarr",
+        "pandas",
+        "rich",
+        "raggedatlas.wings.vectors.geometry",
+        "raggedatlas.wings.cxg.sink",
+    }
     out = tmp_path / "few.h5ad"
-    assert run_python(code, str(tmp_path / "atlas"), str(out)).endswith("heavy: []\n")
+    assert not heavy & imported_by("query", str(tmp_path / "atlas"), "-f", "CD3E", "-o", str(out))
     atlas.checkout(1).query().features("CD3E").to_anndata().write_h5ad(tmp_path / "theirs.h5ad")
     assert_equal(ad.read_h5ad(out), ad.read_h5ad(tmp_path / "theirs.h5ad"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +17,14 @@ from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFound
 from raggedatlas.model.assets import AnnotationRecord, annotation_columns
 from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text, nan_to_null
 from raggedatlas.model.records import BundleFacts, DatasetRecord
-from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.bundle import Bundle, bundle_file
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns, walk
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import MaintenanceReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +531,7 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
     return list(found.values())
 
 
-def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
+def drop_annotation(catalog: Catalog, name: str) -> "MaintenanceReport":
     """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns.
 
     Raises
@@ -556,6 +558,8 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     if not catalog.tables.drop_columns(CELLS, own):
         # Another process has dropped it meanwhile.
         return drop_annotation(catalog, name)
+    from raggedatlas.model.reports import MaintenanceReport
+
     return MaintenanceReport(notes=(f"{len(own)} columns were removed; snapshots that have them keep them",))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from raggedatlas.catalog.assets import (
     GRACE,
@@ -35,7 +35,6 @@ from raggedatlas.catalog.versions import (
 )
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.records import datasets_from_table
-from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.location import Location
@@ -44,6 +43,9 @@ from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.storage_errors import refused_columns
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.upkeep import clean_up
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import MaintenanceReport
 
 KEEP = timedelta(days=7)
 """How long table versions without a snapshot are kept, so that readers of the tip can finish."""
@@ -84,7 +86,7 @@ class Sweep:
     n_cells: int = 0
     n_bytes: int = 0
 
-    def run(self) -> MaintenanceReport:
+    def run(self) -> "MaintenanceReport":
         """Run the collectors of the call, in the order of the table."""
         if self.call != "optimize":
             refuse_unknown_assets(self.catalog, f"{self.call}()")
@@ -93,8 +95,11 @@ class Sweep:
                 collector(self)
         return self.report()
 
-    def report(self) -> MaintenanceReport:
+    def report(self) -> "MaintenanceReport":
         """Return what was taken away."""
+        # Here, as a snapshot, which sweeps too, reports nothing.
+        from raggedatlas.model.reports import MaintenanceReport
+
         return MaintenanceReport(
             groups=tuple(self.groups), n_cells=self.n_cells, n_bytes=self.n_bytes, dry_run=self.call == "dry run",
             kept=tuple(dict.fromkeys(self.kept)), notes=tuple(self.notes),

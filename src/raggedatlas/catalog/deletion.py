@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,13 @@ from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFound
 from raggedatlas.model.assets import DeletedCells, DeletionRecord, result_columns
 from raggedatlas.model.ids import UidIndex, new_uid
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import ROW_ADDRESS, ROW_ID, walk
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import MaintenanceReport
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class _Plan:
 
 def delete_cells(
     catalog: Catalog, uids: pa.Array, where: str, *, given: bool = False, dry_run: bool = False
-) -> MaintenanceReport:
+) -> "MaintenanceReport":
     """Delete cells from the tip; snapshots that have them keep them.
 
     The record of what is deleted is written first: condition, number of cells of each dataset, and the hash of a file of each
@@ -115,6 +117,8 @@ def delete_cells(
         )
     if counts:
         notes.append("their rows stay in the arrays until the dataset is dropped, or purged, and gc() has run")
+    from raggedatlas.model.reports import MaintenanceReport
+
     return MaintenanceReport(n_cells=sum(counts.values()), dry_run=dry_run, notes=tuple(notes), datasets=counts)
 
 

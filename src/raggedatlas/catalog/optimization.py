@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
@@ -13,10 +14,12 @@ from raggedatlas.catalog.integrity import seal_versions
 from raggedatlas.catalog.layouts import Unnumbered, reindex_registry, sync_layouts, unnumbered_layouts
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.sql import is_null
 from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact, index, refresh_vectors
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import MaintenanceReport
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -36,7 +39,7 @@ def index_table(catalog: Catalog, name: str, least: int = 1) -> bool:
     return any([*indexed, name == CELLS and refresh_vectors(catalog.tables, CELLS)])
 
 
-def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
+def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
     """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions.
 
     Small datasets of one layout come to share files (see `pack_datasets`).
@@ -57,6 +60,8 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     MaintenanceReport
         Bytes freed, and a note for each table that was changed or skipped.
     """
+    from raggedatlas.model.reports import MaintenanceReport
+
     catalog.require_tip("optimize")
     # First, because it leaves fragments of records to compact.
     packed = pack_datasets(catalog)

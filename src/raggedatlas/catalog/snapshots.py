@@ -59,7 +59,6 @@ from raggedatlas.errors import (
 from raggedatlas.model.assets import AnnotationRecord, AssetRecord
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
-from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.model.spaces import geometry_columns
 from raggedatlas.model.wings import asset_tables
@@ -70,9 +69,10 @@ from raggedatlas.store.upkeep import count_old_versions
 
 if TYPE_CHECKING:
     from raggedatlas.catalog.validation import ContentCheck
+    from raggedatlas.model.reports import Difference, FileDifference, MaintenanceReport
 
 
-def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
+def diff(catalog: Catalog, old: int | str, new: int | str) -> "Difference":
     """Compare two snapshots: datasets, cells, features, columns, results, geometry.
 
     Returns
@@ -86,6 +86,9 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     NotFoundError
         If there is no such snapshot.
     """
+    # Reports are imported where they are made, as a snapshot makes none.
+    from raggedatlas.model.reports import Difference
+
     records = find_version(catalog, old), find_version(catalog, new)
     before, after = (catalog.at(record) for record in records)
     was, now = (group_by_dataset(read_records(view)) for view in (before, after))
@@ -123,7 +126,7 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     )
 
 
-def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog | None = None) -> FileDifference:
+def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog | None = None) -> "FileDifference":
     """Compare what two snapshots record of their files, without reading data.
 
     Raises
@@ -133,6 +136,8 @@ def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog 
     CorruptError
         If a manifest or record is damaged.
     """
+    from raggedatlas.model.reports import FileDifference
+
     there = catalog if other is None else other
     records = find_version(catalog, old), find_version(there, new)
     roots = records[0].root_hash, records[1].root_hash
@@ -533,7 +538,7 @@ def _restore_cells_again(catalog: Catalog, then: Catalog, record: AtlasVersionRe
         catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
 
 
-def drop_snapshot(catalog: Catalog, version: int | str) -> MaintenanceReport:
+def drop_snapshot(catalog: Catalog, version: int | str) -> "MaintenanceReport":
     """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again.
 
     Returns
@@ -569,7 +574,7 @@ def expire_snapshots(
     keep_last: int | None = None,
     keep_labels: bool = True,
     dry_run: bool = False,
-) -> MaintenanceReport:
+) -> "MaintenanceReport":
     """Remove old snapshots from the list, in one commit; `gc` frees what only they referenced.
 
     A snapshot goes if every given condition says so. The newest snapshot always stays.
@@ -639,7 +644,9 @@ def _forget(
     return dropped
 
 
-def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = False) -> MaintenanceReport:
+def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = False) -> "MaintenanceReport":
+    from raggedatlas.model.reports import MaintenanceReport
+
     notes = [
         f"snapshot {record.version}{f' ({record.label})' if record.label else ''} of {record.created_at[:16].replace('T', ' ')}"
         for record in records

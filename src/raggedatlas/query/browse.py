@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
-from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import FeatureNames, Level, OnMerge
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Difference, FileDifference
 from raggedatlas.model.shown import Shown, ShownList
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.model.validation import Validation
-from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location
 
@@ -25,6 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from raggedatlas.model.reports import Difference, FileDifference
+    from raggedatlas.model.validation import Validation
+    from raggedatlas.query.dataset import Dataset
     from raggedatlas.query.identity import FeatureIdentity
     from raggedatlas.query.query import Query
 
@@ -108,6 +107,9 @@ class ReadOnlyAtlas(Shown):
         NotFoundError
             If no dataset, or more than one, has that name.
         """
+        # Modules of single methods are imported when these are called, so that listings and `create` stay fast.
+        from raggedatlas.query.dataset import Dataset
+
         return Dataset.find(self._catalog, uid_or_name)
 
     def results(self) -> "pd.DataFrame":
@@ -157,6 +159,8 @@ class ReadOnlyAtlas(Shown):
             created_at, uid.
         """
         import pandas as pd
+
+        from raggedatlas.catalog.cells import read_annotations
 
         columns = [
             "name", "columns", "n_cells", "n_values", "on_conflict", "source", "snapshot", "query", "created_at", "uid",
@@ -248,7 +252,7 @@ class ReadOnlyAtlas(Shown):
         root_hash: str = "",
         incremental: bool = False,
         executor: Executor | Workers | None = None,
-    ) -> Validation:
+    ) -> "Validation":
         """Check the atlas for errors.
 
         Parameters
@@ -294,7 +298,7 @@ class ReadOnlyAtlas(Shown):
         root_hash: str = "",
         incremental: bool = False,
         executor: Executor | Workers | None = None,
-    ) -> Validation:
+    ) -> "Validation":
         """Compare every stored byte with what was recorded when it was written: ``validate("files")``.
 
         Parameters
@@ -323,7 +327,7 @@ class ReadOnlyAtlas(Shown):
         """List the snapshots, oldest first."""
         return ShownList(list_versions(self._catalog))
 
-    def diff(self, old: int | str, new: int | str) -> Difference:
+    def diff(self, old: int | str, new: int | str) -> "Difference":
         """Compare two snapshots, named by number or label."""
         from raggedatlas.catalog.snapshots import diff
 
@@ -336,7 +340,7 @@ class ReadOnlyAtlas(Shown):
         *,
         other: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, str] | None = None,
-    ) -> FileDifference:
+    ) -> "FileDifference":
         """Compare the files of two snapshots by what is recorded of them: root hashes, manifests and checksums; no data are read.
 
         Parameters

@@ -13,14 +13,12 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    ProcessPoolExecutor,
     ThreadPoolExecutor,
     wait,
 )
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -147,6 +145,10 @@ def in_order(results: Generator[tuple[int, T], None, None]) -> Generator[T, None
 @contextmanager
 def spawned(n: int) -> Iterator[Executor]:
     """Start local processes that end with this one, however it ends."""
+    # Here, as most processes start none.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     # Not fork: reads from an object store hang in a forked child, and `Location.store` refuses them.
     with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_follow_parent) as pool:
         try:
@@ -331,12 +333,16 @@ def _portable(error: Exception, host: str) -> Exception:
 
 def _follow_parent() -> None:
     """End this process when the one that started it ends."""
+    from multiprocessing import parent_process
+
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
 
 
 def _end_after(sentinel: int) -> None:
+    from multiprocessing import connection
+
     connection.wait([sentinel])
     # `sys.exit` would end only this thread, while the main thread may be in a task.
     os._exit(1)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.sparse import csr_matrix
 
 import raggedatlas as ra
@@ -511,7 +512,7 @@ def test_a_narrow_terminal_cuts_what_is_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Long texts end in an ellipsis, columns without room are named below, and no line is wider than the terminal."""
-    monkeypatch.setattr(printing, "terminal_width", lambda: 40)
+    monkeypatch.setattr(printing, "console", lambda: Console(width=40, highlight=False))
     printing.print_table([{"a": "x" * 60, "n": 1234, "c": "y" * 30, "d": "z" * 30}], ["a", "n", "c", "d"], empty="")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 40

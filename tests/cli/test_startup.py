@@ -32,7 +32,7 @@ main()
 def test_listings_and_snapshots_import_little(tmp_path: Path, data_dir: Path) -> None:
     """Frames, formats, queries and reports are not imported to create and list an atlas and to take a snapshot."""
     path = str(tmp_path / "atlas")
-    heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "zarr", "rich", "raggedatlas.formats.anndata"}
+    heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "zarr", "raggedatlas.formats.anndata"}
     heavy |= {"raggedatlas.query.dataset", "raggedatlas.query.query", "raggedatlas.model.reports"}
     assert not heavy & imported_by("create", path)
     RaggedAtlas.open(path).add(str(data_dir / "lung_C144.h5"))

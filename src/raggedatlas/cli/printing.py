@@ -2,14 +2,13 @@
 
 import json
 import math
-import shutil
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _UNBOUND = 100_000
 _WHOLE = 1e15
@@ -95,20 +94,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
     return None if str(value) in {"NaT", "<NA>"} else str(value)
 
 
-def terminal_width() -> int:
-    """Return the width of the terminal, or an unlimited one where stdout is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUND
+def console() -> "Console":
+    """Return a console for stdout, as wide as the terminal, or of unlimited width without one."""
+    from rich.console import Console
 
-
-def text_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes.
-
-    Examples
-    --------
-    >>> text_width("gene"), text_width("遺伝子"), text_width("e\N{COMBINING ACUTE ACCENT}")
-    (4, 6, 1)
-    """
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in {"W", "F"}) for c in text)
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
 
 
 def minute(timestamp: object) -> str:
@@ -141,38 +131,32 @@ def print_table(
     if as_json:
         print_json(rows)
         return
+    from rich.table import Table
+    from rich.text import Text
+
     if not rows:
         if empty:
             print_text(empty)
         return
-    # Without rich, whose import takes as long as reading a small table.
-    total = terminal_width()
-    texts = {column: [printable(column), *(printable(row[column]) for row in rows)] for column in columns}
-    widths = fit_widths([max(map(text_width, texts[column])) for column in columns], total)
+    out = console()
+    texts = {column: [printable(row[column]) for row in rows] for column in columns}
+    widths = fit_widths([max(map(len, [printable(column), *texts[column]])) for column in columns], out.width)
     kept = list(columns)[: len(widths)]
-    cells = []
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column, width in zip(kept, widths, strict=True):
         numbers = all(isinstance(plain(row[column]), int | float | None) for row in rows)
-        cells.append([_fill(text, width, numbers) for text in texts[column]])
-    # No lines on a terminal that has no room for any column.
-    for number, line in enumerate(zip(*cells, strict=True)):
-        text = (" " * _GAP).join(line).rstrip()
-        # Bold on a terminal only.
-        print(text) if number else typer.secho(text, bold=True)
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        # As `Text`, because rich reads brackets in a plain `str` as markup.
+        table.add_column(Text(printable(column)), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    for row in zip(*[texts[column] for column in kept], strict=True):
+        table.add_row(*map(Text, row))
+    # Captured to remove the spaces with which rich fills every line.
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     if len(kept) < len(columns):
         left = f"... and {len(columns) - len(kept):,} more columns: {', '.join(map(printable, columns[len(kept) :]))}"
-        print_text(left if len(left) <= total else f"{left[: total - 1]}…")
-
-
-def _fill(text: str, width: int, right: bool) -> str:
-    """Pad or cut a text to a width."""
-    if text_width(text) > width:
-        text = text[: width - 1]
-        while text_width(text) > width - 1:
-            text = text[:-1]
-        text += "…"
-    space = " " * (width - text_width(text))
-    return space + text if right else text + space
+        print_text(left if len(left) <= out.width else f"{left[: out.width - 1]}…")
 
 
 def fit_widths(wanted: Sequence[int], total: int) -> list[int]:

@@ -1,10 +1,10 @@
 """Planning: a query and a catalog become a frozen `ReadPlan`; every error that needs no values is raised here."""
 
 import json
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -354,8 +354,7 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
         "on_merge": spec.on_merge,
         **({} if spec.orthologs is None else {"orthologs": spec.orthologs}),
         **({"ontologies": "; ".join(versions)} if (versions := [*expansions(spec, catalog)]) else {}),
-        # Not imported, as the package names what the layers above have.
-        "raggedatlas": sys.modules["raggedatlas"].__version__,
+        "raggedatlas": _release(),
     }
 
 
@@ -369,6 +368,17 @@ def expansions(spec: QuerySpec, catalog: Catalog) -> dict[str, list[Expansion]]:
                 one = columns.expand(leaf.column, leaf.under)
                 found.setdefault(one.version, []).append(one)
     return found
+
+
+@cache
+def _release() -> str:
+    """Return the version of this package, cached because finding it reads files."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("raggedatlas")
+    except PackageNotFoundError:
+        return ""
 
 
 def _plan_space(

@@ -168,8 +168,10 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
     again.obs_names = [f"d{i}" for i in range(6)]
     atlas.add(again, progress=False)
     assert not walked
-    assert atlas.add(made("good", 3), on_duplicate="skip", progress=False).status == "skipped"
+    skipped = atlas.add(made("good", 3), on_duplicate="skip", progress=False)
+    assert skipped.status == "skipped"
     assert len(walked) == 1
+    assert not any("is taken" in note for note in skipped.notes)  # a dataset that is not added gets no name
 
 
 def opened_in_order(monkeypatch: pytest.MonkeyPatch, then: Any = lambda name: None) -> list[str]:

@@ -400,6 +400,11 @@ def recheck_duplicates(
 
 def skip(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
     """Return the report of a source with the content of a dataset, named by its uid or name."""
+    # No dataset gets the number that made the name of this one free.
+    numbered = rename_notes(plan.schema, plan.name)
+    if numbered and set(numbered) <= set(plan.notes):
+        notes = tuple(note for note in plan.notes if note not in numbered)
+        plan = replace(plan, name=dataset_name(plan.schema), notes=notes)
     report = _report(plan, (), content_hash, "skipped")
     return replace(report, notes=(*report.notes, f"the same content is in the atlas as {duplicate}"))
 

@@ -75,7 +75,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         spaces : sequence of FeatureSpace
             Feature spaces beyond the built-in ones.
         codec : {"packed", "standard", "archive"}
-            ``packed`` reads fastest, ``standard`` is opened by every Zarr v3 reader, ``archive`` is smallest; kept for ever.
+            ``packed`` reads fastest, ``standard`` is opened by every Zarr v3 reader, ``archive`` is smallest; it cannot be changed later.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of an object store.
 

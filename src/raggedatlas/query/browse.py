@@ -370,7 +370,7 @@ class ReadOnlyAtlas(Shown):
 
 @checked
 class AtlasView(ReadOnlyAtlas):
-    """A snapshot of an atlas: read-only, and the same for ever.
+    """A snapshot of an atlas: read-only, never changed by later calls.
 
     Parameters
     ----------

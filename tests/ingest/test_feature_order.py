@@ -64,6 +64,15 @@ def test_ranks_are_places_by_falling_count(counts: list[int]) -> None:
     assert ranked.tolist() == sorted(range(len(counts)), key=lambda j: (-counts[j], j))
 
 
+def test_the_report_of_tiles_names_no_features(atlas: RaggedAtlas) -> None:
+    """A space without features has channels, which are none."""
+    adata = made(GENES)
+    adata.obsm["tiles"] = np.zeros((adata.n_obs, 3, 4, 4), np.uint8)
+    text = repr(atlas.add(adata, "d", spaces={"obsm/tiles": "image_tiles"}, progress=False))
+    assert f"image_tiles (X): {adata.n_obs * 48} entries" in text
+    assert "5 features (5 new)" in text
+
+
 def test_frequent_genes_come_first_and_every_row_ascends(atlas: RaggedAtlas) -> None:
     """The layout lists genes by falling number of cells, the absent last; stored rows ascend; the report says so."""
     report = atlas.add(made(GENES), "d", progress=False)

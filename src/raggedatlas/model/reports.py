@@ -145,11 +145,12 @@ class IngestReport(AddReport):
     def __repr__(self) -> str:
         """Return the report as lines of text."""
         lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells, dataset {self.dataset_uid or '(none)'}"]
-        lines += [
-            f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
-            f"{_ORDERS[s.column_order]}"
-            for s in self.spaces
-        ]
+        for s in self.spaces:
+            # Spaces without features, such as image tiles, have no layout.
+            counted = f"{s.n_features:,} features ({s.n_new_features:,} new), " if s.layout_uid else ""
+            lines.append(
+                f"  {s.space} ({', '.join(s.layers)}): {counted}{s.n_entries:,} entries{_ORDERS[s.column_order]}"
+            )
         # A 10x file has six; a line each would hide what else there is to read.
         left = [row for row in self.elements if row.fate == "left out"]
         folded = left if len(left) > 2 else []

@@ -145,6 +145,8 @@ class _ChunkTable:
         self.owners: list[Any] = []
         self.lock = threading.Lock()
         self.frames = self._fresh()
+        # Made once, as taking addresses is most of the time of a single row.
+        self.local = self._array(self.frames)
 
     def _fresh(self) -> Frames:
         """Return empty addresses, sizes and states; pages that are not touched cost nothing."""
@@ -190,6 +192,9 @@ class _ChunkTable:
 
     def native(self, frames: Frames) -> Array:
         """Return what the library takes, of some frames."""
+        return self.local if frames is self.frames else self._array(frames)
+
+    def _array(self, frames: Frames) -> Array:
         addresses, sizes, states = frames
         return Array(
             U64.address(addresses), I64.address(sizes), OUT_U8.address(states), len(sizes), I64.address(self.groups)
@@ -312,12 +317,14 @@ class RowGatherer:
         bounds = np.cumsum([0, *map(len, ends)])
         kept_maps = [m[m >= 0] for m in ends]
         monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
-        self.maps: tuple[NDArray[Any], ...] = (
+        maps: list[NDArray[Any]] = [
             np.concatenate([np.empty(0, np.int32), *ends]),
             bounds,
             monotone,
             *_few_columns(groups),
-        )
+        ]
+        self.maps = Maps(*(kind.address(item) for kind, item in zip(_MAP_TYPES, maps, strict=True)))
+        self.kept = maps  # what `self.maps` has the addresses of
         n_entries = np.array([group.columns.spec.n_rows for group in groups], np.int64)
         kept = list(map(len, kept_maps))
         before = np.cumsum(n_entries) - n_entries
@@ -411,10 +418,9 @@ class RowGatherer:
             *(I64.address(item) for item in (columns.start, values.start, rows.length, rows.at)), rows.group.size, len(self.facts),
         )  # fmt: skip
         tables = (Array * 2)(self.columns.native(columns.frames), table.native(values.frames))
-        maps = Maps(*(kind.address(item) for kind, item in zip(_MAP_TYPES, self.maps, strict=True)))
         room, _kept = self._room(rows.longest, out)
         where, which = ctypes.c_int64(0), ctypes.c_int32(0)
-        status = library().ra_gather(given, tables, maps, out, room, where, which)
+        status = library().ra_gather(given, tables, self.maps, out, room, where, which)
         if status in {OUTSIDE, REPEATED}:
             path = self.columns.readers[int(rows.group[where.value])].name
             fault = "a feature that its list has not got" if status == OUTSIDE else "a feature twice in one cell"

@@ -123,7 +123,7 @@ def test_a_file_shows_the_means_that_were_computed_when_it_was_written(page: Bro
     shown = "document.querySelector('.drawer').textContent"
     assert "Computed when this page was written" in page.run(shown)
     page.run("document.querySelector('.ranks th:nth-child(3) button').click()")
-    assert page.run("viewer.state().color") == GENES[1]
+    page.wait(f"viewer.state().color === {GENES[1]!r}")  # reading the gene takes its time
 
 
 def test_a_lasso_becomes_an_annotation_by_a_file(page: Browser, atlas: ra.RaggedAtlas, tmp_path: Path) -> None:

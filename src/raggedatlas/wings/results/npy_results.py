@@ -339,7 +339,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
 
     References
     ----------
-    Hyrax, Lance Storage Layer Design Document, Step 6.
+    Hyrax, Storage Layer Design Document, Step 6.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Measure processor seconds of small commands in fresh processes, and what the libraries that they import cost alone.
 
     python benchmarks/commands.py --out                     # this checkout, seven rounds
-    python benchmarks/commands.py --before ../before --out  # beside an older checkout, in turns
+    python benchmarks/commands.py --before ../before --out  # and an older checkout, in turns
 
 Each command is run with the bytecode of all modules, and as in an image without any: Python then neither finds nor writes
 ``.pyc`` files, in the first three rounds only, as it takes three times as long. A round before the first makes the bytecode.

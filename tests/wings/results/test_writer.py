@@ -64,9 +64,11 @@ def test_library_calls_that_this_stands_on() -> None:
     from lance.fragment import DataFile, FragmentMetadata
     from lance.schema import LanceSchema
 
-    declared = {line.split(";")[0] for line in requires("raggedatlas") or [] if "extra" not in line}
-    for name in ("lancedb", "pyarrow", "pylance"):
-        assert any(line.startswith(name) and ">=" in line for line in declared)
+    declared = requires("raggedatlas") or []
+    for name in ("pyarrow", "pylance"):
+        assert any(line.startswith(name) and ">=" in line and "extra" not in line for line in declared)
+    # An extra, as tables are opened by pylance; see docs/explanation/decisions.md.
+    assert any(line.startswith("lancedb") and ">=" in line for line in declared)
     assert all([LanceFileReader, LanceFileWriter, DataFile, FragmentMetadata, LanceSchema])
     assert lance.LanceOperation.Overwrite
     assert lance.LanceDataset.commit

@@ -146,7 +146,7 @@ class _ChunkTable:
         self.lock = threading.Lock()
         self.frames = self._fresh()
         # Made once, as taking addresses is most of the time of a single row.
-        self.local = self._array(self.frames)
+        self.array = self._array(self.frames)
 
     def _fresh(self) -> Frames:
         """Return empty addresses, sizes and states; pages that are not touched cost nothing."""
@@ -192,7 +192,7 @@ class _ChunkTable:
 
     def native(self, frames: Frames) -> Array:
         """Return what the library takes, of some frames."""
-        return self.local if frames is self.frames else self._array(frames)
+        return self.array if frames is self.frames else self._array(frames)
 
     def _array(self, frames: Frames) -> Array:
         addresses, sizes, states = frames

@@ -18,6 +18,7 @@
     ├── ConflictError        (also RuntimeError)        another writer is in the way: collisions, or an unfinished purge
     ├── StoreError           (also OSError)             the place where bytes live refused or failed
     │   ├── MissingFileError (also FileNotFoundError)   a file, object or folder is not there
+    │   ├── StaleSourceError                            a linked file is not the one that was linked
     │   └── WorkersError                                workers of an executor died, hang, or do not reach the atlas
     ├── CorruptError         (also ValueError)          stored bytes are not what was written
     ├── LimitError           (also MemoryError)         a declared size beyond what may be taken into memory
@@ -102,6 +103,10 @@ class StoreError(AtlasError, OSError):
 
 class MissingFileError(StoreError, FileNotFoundError):
     """A file, object or folder is not there."""
+
+
+class StaleSourceError(StoreError):
+    """A file that datasets are linked to has changed or is gone; no value is taken from it."""
 
 
 class WorkersError(StoreError):

@@ -744,15 +744,23 @@ def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) 
     return {"arrays": json.dumps(described, sort_keys=True), "checksums": json.dumps(checksums, sort_keys=True)}
 
 
-def array_readers(arrays: Location, record: DatasetRecord) -> dict[str, ArrayReader]:
+def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayReader]:
     """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
 
     Raises
     ------
     CorruptError, LimitError, SchemaError
         If the record describes invalid arrays.
+    StoreError
+        If it is linked to a file that may not be read.
     """
     checksums = record.array_checksums
     return {
-        path: ArrayReader(arrays, spec, checksum=checksums.get(path, "")) for path, spec in read_specs(record).items()
+        path: open_array(catalog, record, spec, checksums.get(path, "")) for path, spec in read_specs(record).items()
     }
+
+
+def open_array(catalog: Catalog, record: DatasetRecord, spec: ArraySpec, checksum: str = "") -> ArrayReader:
+    """Return the reader of one array of a record; see `array_readers`."""
+    source = None if spec.linked is None else catalog.sources.open(spec.linked.source, record.name or record.uid)
+    return ArrayReader(catalog.arrays, spec, checksum=checksum, source=source)

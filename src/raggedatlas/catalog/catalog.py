@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.sources import SourceAccess
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import CHANGED_AT, LISTING, Tables
 
@@ -92,19 +93,29 @@ class Catalog:
         The Zarr store.
     snapshot : AtlasVersionRecord or None
         The snapshot it is pinned to; None at the tip.
+    sources : SourceAccess or None
+        How the files are reached that datasets are linked to; None reads those that the records name.
     """
 
     location: Location
     tables: Tables
     arrays: Location
     snapshot: AtlasVersionRecord | None = None
+    sources: SourceAccess = cast("SourceAccess", None)
     _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read linked files where nothing else is said."""
+        if self.sources is None:
+            object.__setattr__(self, "sources", SourceAccess(self.location))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the cache."""
-        return {
-            "location": self.location, "tables": self.tables, "arrays": self.arrays, "snapshot": self.snapshot, "_memo": {},
-        }  # fmt: skip
+        return {**vars(self), "_memo": {}}
+
+    def with_tables(self, tables: Tables, snapshot: AtlasVersionRecord | None = None) -> "Catalog":
+        """Return the same atlas with other versions of its tables."""
+        return Catalog(self.location, tables, self.arrays, snapshot, self.sources)
 
     @property
     def read_only(self) -> bool:
@@ -253,15 +264,15 @@ class Catalog:
             return self
         newest = Tables(self.tables.location)
         versions = {name: newest.version(name) for name in newest.names() if newest.has(name)}
-        return Catalog(self.location, Tables(newest.location, {**versions, **mark.tables}), self.arrays)
+        return self.with_tables(Tables(newest.location, {**versions, **mark.tables}))
 
     def tip(self) -> "Catalog":
         """Return the same atlas, unpinned."""
-        return Catalog(self.location, Tables(self.tables.location), self.arrays)
+        return self.with_tables(Tables(self.tables.location))
 
     def hold(self) -> "Catalog":
         """Return the same atlas, unpinned, whose tables are open, the datasets before the others; see `Tables.hold`."""
-        held = Catalog(self.location, self.tables.hold(), self.arrays)
+        held = self.with_tables(self.tables.hold())
         held._open_all()
         return held
 
@@ -321,7 +332,7 @@ class Catalog:
 
     def at(self, record: AtlasVersionRecord) -> "Catalog":
         """Return the same atlas, pinned to a snapshot."""
-        return Catalog(self.location, self.tables.at(record.table_versions, record.manifest), self.arrays, record)
+        return self.with_tables(self.tables.at(record.table_versions, record.manifest), record)
 
     @cached_property
     def _pinned_spaces(self) -> dict[str, FeatureSpace]:

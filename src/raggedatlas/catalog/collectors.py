@@ -281,7 +281,7 @@ def remove_unnamed_frames(sweep: Sweep) -> None:
     if not there:
         return
     # Records are read last, so that the files of a deletion that was recorded meanwhile stay.
-    views = [Catalog(catalog.location, tables, catalog.arrays) for tables in kept_versions(catalog, CELLS)]
+    views = [catalog.with_tables(tables) for tables in kept_versions(catalog, CELLS)]
     named = {f"{record.frame}.arrow" for view in (*views, catalog.current()) for record in view.recorded_deletions()}
     for folder, key, size in there:
         if key not in named:

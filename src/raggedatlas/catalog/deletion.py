@@ -167,7 +167,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
 
 def _at(catalog: Catalog, version: int) -> Catalog:
     """Return the atlas with the table of cells at one version, and no other table."""
-    return Catalog(catalog.location, catalog.tables.at({CELLS: version}), catalog.arrays)
+    return catalog.with_tables(catalog.tables.at({CELLS: version}))
 
 
 def _to_json(records: Iterable[DeletionRecord]) -> str:

@@ -349,5 +349,5 @@ def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
     """Return all snapshots, and the tip with some tables at given versions."""
     tables = catalog.tables
     tip = {name: tables.version(name) for name in (CELLS, *asset_tables()) if tables.has(name)}
-    pinned = Catalog(catalog.location, Tables(tables.location, {**tip, **tips}), catalog.arrays)
+    pinned = catalog.with_tables(Tables(tables.location, {**tip, **tips}))
     return [*map(catalog.at, list_versions(catalog)), pinned]

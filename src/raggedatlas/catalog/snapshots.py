@@ -697,7 +697,7 @@ def _hold(
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         names = [*draft.table_versions]
         # Files are checked as they are, and not as a session may remember them.
-        fresh = Catalog(held.location, held.tables.hold(), held.arrays)
+        fresh = held.with_tables(held.tables.hold())
         pinned = fresh.at(draft)
         try:
             made: list[Any] = held.location.side_by_side(

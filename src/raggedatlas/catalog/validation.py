@@ -122,7 +122,7 @@ def validate(
                 text = f"its root hash is {at.snapshot.root_hash}, {root_hash} was expected"
                 found.append(Problem("root", "must", f"snapshot {at.snapshot.version}", text, RESTORE))
             # Each table is opened once.
-            at = at.current() if at.read_only else Catalog(at.location, at.tables.hold(), at.arrays).current()
+            at = at.current() if at.read_only else at.with_tables(at.tables.hold()).current()
             if level in _READING:
                 check_files(at, found, before, incremental=incremental, executor=executor)
             readable = level != "files"

@@ -185,7 +185,7 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     if tables.pinned is not None:
         return held_versions(catalog)
     if tables.session is None:
-        return held_versions(Catalog(catalog.location, tables.hold(), catalog.arrays))
+        return held_versions(catalog.with_tables(tables.hold()))
     # With the listing: a dataset of a new feature space needs its registry.
     tables.refresh([LISTING, *(n for n in tables.held() if n not in (DATASETS, VERSIONS, *asset_tables()))])
     return held_versions(catalog)

@@ -116,7 +116,7 @@ class _Copy:
 
 def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None) -> _Copy:
     wanted = [layer for layer in record.layers if layers is None or layer in layers]
-    readers = array_readers(catalog.arrays, record)
+    readers = array_readers(catalog, record)
     missing = [layer for layer in wanted if f"csc/layers/{layer}" not in readers]
     if not missing:
         return _Copy()

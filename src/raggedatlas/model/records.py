@@ -256,6 +256,44 @@ class Span:
             raise ValueError(f"{self} is no part of a file")
 
 
+@dataclass(frozen=True)
+class Link:
+    """Where the bytes of an array are that stay in a file outside of the atlas.
+
+    Parameters
+    ----------
+    source : str
+        Address of the file or Zarr folder: absolute, or of a local file relative to the folder of the atlas.
+    array : str
+        Name of the array among the references, such as ``"X/data"``.
+    references : Span
+        Where the references are, which have the place of every chunk.
+    sha256 : str
+        SHA-256 of the references.
+    sampled : bool
+        Whether only a sample shows that the values are counts; then they are checked whenever they are read.
+
+    Raises
+    ------
+    ValueError
+        If a field is of another type.
+    """
+
+    source: str
+    array: str
+    references: Span
+    sha256: str
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what may come from a damaged record."""
+        if isinstance(self.references, dict):
+            object.__setattr__(self, "references", Span(**self.references))
+        texts = (self.source, self.array, self.sha256)
+        if any(type(text) is not str for text in texts) or type(self.sampled) is not bool or not self.source:
+            raise ValueError(f"{self} is no link to a file")
+
+
 class BundleFacts(BaseModel):
     """The file that holds the small files of a dataset; see ``raggedatlas.store.bundle``.
 

@@ -53,7 +53,7 @@ class StoredDataset:
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
         self._catalog, self._records = catalog, records
         self._facts = [record.file_facts for record in records]
-        self._readers = [_Readers(record.zarr_group, array_readers(catalog.arrays, record)) for record in records]
+        self._readers = [_Readers(record.zarr_group, array_readers(catalog, record)) for record in records]
 
     @cached_property
     def elements(self) -> dict[str, Callable[[], Any]]:

@@ -22,7 +22,6 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.query.cells import Cells, pointer_column
 from raggedatlas.query.read import ColumnCopy, GroupPlan, PartPlan, SpacePlan, VarTable
-from raggedatlas.store.location import Location
 
 USUAL = "counts"
 """The layer that is taken where every dataset has it."""
@@ -163,7 +162,7 @@ def plan_parts(
     for names in map(tuple, together.values()):
         records = [modality.layers(uid)[names[0]] for uid in datasets]
         distinct = {record.zarr_group: record for record in records}
-        plan = partial(_plan_groups, [*distinct.values()], modality.space.kind, names, catalog.arrays)
+        plan = partial(_plan_groups, [*distinct.values()], modality.space.kind, names, catalog)
         groups = catalog.remember("groups", (tuple(distinct), modality.space.kind, names), plan)
         number = {path: i for i, path in enumerate(distinct)}
         group_of = {c: np.full(len(every) + 1, -1, np.int32) for c in sorted({pointer_column(r) for r in records})}
@@ -193,11 +192,11 @@ def locate(part: PartPlan, cells: Cells) -> PartPlan:
 
 
 def _plan_groups(
-    records: Sequence[DatasetRecord], kind: PointerKind, layers: Sequence[str], arrays: Location
+    records: Sequence[DatasetRecord], kind: PointerKind, layers: Sequence[str], catalog: Catalog
 ) -> tuple[GroupPlan, ...]:
     plans = []
     for record in records:
-        readers = array_readers(arrays, record)
+        readers = array_readers(catalog, record)
         sparse = kind is PointerKind.SPARSE
         paths = {layer: f"{'csr/' if sparse else ''}layers/{layer}" for layer in layers}
         for layer, path in paths.items():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import (
     asset_kind,
     group_by_dataset,
+    open_array,
     read_records,
     read_specs,
 )
@@ -578,25 +579,24 @@ def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, S
     by_path = {record.zarr_group: record for records in datasets.values() for record in records}
     if any(part.groups[code].path not in by_path for code in used):
         return {}  # X is a model's result, which is no file's
-    offered: dict[str, dict[int, tuple[ArraySpec, np.dtype[Any]]]] = {}
+    offered: dict[str, dict[int, tuple[ArrayReader, np.dtype[Any]]]] = {}
     for code in used:
         record = by_path[part.groups[code].path]
-        for name, member in _members(record, datasets[record.uid]).items():
+        for name, member in _members(catalog, record, datasets[record.uid]).items():
             offered.setdefault(name, {})[code] = member
     rows: NDArray[np.int64] | None = None
     found = {}
     for name, members in offered.items():
         lacking = len(members) < len(used) or bool((part.code < 0).any())
         dtype = join_dtypes({dtype for _, dtype in members.values()}, nan=lacking)
-        widths = {spec.shape[1] for spec, _ in members.values()}
+        widths = {reader.spec.shape[1] for reader, _ in members.values()}
         if dtype is None or len(widths) > 1:
             continue
         # Sparse groups need another read of the cell table for this, so it is done once and only if a member joins.
         if rows is None:
             rows = part.start if space.space.kind is PointerKind.DENSE else _rows_of(plan, part, by_path, catalog)
         groups = tuple(
-            GroupPlan(part.groups[code].path, "", None, {VALUES: ArrayReader(catalog.arrays, spec)})
-            for code, (spec, _) in members.items()
+            GroupPlan(part.groups[code].path, "", None, {VALUES: reader}) for code, (reader, _) in members.items()
         )
         moved = np.full(len(part.groups) + 1, -1, np.int32)
         moved[list(members)] = np.arange(len(groups))
@@ -606,7 +606,9 @@ def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, S
     return found
 
 
-def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, tuple[ArraySpec, np.dtype[Any]]]:
+def _members(
+    catalog: Catalog, record: DatasetRecord, records: Sequence[DatasetRecord]
+) -> dict[str, tuple[ArrayReader, np.dtype[Any]]]:
     """Return the dense members of `obsm` of a dataset for the modality of one group, and the types that they had in the file."""
     first = next((fact.key for fact in record.file_facts.layers.values()), "")
     prefix = "/".join(first.split("/")[:2]) + "/obsm/" if first.startswith("mod/") else "obsm/"
@@ -618,7 +620,7 @@ def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[st
             specs = read_specs(other)
             offered += [(f.key, specs.get(f"layers/{layer}"), f.dtype) for layer, f in other.file_facts.layers.items()]
     return {
-        key.removeprefix(prefix): (spec, np.dtype(dtype))
+        key.removeprefix(prefix): (open_array(catalog, record, spec), np.dtype(dtype))
         for key, spec, dtype in offered
         if key.startswith(prefix) and spec is not None and len(spec.shape) == 2
     }

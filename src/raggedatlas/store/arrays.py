@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
-from raggedatlas.model.records import Span
+from raggedatlas.model.records import Link, Span
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import (
     DTYPES,
@@ -125,6 +125,9 @@ class ArraySpec:
         Where the array's only shard is, if it is part of a larger file.
     largest : int or None
         The largest absolute value of an array of 64-bit integers; None where it is not known. It is no part of the array's metadata.
+    linked : Link or None
+        Where the bytes are, if they stay in a file outside of the atlas. Then `chunk_shape` and `codecs` are those of this file: of HDF5,
+        filters are written as the Zarr codecs that do the same.
 
     Raises
     ------
@@ -143,6 +146,7 @@ class ArraySpec:
     fill_value: str = "0"
     within: Span | None = None
     largest: int | None = field(default=None, compare=False)
+    linked: Link | None = None
 
     def __post_init__(self) -> None:
         """Check the declared sizes before any memory is taken."""
@@ -178,6 +182,8 @@ class ArraySpec:
 
     def decoder(self) -> ChunkDecoder | None:
         """Return the decoder of one chunk, or None where chunks must go through zarr-python."""
+        if self.linked is not None:
+            return chunk_decoder(json.loads(self.codecs))
         outer = self.shard_shape
         # A chunk decodes directly into a slice of the output only if it holds complete rows.
         whole_rows = outer is not None and outer[1:] == self.chunk_shape[1:] == self.row_shape
@@ -212,6 +218,7 @@ class ArraySpec:
             for key in ("shape", "chunk_shape", "shard_shape"):
                 data[key] = tuple(data[key]) if data[key] is not None else None
             data["within"] = None if data.get("within") is None else Span(**data["within"])
+            data["linked"] = None if data.get("linked") is None else Link(**data["linked"])
             spec = cls(**data)
             refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
             # Called for their errors: a damaged record fails here, with its text, and not in a later read.

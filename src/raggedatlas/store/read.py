@@ -17,6 +17,7 @@ from raggedatlas.store.codecs import (
     ChunkDecoder,
     extend_checksum,
 )
+from raggedatlas.store.linked import LinkedSource
 from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
@@ -54,12 +55,15 @@ class ArrayReader:
         Threads that decode, at most 4; the result does not depend on them.
     checksum : str
         crc32c of all values as it was recorded when they were written, compared by `read_all`; empty where it is not known.
+    source : LinkedSource or None
+        The file that a linked array is in; None for arrays of the store.
     """
 
     location: Location
     spec: ArraySpec
     threads: int = DECODE_THREADS
     checksum: str = ""
+    source: LinkedSource | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what was looked up behind when pickled: another process checks paths for itself."""

@@ -1,0 +1,134 @@
+"""Which files outside of an atlas its readers may open, and under which address and options."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+from raggedatlas.errors import SourceError, StoreError
+from raggedatlas.store.linked import LinkedSource
+from raggedatlas.store.location import AnyPath, Location
+
+Sources: TypeAlias = Literal["allow", "deny", "ask"] | Callable[[str], "bool | Mapping[str, str]"]
+"""What `open` takes as `sources`: may the files that datasets are linked to be read?"""
+
+RULES = ("allow", "deny", "ask")
+
+_PLAIN_PARAMETERS = frozenset({"download", "dl", "raw", "versionid"})
+"""Parameters of a web address that are no secret; any other may be a signature, which must not be stored."""
+
+
+@dataclass(frozen=True)
+class SourceAccess:
+    """Finds the files that the datasets of an atlas are linked to, if they may be read.
+
+    Parameters
+    ----------
+    atlas : Location
+        The atlas; addresses of local files near it are relative to it.
+    rule : {"allow", "deny", "ask"} or callable
+        ``"allow"`` reads the files that records name, ``"deny"`` none, ``"ask"`` asks on the terminal once for each file; a callable takes
+        an address and returns whether it may be read, or the storage options to read it with.
+    """
+
+    atlas: Location
+    rule: Sources = "allow"
+    _known: dict[str, Location | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown rule."""
+        if self.rule not in RULES and not callable(self.rule):
+            raise SourceError(
+                f"sources={self.rule!r}: expected 'allow', 'deny', 'ask' or a callable that takes an address."
+            )
+
+    def remember(self, source: str, place: Location) -> None:
+        """Note how this process reaches a source that it has just linked, with options that are not stored."""
+        self._known[source] = place
+
+    def open(self, source: str, dataset: str) -> LinkedSource:
+        """Return a source, found by its recorded address.
+
+        Raises
+        ------
+        StoreError
+            If it may not be read.
+        """
+        if source not in self._known:
+            self._known[source] = self._decide(source)
+        place = self._known[source]
+        if place is None:
+            raise StoreError(
+                f"The dataset {dataset!r} is linked to {source}, which may not be read: the atlas was opened with sources={self._shown()}. "
+                "Open it with sources='allow', or drop the dataset."
+            )
+        return LinkedSource(place, dataset)
+
+    def _decide(self, source: str) -> Location | None:
+        place = self._locate(source)
+        if self.rule == "allow":
+            return place
+        if self.rule == "deny":
+            return None
+        if self.rule == "ask":
+            answer = input(f"The atlas {self.atlas} is linked to {place}. Read it? [y/N] ")
+            return place if answer.strip().lower() in ("y", "yes") else None
+        answered = self.rule(str(place))
+        if isinstance(answered, Mapping):
+            return Location(place.uri, answered)
+        return place if answered is True else None
+
+    def _locate(self, source: str) -> Location:
+        if "://" in source:
+            scheme = source.partition("://")[0]
+            # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
+            same = self.atlas.uri.startswith(f"{scheme}://")
+            return Location(source, self.atlas.storage_options if same else {})
+        if Path(source).is_absolute():
+            return Location(source)
+        if not self.atlas.is_local:
+            raise StoreError(
+                f"{self.atlas} names the source {source!r}, which is relative to a local folder; run validate('deep')."
+            )
+        return Location(str(self.atlas.path / source))
+
+    def _shown(self) -> str:
+        return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
+
+
+def recorded_address(place: AnyPath, atlas: Location) -> str:
+    """Return the address of a file as an atlas records it.
+
+    A local file below the folder of the atlas or next to it is named relative to the atlas, so that both can be moved together.
+
+    Raises
+    ------
+    SourceError
+        If the address of a web server holds what may be a secret, or the file is local and the atlas is not.
+
+    Examples
+    --------
+    >>> recorded_address(Path("/data/x.h5ad"), Location("/data/atlas"))
+    '../x.h5ad'
+    """
+    location = place if isinstance(place, Location) else Location(str(place))
+    if location.is_web:
+        parts = urlsplit(location.uri)
+        names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+        if parts.username or parts.password or names - _PLAIN_PARAMETERS:
+            raise SourceError(
+                f"{location} is given with {'a user name' if parts.username else 'parameters'} that may be a secret or expire, which an atlas "
+                "does not store. Give an address without, or its object store (s3://, gs://, az://), or add the file with copy=True."
+            )
+        return location.uri
+    if not location.is_local:
+        return location.uri
+    if not atlas.is_local:
+        raise SourceError(
+            f"{location.path} is on this machine, the atlas in {atlas}; others who open the atlas could not read the file. Put the file into "
+            "an object store or on a web server first, or add it with copy=True."
+        )
+    path, folder = location.path, atlas.path
+    return os.path.relpath(path, folder).replace(os.sep, "/") if path.is_relative_to(folder.parent) else str(path)

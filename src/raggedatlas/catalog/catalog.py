@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -101,7 +101,7 @@ class Catalog:
     tables: Tables
     arrays: Location
     snapshot: AtlasVersionRecord | None = None
-    sources: SourceAccess = cast("SourceAccess", None)
+    sources: SourceAccess = field(default=None, compare=False)  # type: ignore[assignment]
     _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -289,8 +289,9 @@ class Link:
         """Check what may come from a damaged record."""
         if isinstance(self.references, dict):
             object.__setattr__(self, "references", Span(**self.references))
-        texts = (self.source, self.array, self.sha256)
-        if any(type(text) is not str for text in texts) or type(self.sampled) is not bool or not self.source:
+        texts: tuple[object, ...] = (self.source, self.array, self.sha256)
+        sampled: object = self.sampled
+        if any(type(text) is not str for text in texts) or type(sampled) is not bool or not self.source:
             raise ValueError(f"{self} is no link to a file")
 
 

@@ -64,7 +64,6 @@ from raggedatlas.query.modalities import (
 from raggedatlas.query.read import GroupPlan, InMemoryRows, PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.filters import Columns, UnderTerm, calling_level
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import in_list

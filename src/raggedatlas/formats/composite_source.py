@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.matrix_readers import RowReader
+from raggedatlas.formats.matrix_readers import CsrRows, RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
 from raggedatlas.model.protocols import NARROW, MatrixInfo, SourceSchema
@@ -252,6 +252,12 @@ class CompositeSource:
             If there is no such matrix.
         """
         return read_matrix(self._reader(key))
+
+    def indptr(self, key: str) -> NDArray[np.int64]:
+        """Return the checked bounds of the rows of a CSR matrix, (n_rows + 1,) int64."""
+        reader = self._reader(key)
+        assert isinstance(reader, CsrRows)
+        return reader.indptr()
 
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
         """Return which cell each row of a matrix (or of a modality's ``"obs"``) belongs to, or None when row i is cell i."""

@@ -62,6 +62,7 @@ from raggedatlas.model.spaces import pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, as_path, with_options
 from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, warnings_as
+from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sql import equals
 from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact
 
@@ -135,6 +136,11 @@ def add(
         )
     for opener in openers:
         opener.curate, opener.genome = options.curate, options.genome
+    if not options.copy:
+        # Options to reach a file are not stored.
+        for place in (opener.place for opener in openers):
+            if isinstance(place, Location):
+                catalog.sources.remember(recorded_address(place, catalog.location), place)
     with open_progress(progress, options.name or "add") as callback:
         reports = add_sources(catalog, openers, options, callback, executor=executor)
     # `add_sources` raises where a source is refused, so there is one report for each opener here.
@@ -716,6 +722,7 @@ def _records(staged: StagedDataset) -> list[DatasetRecord]:
     with_files = {
         "extras": extras.facts,
         "frames": dict(staged.frames),
+        "linked": staged.linked,
         "bundle": BundleFacts(n_bytes=bundle.n_bytes, sha256=bundle.sha256, frames=spans) if bundle.spans else None,
     }
     return [

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SchemaError, SourceError, StoreError
 from raggedatlas.formats.anndata.packing import pack
+from raggedatlas.ingest.linking import LinkPlan
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows, canonicalize, iterate_blocks, to_csr
@@ -352,6 +353,42 @@ def _write(
     return PendingWrite(written, left, close)
 
 
+def link_group(
+    catalog: Catalog, path: str, group: NewGroup, links: LinkPlan, number: int, options: IngestOptions, bundle: Bundle
+) -> PendingWrite:
+    """Describe the arrays of a linked group, whose references are in the bundle, and write the bounds of its rows.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    path : str
+        Path of the group.
+    group : NewGroup
+        What it holds.
+    links : LinkPlan
+        What is linked of the source.
+    number : int
+        The group among those of the source.
+    options : IngestOptions
+        The caller's options; with ``dry_run`` nothing is written.
+    bundle : Bundle
+        Takes the bounds.
+    """
+    linked = links.groups[number]
+    written = WrittenGroup(group, path, dict(linked.layers), dict(linked.stored), listed=catalog.codec() != STANDARD)
+    info = group.layers[0].info
+    written.indptr, written.present, written.n_rows = linked.indptr, links.present[number], info.shape[0]
+    written.n_entries = int(np.prod(info.shape, dtype=np.int64)) if linked.indptr is None else int(linked.indptr[-1])
+    if not options.dry_run:
+        if linked.indptr is not None:
+            kept = {"csr/indptr": _filled(catalog, f"{path}/csr/indptr", linked.indptr, catalog.codec())}
+            _close_arrays(written, kept, bundle if written.listed else None)
+        for own, spec in linked.specs.items():
+            written.specs[own] = links.link(spec, f"{path}/{own}", sampled=own in linked.sampled)
+    return PendingWrite(written, contextlib.ExitStack(), _nothing_left)
+
+
 def _close(
     written: WrittenGroup,
     layers: Sequence[_LayerWriter],
@@ -554,9 +591,10 @@ def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
 
 
 def write_other_elements(
-    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes, bundle: Bundle
-) -> WrittenElements:
-    """Write what is kept below a group, matrices in blocks of rows."""
+    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes, bundle: Bundle,
+    links: LinkPlan | None = None,
+) -> WrittenElements:  # fmt: skip
+    """Write what is kept below a group, matrices in blocks of rows; of those that are linked only the bounds of rows."""
     written = WrittenElements()
     if not packed and not extras.arrays:
         return written
@@ -572,6 +610,16 @@ def write_other_elements(
         _close_arrays(written, {ELEMENTS: elements}, bundle)
     for i, info in enumerate(extras.arrays):
         path = f"{EXTRAS}/{i}"
+        if links is not None and info.key in links.extras:
+            for name, spec in links.extras[info.key].items():
+                written.specs[f"{path}/{name}"] = links.link(spec, f"{group}/{path}/{name}")
+            if info.form != "dense":
+                indptr = links.extra_indptr[info.key]
+                _close_arrays(
+                    written, {f"{path}/indptr": _filled(catalog, f"{group}/{path}/indptr", indptr, profile)}, bundle
+                )
+            written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
+            continue
         dtype = np.dtype(np.uint8) if info.dtype.kind == "b" else info.dtype
         rows = info.shape[1:] if info.form == "dense" else ()
         writers = {f"{path}/data": ArrayWriter(catalog.arrays, f"{group}/{path}/data", dtype, rows, profile=profile)}

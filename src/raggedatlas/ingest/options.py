@@ -52,6 +52,11 @@ class AddChoices(TypedDict, total=False):
         List what the file lacks of this schema's required facts; strict refuses the file. The notes of the report have the list.
     genome : str
         Genome to read from an old 10x file with several.
+    copy : bool
+        Whether values are copied into the atlas. With False the dataset is linked: its matrices stay in the file and are read from there,
+        everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr.
+    hash : {"metadata", "full"}
+        Of a linked file, what its content is recognized by: the places of its chunks, or all its values, which are read for that once.
     embeddings : sequence of str, or mapping of str to str
         Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
         ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
@@ -104,6 +109,8 @@ class AddChoices(TypedDict, total=False):
     column_order: Literal["detected", "file"]
     curate: Curation
     genome: str
+    copy: bool
+    hash: Literal["metadata", "full"]
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
     space: str
@@ -179,6 +186,8 @@ class IngestOptions(AddOptions):
     column_order: Literal["detected", "file"] = "detected"
     curate: Curation | None = None
     genome: str | None = None
+    copy: bool = True
+    hash: Literal["metadata", "full"] = "metadata"
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
 
@@ -186,6 +195,11 @@ class IngestOptions(AddOptions):
         """Refuse choices that have no effect."""
         chosen = not isinstance(self.obs, str)
         refuse_unused("add", "where obs=... names the columns", max_columns=chosen and self.max_columns != 200)
+        refuse_unused("add", "with copy=True, which hashes all values", hash=self.copy and self.hash != "metadata")
+        refuse_unused(
+            "add", "with copy=False, which leaves the entries as they are", duplicate_entries=not self.copy and self.duplicate_entries != "sum",
+            nonfinite=not self.copy and self.nonfinite != "refuse",
+        )  # fmt: skip
 
     def feature_id_of(self, space: str) -> str:
         """Return the column with the ids of a space's features."""

@@ -26,6 +26,7 @@ from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSch
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace, PointerKind, pointer_columns
+from raggedatlas.store.location import AnyPath
 
 SIDES = ("obsm", "varm", "obsp", "varp", "uns", "raw/varm")
 """Groups whose members `extras=` chooses among; the tables of cells and features are always kept."""
@@ -210,6 +211,8 @@ class IngestPlan:
         Other elements, kept outside the groups.
     cell_names : str
         Hash of the names of the cells, in their order.
+    place : Path, Location or None
+        The file or folder; None of an object in memory.
     """
 
     uid: str
@@ -223,6 +226,7 @@ class IngestPlan:
     notes: tuple[str, ...]
     extras: OtherElements
     cell_names: str
+    place: AnyPath | None = None
 
     @property
     def column_orders(self) -> "ColumnOrders":
@@ -607,7 +611,8 @@ def order_columns(
     SourceError
         If the sample cannot be read.
     """
-    if options.column_order == "file":
+    # The columns of a linked file stay where they are.
+    if options.column_order == "file" or not options.copy:
         return plan
     records = read_records(catalog)
     known = dict(orders)

@@ -24,11 +24,13 @@ from raggedatlas.ingest.group_writer import (
     PendingWrite,
     WrittenElements,
     WrittenGroup,
+    link_group,
     serialize_other_elements,
     to_dense,
     write_group,
     write_other_elements,
 )
+from raggedatlas.ingest.linking import LinkPlan, plan_links
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import (
     ColumnOrders,
@@ -45,7 +47,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.choices import Curation
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import NO_MATRIX, Source
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import DatasetRecord, SourceFacts
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.wings import answer
@@ -81,6 +83,8 @@ class StagedDataset:
         Stored frame -> SHA-256 of its file.
     bundle : Bundle
         Its small files.
+    linked : SourceFacts or None
+        The file that it is linked to.
     """
 
     plan: IngestPlan
@@ -93,6 +97,7 @@ class StagedDataset:
     extras: WrittenElements = field(default_factory=WrittenElements)
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     frames: Mapping[str, str] = field(default_factory=dict)
+    linked: SourceFacts | None = None
 
     @property
     def groups(self) -> tuple[WrittenGroup, ...]:
@@ -167,6 +172,11 @@ class Opener:
         self.notes = self._given = notes
         self._checked: AnyPath | None = None
 
+    @property
+    def place(self) -> AnyPath | None:
+        """The file or folder; None of an object in memory."""
+        return as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
+
     def __call__(self) -> Source:
         """Open it.
 
@@ -175,7 +185,7 @@ class Opener:
         SourceError
             If it breaks a rule that it cannot be added by, or lacks facts of a strict schema, before anything is read that takes long.
         """
-        path = as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
+        path = self.place
         name = "" if path is None else detect(path)
         if path is not None and is_copied(path, name):
             local = Opener(None, self.curate, self.genome)
@@ -227,7 +237,7 @@ def plan_source(
     """
     source = select_source(opener(), options)
     try:
-        plan = plan_ingest(catalog, source, options)
+        plan = replace(plan_ingest(catalog, source, options), place=opener.place)
         plan = order_columns(catalog, source, plan, options, orders)
         return source, plan
     except BaseException:
@@ -280,7 +290,11 @@ def stage(
             frames[name] = write_frame(catalog, plan.uid, name, table, bundle)
 
     try:
-        same, text = _same_content(catalog, source, plan)
+        links: LinkPlan | None = None
+        if options.copy:
+            same, text = _same_content(catalog, source, plan)
+        else:
+            same, text, links = _same_link(catalog, source, plan, options)
         if same and options.on_duplicate == "skip":
             return skip(plan, text, same[0])
         replaces = find_replaced(group_by_dataset(read_records(catalog)), plan, same, options)
@@ -294,7 +308,9 @@ def stage(
                 progress("lease", 0, 1)
                 # Inside `try`: during a purge it raises after it has created the group.
                 take_lease(catalog, plan.uid, owner)
-            content = _content_hash(plan)
+            content = _content_hash(plan) if links is None else None
+            if links is not None and not options.dry_run:
+                links.write(catalog, plan.uid, bundle)
             taken: dict[str, set[str]] = {}
             for group in plan.groups:
                 taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
@@ -305,18 +321,25 @@ def stage(
                     if i:
                         # Only the end of the last group overlaps with the next source.
                         pending[-1].finish()
-                    part = write_group(
-                        catalog, source, plan.group_path(group), group, options, progress,
-                        taken=taken[group.space.name], content=None if i else content, bundle=bundle,
-                    )  # fmt: skip
+                    path = plan.group_path(group)
+                    if links is None:
+                        part = write_group(
+                            catalog, source, path, group, options, progress,
+                            taken=taken[group.space.name], content=None if i else content, bundle=bundle,
+                        )  # fmt: skip
+                    else:
+                        part = link_group(catalog, path, group, links, i, options, bundle)
                     pending.append(part)
                     part.written.n_new_features = counted[i].result()
-            text, groups = content.hexdigest(), [part.written for part in pending]
+            text = text if content is None else content.hexdigest()
+            groups = [part.written for part in pending]
             if options.dry_run:
                 pending[-1].finish()
-                return _report(plan, groups, text, "dry run")
+                return _report(plan, groups, text, "dry run", links)
             progress("arrays", 1, 1)
-            extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed, bundle)
+            extras = write_other_elements(
+                catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed, bundle, links
+            )
             progress("frames", 1, 1)
         except BaseException:
             # Threads first: they would write files again after the prefix is deleted.
@@ -325,11 +348,21 @@ def stage(
             if not options.dry_run:
                 catalog.arrays.child(plan.uid).delete_prefix()
             raise
-        report = _report(plan, groups, text, "replaced" if replaces else "added")
+        report = _report(plan, groups, text, "replaced" if replaces else "added", links)
         # By stored column name.
         colored = {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
         return StagedDataset(
-            plan, bundle, tuple(pending), catalog.arrays, text, report, replaces, extras, colored, frames
+            plan,
+            bundle,
+            tuple(pending),
+            catalog.arrays,
+            text,
+            report,
+            replaces,
+            extras,
+            colored,
+            frames,
+            None if links is None else links.facts,
         )
     finally:
         source.close()
@@ -344,7 +377,13 @@ def _same_content(catalog: Catalog, source: Source, plan: IngestPlan) -> tuple[t
     alike = [record for record in alike if record.cell_names == plan.cell_names]
     if not alike:
         return (), ""
-    content = _content_hash(plan)
+    text = _hash_values(source, plan)
+    return tuple({r.uid: None for r in alike if r.content_hash == text}), text
+
+
+def _hash_values(source: Source, plan: IngestPlan) -> str:
+    """Hash features, cells and all values of the main matrix."""
+    content, main = _content_hash(plan), plan.groups[0]
     info = main.layers[0].info
     for row, block in iterate_blocks(source, info):
         # The same form as `write_group` hashes, otherwise equal files would have different hashes.
@@ -353,8 +392,19 @@ def _same_content(catalog: Catalog, source: Source, plan: IngestPlan) -> tuple[t
         else:
             values = to_dense(block)
         content.update(values)
-    text = content.hexdigest()
-    return tuple({r.uid: None for r in alike if r.content_hash == text}), text
+    return content.hexdigest()
+
+
+def _same_link(
+    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions
+) -> tuple[tuple[str, ...], str, LinkPlan]:
+    """Return the datasets with the content of a source that is linked, its hash, and what is linked."""
+    links = plan_links(catalog, source, plan, _hash_values(source, plan) if options.hash == "full" else "")
+    return (
+        tuple({r.uid: None for r in read_records(catalog) if r.content_hash == links.content_hash}),
+        links.content_hash,
+        links,
+    )
 
 
 def _content_hash(plan: IngestPlan) -> ContentHash:
@@ -396,6 +446,10 @@ def recheck_duplicates(
         return error
     report = replace(staged.report, status="replaced" if replaces else "added")
     return replace(staged, replaces=replaces, report=report)
+
+
+SAMPLED = "counts by a sample of its values; others are refused when they are read"
+"""Note about a linked layer."""
 
 
 def skip(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
@@ -453,12 +507,22 @@ def _report(
     groups: Sequence[WrittenGroup],
     content_hash: str,
     status: Literal["added", "skipped", "replaced", "dry run"],
+    links: LinkPlan | None = None,
 ) -> IngestReport:
     elements, notes = [*plan.element_reports], [*plan.notes]
-    for written in groups:
+    if links is not None:
+        elements = [
+            replace(row, fate="linked", stored_as="the file") if row.name in links.extras else row for row in elements
+        ]
+        notes.append(f"linked to {links.address}: values stay in the file; materialize() copies them into the atlas")
+    for n, written in enumerate(groups):
         for name, layer in written.layers.items():
             key, dtype, stored = layer.info.key, str(layer.info.dtype), f"{written.group.space.name}/{name}"
-            if key != NO_MATRIX and str(written.stored[name]) == dtype:
+            if links is not None:
+                # The path of a layer ends with its name.
+                sampled = any(path.endswith(f"layers/{name}") for path in links.groups[n].sampled)
+                elements.append(ColumnReport(key, "linked", stored, SAMPLED if sampled else ""))
+            elif key != NO_MATRIX and str(written.stored[name]) == dtype:
                 elements.append(ColumnReport(key, "kept", stored))
             elif key != NO_MATRIX:
                 elements.append(ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}"))

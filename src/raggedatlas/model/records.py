@@ -317,6 +317,33 @@ class BundleFacts(BaseModel):
     frames: dict[str, Span] = Field(default_factory=dict)
 
 
+class SourceFacts(BaseModel):
+    """The file or folder that a dataset is linked to, as it was then.
+
+    Attributes
+    ----------
+    address : str
+        Where it is; of a local file near the atlas relative to its folder.
+    n_bytes, n_objects : int
+        Size, and number of files, of what is referenced.
+    modified : str
+        When the newest of them was written (UTC, ISO); empty where that is not known.
+    etag : str
+        ETag of a file in a store or on a server.
+    hashed : {"metadata", "full"}
+        What the content hash of the dataset covers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    address: str
+    n_bytes: int = Field(ge=0)
+    n_objects: int = Field(default=1, ge=0)
+    modified: str = ""
+    etag: str = ""
+    hashed: Literal["metadata", "full"] = "metadata"
+
+
 class DatasetFacts(BaseModel):
     """What is known of a dataset's file; the column `facts` holds it as JSON.
 
@@ -344,6 +371,8 @@ class DatasetFacts(BaseModel):
         Kept frame -> SHA-256 of its file.
     bundle : BundleFacts or None
         The file of the dataset's small files; None where each is a file of its own.
+    linked : SourceFacts or None
+        The file that the dataset is linked to; None where its values are in the atlas.
 
     Examples
     --------
@@ -364,6 +393,7 @@ class DatasetFacts(BaseModel):
     cell_names: str = ""
     frames: dict[str, str] = Field(default_factory=dict)
     bundle: BundleFacts | None = None
+    linked: SourceFacts | None = None
 
     def to_json(self) -> str:
         """Return the JSON of the column."""

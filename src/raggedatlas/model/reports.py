@@ -27,7 +27,7 @@ _SHOWN = 20
 
 ColumnOrder = Literal["file", "detected", "shared"]
 
-Fate = Literal["kept", "renamed", "cast", "refused", "left out"]
+Fate = Literal["kept", "renamed", "cast", "linked", "refused", "left out"]
 
 Done = Literal["added", "skipped", "replaced"]
 
@@ -49,7 +49,7 @@ class ColumnReport:
     ----------
     name : str
         Its name in the source.
-    fate : {"kept", "renamed", "cast", "refused", "left out"}
+    fate : {"kept", "renamed", "cast", "linked", "refused", "left out"}
         What was done.
     stored_as : str
         Its stored name; empty when it is not stored.

@@ -716,8 +716,8 @@ def group_metadata(
 
 
 def listed_nodes(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
-    """Return the metadata of arrays and of the groups that hold them: path -> metadata; arrays within other files are not listed."""
-    listed = {path: array_metadata(spec) for path, spec in specs.items() if spec.within is None}
+    """Return the metadata of arrays and of the groups that hold them: path -> metadata; arrays within other files, of the store or not, are not listed."""
+    listed = {path: array_metadata(spec) for path, spec in specs.items() if spec.within is None and spec.linked is None}
     parts = [path.split("/")[:-1] for path in listed]
     groups = {"/".join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
     node = {"zarr_format": 3, "node_type": "group", "attributes": {}}

@@ -1,0 +1,261 @@
+"""Link the matrices of a source: references in place of values, decided before anything is written."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.linking import Linker
+from raggedatlas.ingest.plan import IngestPlan, LayerPlan, NewGroup, OtherElements
+from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
+from raggedatlas.model.ids import free_name
+from raggedatlas.model.protocols import MatrixInfo, Source
+from raggedatlas.model.records import Link, SourceFacts, Span
+from raggedatlas.model.spaces import PointerKind
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.bundle import Bundle
+from raggedatlas.store.references import References
+from raggedatlas.store.sources import recorded_address
+
+REFERENCES = "references.arrow"
+"""File of the references, in the folder of the dataset or within its bundle."""
+
+SAMPLES = 4
+"""Places of a matrix, spread evenly, whose values are looked at."""
+
+SAMPLE_ROWS = 16
+"""Rows that are looked at in each place."""
+
+SMALL_BYTES = 2**20
+"""Smaller matrices that no query reads by rows, such as those of `varm`, are copied: references would take as many requests."""
+
+
+@dataclass(frozen=True)
+class LinkedGroup:
+    """The arrays of one group in the source.
+
+    Parameters
+    ----------
+    layers : mapping of str to LayerPlan
+        Layer name -> its matrix.
+    stored : mapping of str to dtype
+        Layer name -> dtype in the file.
+    specs : mapping of str to ArraySpec
+        Path below the group -> the array, still without its link.
+    sampled : frozenset of str
+        Paths of the layers that only a sample shows to be counts.
+    indptr : (n_rows + 1,) int64 or None
+        Bounds of the rows' entries; None for dense groups.
+    """
+
+    layers: Mapping[str, LayerPlan]
+    stored: Mapping[str, np.dtype[Any]]
+    specs: Mapping[str, ArraySpec]
+    sampled: frozenset[str]
+    indptr: NDArray[np.int64] | None
+
+
+@dataclass
+class LinkPlan:
+    """What is linked of one source.
+
+    Parameters
+    ----------
+    address : str
+        Its address, as it is recorded.
+    groups : tuple of LinkedGroup
+        One for each group of the plan.
+    present : tuple of ((n_rows,) int64 or None)
+        Of each group, the cell of each row; None when row i is cell i.
+    extras : mapping of str to (mapping of str to ArraySpec)
+        Key of each other matrix that is linked -> its arrays.
+    extra_indptr : mapping of str to (n_rows + 1,) int64
+        Key of each sparse one -> bounds of its rows' entries.
+    content : bytes
+        The references, as they are stored.
+    facts : SourceFacts
+        What is recorded of the file.
+    content_hash : str
+        Hash of features, cells, and the places of the chunks.
+    """
+
+    address: str
+    groups: tuple[LinkedGroup, ...]
+    present: tuple[NDArray[np.int64] | None, ...]
+    extras: Mapping[str, Mapping[str, ArraySpec]]
+    extra_indptr: Mapping[str, NDArray[np.int64]]
+    content: bytes
+    facts: SourceFacts
+    content_hash: str
+    _place: Span | None = field(default=None, repr=False)
+
+    def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
+        """Put the references into the bundle of the dataset, or beside it if they are large."""
+        path = f"{uid}/{REFERENCES}"
+        added = bundle.add({path: self.content})
+        if added is None:
+            catalog.arrays.write_bytes(path, self.content)
+        self._place = Span(path, 0, len(self.content)) if added is None else added[path]
+
+    def link(self, spec: ArraySpec, path: str, *, sampled: bool = False) -> ArraySpec:
+        """Return the description of an array at a path of the store, whose bytes are in the source."""
+        assert self._place is not None
+        digest = hashlib.sha256(self.content).hexdigest()
+        return replace(spec, path=path, linked=Link(self.address, spec.path, self._place, digest, sampled))
+
+
+def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: str) -> LinkPlan:
+    """Find where the matrices of a source are, and look at samples of their values; nothing is written.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Source
+        The source.
+    plan : IngestPlan
+        Its plan.
+    full_hash : str
+        Hash of all its values, where they were read; else empty.
+
+    Raises
+    ------
+    SourceError
+        If a matrix cannot be linked.
+    ValuesError
+        If a sample holds values that are not stored.
+    """
+    where, place = plan.schema.uri or plan.name, plan.place
+    if place is None:
+        raise SourceError(f"{where} is an object in memory, and copy=False links files; add it with copy=True.")
+    address = recorded_address(place, catalog.location)
+    linker = Linker(source, place)
+    taken: dict[str, set[str]] = {}
+    for group in plan.groups:
+        taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
+    groups = tuple(_link_group(source, linker, group, taken[group.space.name]) for group in plan.groups)
+    extras = dict(_link_extras(linker, plan.extras))
+    present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
+    extra_indptr = {key: _read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
+    references = linker.references()
+    content, objects = references.to_bytes(), references.objects
+    modified = int(objects.modified.max(initial=0))
+    facts = SourceFacts(
+        address=address,
+        n_bytes=int(objects.n_bytes.sum()),
+        n_objects=len(objects.keys),
+        modified=datetime.fromtimestamp(modified / 1e9, UTC).isoformat(timespec="microseconds") if modified else "",
+        etag=objects.etags[0] if len(objects.keys) == 1 else "",
+        hashed="full" if full_hash else "metadata",
+    )
+    return LinkPlan(
+        address,
+        groups,
+        present,
+        extras,
+        extra_indptr,
+        content,
+        facts,
+        full_hash or _hash_places(plan, groups, references),
+    )
+
+
+def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]) -> LinkedGroup:
+    sparse = group.space.kind is PointerKind.SPARSE
+    layers, stored = dict[str, LayerPlan](), dict[str, np.dtype[Any]]()
+    specs, sampled = dict[str, ArraySpec](), set[str]()
+    for plan in group.layers:
+        info = plan.info
+        if sparse and info.form != "csr":
+            raise SourceError(
+                f"{info.key} is stored as {info.form}, whose rows cannot be read one by one; only CSR matrices are linked. Add the file with "
+                "copy=True, or convert the matrix to CSR first."
+            )
+        arrays = linker.add(info.key)
+        fit = _sample(source, plan, group)
+        counts = group.space.is_counts and fit.counts
+        name = plan.name or free_name("counts" if counts and "counts" not in taken else plan.otherwise, taken)
+        taken.add(name)
+        path = f"csr/layers/{name}" if sparse else f"layers/{name}"
+        if name == "counts" and arrays["data"].dtype[0] not in "bu":
+            sampled.add(path)
+        if sparse:
+            # Layers of a group have the same entries, so those of the first are those of all.
+            specs.setdefault("csr/indices", arrays["indices"])
+        specs[path] = arrays["data"]
+        layers[name], stored[name] = plan, np.dtype(arrays["data"].dtype)
+    indptr = _read_indptr(source, group.layers[0].info.key) if sparse else None
+    return LinkedGroup(layers, stored, specs, frozenset(sampled), indptr)
+
+
+def _read_indptr(source: Source, key: str) -> NDArray[np.int64]:
+    """Read the bounds of the rows of a CSR matrix of a file."""
+    indptr: NDArray[np.int64] = source.indptr(key)  # type: ignore[attr-defined]
+    return indptr
+
+
+def _sample(source: Source, plan: LayerPlan, group: NewGroup) -> LayerFit:
+    """Look at the values of some rows, spread evenly."""
+    info = plan.info
+    fit = LayerFit(
+        info.key, info.dtype, must_count=plan.name == "counts", may_be_signed=not group.space.is_counts or bool(plan.name),
+        keep_nonfinite=not group.space.is_counts,
+    )  # fmt: skip
+    starts = np.unique(np.linspace(0, max(0, info.shape[0] - SAMPLE_ROWS), SAMPLES).astype(np.int64))
+    for start in starts.tolist():
+        stop = min(info.shape[0], start + SAMPLE_ROWS)
+        row = start
+        for (block,) in source.blocks((info.key,), SAMPLE_ROWS, (start, stop)):
+            if info.form != "dense":
+                _, n_summed = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)
+                if n_summed:
+                    raise SourceError(
+                        f"{info.key} names a feature twice in one of the cells {row:,} to {row + block.n_rows:,}; entries of a linked file "
+                        "are read as they are. Add it with copy=True, which sums them, or call sum_duplicates() on the matrix first."
+                    )
+            fit.observe(block, row)
+            row += block.n_rows
+    fit.judge()
+    return fit
+
+
+def _link_extras(linker: Linker, extras: OtherElements) -> Sequence[tuple[str, Mapping[str, ArraySpec]]]:
+    """Link the large ones of the other matrices; what cannot be linked is copied."""
+    found = []
+    for info in extras.arrays:
+        if _n_bytes(info) >= SMALL_BYTES and info.form != "csc":
+            try:
+                found.append((info.key, linker.add(info.key)))
+            except SourceError:
+                continue
+    return found
+
+
+def _n_bytes(info: MatrixInfo) -> int:
+    n_values = int(np.prod(info.shape, dtype=object)) if info.n_entries is None else info.n_entries
+    return n_values * info.dtype.itemsize
+
+
+def _hash_places(plan: IngestPlan, groups: Sequence[LinkedGroup], references: References) -> str:
+    """Hash what is known of the content without its values: cells, features, descriptions of the arrays, places of the chunks."""
+    digest = hashlib.sha256(references.objects.probe.encode())
+    features = plan.groups[0].features
+    digest.update("\0".join([plan.cell_names, *(() if features is None else features.uids)]).encode())
+    for group in groups:
+        for path, spec in sorted(group.specs.items()):
+            digest.update(f"{path} {spec.to_json()}".encode())
+    # Files of equal sizes and places may differ in values, so that time and ETag are part of it.
+    for stamps in (references.objects.n_bytes, references.objects.modified):
+        digest.update(np.ascontiguousarray(stamps).tobytes())
+    digest.update("\0".join(references.objects.etags).encode())
+    for name, table in sorted(references.arrays.items()):
+        digest.update(name.encode())
+        for values in (table.objects, table.offsets, table.sizes):
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:32]

@@ -17,6 +17,7 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location, as_path, with_options
+from raggedatlas.store.sources import Sources
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,21 +89,35 @@ class RaggedAtlas(ReadOnlyAtlas):
         return cls(create_catalog(location, cell_schema, registries=registries, spaces=spaces, codec=codec))
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "RaggedAtlas":
+    def open(
+        cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None, sources: Sources = "allow",
+    ) -> "RaggedAtlas":  # fmt: skip
         """Open an atlas for reading and writing; nothing but its address is needed.
+
+        Parameters
+        ----------
+        uri : path
+            The atlas.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of an object store.
+        sources : {"allow", "deny", "ask"} or callable
+            Whether files outside of the atlas are read that its datasets are linked to, which `info` lists: all of them, none, or those
+            that are confirmed on the terminal. A callable takes an address and returns whether the file may be read, or the storage
+            options to read it with.
 
         Raises
         ------
         NotFoundError
             If there is no atlas.
         """
-        return cls(open_catalog(Location.of(uri, storage_options)))
+        return cls(open_catalog(Location.of(uri, storage_options), sources))
 
     @classmethod
     def checkout_latest(
         cls, db_uri: str | os.PathLike[str], schema: type[HoxBaseSchema] | None = None,
         store: str | os.PathLike[str] | None = None, *,
         storage_options: Mapping[str, str] | None = None,
+        sources: Sources = "allow",
     ) -> "AtlasView":  # fmt: skip
         """Open the newest snapshot of an atlas.
 
@@ -116,6 +131,8 @@ class RaggedAtlas(ReadOnlyAtlas):
             The Zarr store; None takes the ``zarr_store`` folder beside the tables.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of an object store.
+        sources : {"allow", "deny", "ask"} or callable
+            As `open`.
 
         Raises
         ------
@@ -128,7 +145,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         # The catalog appends `lance_db` itself.
         place = replace(place, uri=place.uri.removesuffix("/lance_db"))
         arrays = None if store is None else Location.of(store, storage_options)
-        return AtlasView(open_latest(place, schema=schema, arrays=arrays))
+        return AtlasView(open_latest(place, schema=schema, arrays=arrays, sources=sources))
 
     # A path tells a type checker nothing: it may be a file, a folder of files, a geometry store or a folder of results.
     @overload

@@ -191,7 +191,7 @@ TEXTS = [
     ("add A z", "--on-duplicate"),
     ("add A z --name other --output noresult", "noresult"),
     ("add A one.h5ad --organism human", "--on-duplicate skip"),
-    ("add A g.zv --name other --link nocolumn", "nocolumn"),
+    ("add A g.zv --name other --link-by nocolumn", "nocolumn"),
     ("query A --layers nolayer -f GENE1", "nolayer"),
     ("query A --layers nolayer --count", "nolayer"),
     ("query A --features NOSUCH", "NOSUCH"),

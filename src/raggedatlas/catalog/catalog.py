@@ -37,7 +37,7 @@ from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.runtime import map_requests
-from raggedatlas.store.sources import SourceAccess
+from raggedatlas.store.sources import SourceAccess, Sources
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import CHANGED_AT, LISTING, Tables
 
@@ -506,22 +506,23 @@ def create_catalog(
     return replace(catalog, tables=tables.leave())
 
 
-def open_catalog(location: Location) -> Catalog:
-    """Open an atlas at its tip.
+def open_catalog(location: Location, sources: Sources = "allow") -> Catalog:
+    """Open an atlas at its tip; `sources` is the rule of `SourceAccess`.
 
     Raises
     ------
     NotFoundError
         If there is no complete atlas.
     """
-    held = open_held(location)
+    held = open_held(location, sources)
     return replace(held, tables=held.tables.leave())
 
 
-def open_held(location: Location) -> Catalog:
+def open_held(location: Location, sources: Sources = "allow") -> Catalog:
     """Open an atlas as `open_catalog` does, for one call: the tables that were looked at stay open."""
     _refuse_file(location)
-    catalog = Catalog(location, Tables(location.child("lance_db")).resume(), location.child("zarr_store"))
+    tables, access = Tables(location.child("lance_db")).resume(), SourceAccess(location, sources)
+    catalog = Catalog(location, tables, location.child("zarr_store"), sources=access)
     # Side by side, because each takes two requests.
     map_requests(catalog.tables.has, (DATASETS, VERSIONS))
     try:

@@ -64,6 +64,7 @@ from raggedatlas.model.spaces import geometry_columns
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.location import Location
 from raggedatlas.store.runtime import submit
+from raggedatlas.store.sources import Sources
 from raggedatlas.store.sql import all_of, in_list, is_not_null
 from raggedatlas.store.upkeep import count_old_versions
 
@@ -418,8 +419,8 @@ def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
 
 
 def open_latest(
-    location: Location, *, schema: type[HoxBaseSchema] | None = None, arrays: Location | None = None
-) -> Catalog:
+    location: Location, *, schema: type[HoxBaseSchema] | None = None, arrays: Location | None = None, sources: Sources = "allow",
+) -> Catalog:  # fmt: skip
     """Open the newest snapshot of an atlas.
 
     Parameters
@@ -430,6 +431,8 @@ def open_latest(
         If given, its columns must be in the cell table, with these types.
     arrays : Location or None
         The Zarr store, if it is not next to the tables.
+    sources : {"allow", "deny", "ask"} or callable
+        See `SourceAccess`.
 
     Raises
     ------
@@ -438,7 +441,7 @@ def open_latest(
     SchemaError
         If a column of `schema` is missing or has another type.
     """
-    held = open_held(location)
+    held = open_held(location, sources)
     view = open_snapshot(held.tip(), find_version(held))
     if arrays is not None:
         view = replace(view, arrays=arrays)

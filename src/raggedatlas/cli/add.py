@@ -82,10 +82,12 @@ class CellFileOptions:
     column_order: str = like(library.IngestOptions, "column_order")
     curate: str | None = like(library.IngestOptions, "curate")
     genome: str | None = like(library.IngestOptions, "genome")
+    link: bool = flag("--link", "Leave the matrices in the files, and read them from there")
+    hash: str = like(library.IngestOptions, "hash")
 
     def read_texts(self) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` for files of cells that are read from texts."""
-        found: dict[str, Any] = {"cast": parse_pairs(self.cast, "--cast")}
+        found: dict[str, Any] = {"cast": parse_pairs(self.cast, "--cast"), "copy": not self.link}
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = [] if self.obs == [""] else _all_or_none(self.obs, "--obs")
@@ -120,7 +122,7 @@ class GeometryLinkOptions:
 
     panel: ClassVar[str] = "Geometry and transcripts"
 
-    link: str | None = option(
+    link_by: str | None = option(
         "COLUMN or COLUMN=ATTRIBUTE",
         "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
     )
@@ -135,8 +137,8 @@ class GeometryLinkOptions:
     def read_texts(self) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` that are read from texts."""
         found: dict[str, Any] = {}
-        if self.link is not None:
-            column, sign, attribute = self.link.partition("=")
+        if self.link_by is not None:
+            column, sign, attribute = self.link_by.partition("=")
             found["link"] = {column: attribute} if sign else column
         if self.unassigned is not None:
             found["unassigned"] = parse_integer(self.unassigned)

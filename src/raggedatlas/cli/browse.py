@@ -154,7 +154,7 @@ LISTS: dict[str, tuple[str, str, str]] = {
     "geometries": (
         "List the geometry of an atlas.",
         "name space types axes n_cells datasets n_objects n_vertices n_levels added",
-        "No geometry yet; run: raggedatlas add {} STORE --link COLUMN --space SPACE",
+        "No geometry yet; run: raggedatlas add {} STORE --link-by COLUMN --space SPACE",
     ),
     "annotations": (
         "List the annotations of an atlas.",

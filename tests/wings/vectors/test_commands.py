@@ -30,10 +30,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_shapes_from_the_shell(place: Path) -> None:
     """add --link, query --within and export --within give what the library gives."""
     added = ask(
-        "add", place / "atlas", place / "cells.zv", "--link", "segment_id", "--space", "segmentation_boundary", "--json"
+        "add", place / "atlas", place / "cells.zv", "--link-by", "segment_id", "--space", "segmentation_boundary", "--json"
     )
     assert '"n_cells": 16' in added.stdout, added.output
-    refused = ask("add", place / "atlas", place / "cells.zv", "--link", "segment_id")
+    refused = ask("add", place / "atlas", place / "cells.zv", "--link-by", "segment_id")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert len(refused.stderr.strip().splitlines()) == 1
     done(f"add {place}/atlas {place}/spots.zv --space transcripts --counts --cells cell_id --dataset spots")
@@ -58,7 +58,7 @@ def test_a_file_of_shapes_from_the_shell(place: Path, tmp_path: Path) -> None:
     features = [{"type": "Feature", "properties": {"EntityID": row}, "geometry": triangle} for row in rows]
     file = tmp_path / "x.geojson"
     file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    added = read("add", tmp_path / "atlas", file, "--link", "segment_id=EntityID")
+    added = read("add", tmp_path / "atlas", file, "--link-by", "segment_id=EntityID")
     assert (added["n_cells"], added["n_new_cells"], added["space"]) == (16, 0, BOUNDARY)
 
 
@@ -72,7 +72,7 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     assert "geometry" not in ask("info", atlas).stdout
     assert read("info", atlas)["assets"] == {}
     for name in ("outlines", "rings"):
-        store = ("add", atlas, place / "cells.zv", "--link", "segment_id", "--space", BOUNDARY, "--name", name)
+        store = ("add", atlas, place / "cells.zv", "--link-by", "segment_id", "--space", BOUNDARY, "--name", name)
         assert ask(*store).exit_code == 0
     assert ask("snapshot", atlas, "--label", "both").exit_code == 0
     assert read("info", atlas)["assets"] == {"geometry": {"outlines": 16, "rings": 16}}

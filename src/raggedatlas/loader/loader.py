@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from ctypes import byref, c_int64
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Unpack
 
@@ -26,9 +27,11 @@ from raggedatlas.loader.batch import (
     this_worker,
     torch_dataset,
 )
+from raggedatlas.loader.linked import chunk_blocks
 from raggedatlas.loader.order import (
     VALUED,
     Batches,
+    Order,
     Share,
     Shuffle,
     Strategy,
@@ -439,7 +442,11 @@ class Loader(_Planned):
             values, n_samples = order.strategy.values, options.n_samples or len(rows)
             strategy = replace(order.strategy, values=None if values is None else values[rows], n_samples=n_samples)
         shuffle = order.shuffle if drawn else None
-        own = replace(order, n_cells=len(rows), shuffle=shuffle, strategy=strategy, share=share)
+        plan = self._plan.part(rows)
+        blocks = (
+            chunk_blocks(plan.cells, plan.at(np.arange(len(rows))), order.block_size) if shuffle == "blocks" else None
+        )
+        own = replace(order, n_cells=len(rows), shuffle=shuffle, strategy=strategy, share=share, blocks=blocks)
         if not len(rows) or not count_batches(own):
             raise QueryError(
                 f"{len(rows):,} of {self.n_cells:,} cells in batches of {order.batch_size:,} leave no batch for rank {share.rank} of "
@@ -447,7 +454,7 @@ class Loader(_Planned):
             )
         # Plan, order and options are replaced, not changed, so a shallow copy does.
         made = copy(self)
-        made._plan, made._order = self._plan.part(rows), own
+        made._plan, made._order = plan, own
         made._options = replace(
             options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last
         )
@@ -573,7 +580,9 @@ class Loader(_Planned):
             "seed": int(order.seed),
             "batch_size": int(order.batch_size),
             "shuffle": order.shuffle,
-            "blocks": [int(order.block_size), int(order.buffer_size)] if order.shuffle == "blocks" else None,
+            "blocks": [int(order.block_size), int(order.buffer_size), _hash_blocks(order)]
+            if order.shuffle == "blocks"
+            else None,
             "strategy": order.strategy.digest(),
             "world_size": int(share.world_size),
             "even": share.even,
@@ -612,6 +621,11 @@ class Loader(_Planned):
         )
         for made in read:
             yield from made
+
+
+def _hash_blocks(order: Order) -> str:
+    """Return what tells blocks of other sizes apart, which a file has that was linked and is copied now."""
+    return "" if order.blocks is None else blake2b(order.blocks.tobytes(), digest_size=8).hexdigest()
 
 
 def _epoch(epoch: Any) -> int:  # noqa: ANN401  (checked here)

@@ -151,6 +151,8 @@ class Order:
         A uniform permutation; or blocks of neighbours permuted and then shuffled within a buffer; or the cells as they come.
     block_size, buffer_size : int
         For ``"blocks"``: cells of a block, and about how many cells are shuffled with each other.
+    blocks : (n_blocks + 1,) int64 or None
+        For ``"blocks"``: where each block begins and the last ends, if they differ in size.
     strategy : Strategy
         Which cells.
     share : Share
@@ -165,6 +167,7 @@ class Order:
     buffer_size: int = 4096
     strategy: Strategy = field(default_factory=Strategy)
     share: Share = field(default_factory=Share)
+    blocks: NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -433,6 +436,8 @@ def _every_cell(order: Order, epoch: int) -> Draw:
         return Draw(n, lambda positions: positions)
     if order.shuffle == "full":
         return Draw(n, Permutation(n, order.seed, epoch))
+    if order.blocks is not None:
+        return _ragged_blocks(order.blocks, order.seed, epoch)
     # The last block may be shorter; it gets a random place among the permuted full ones.
     blocks, short = Permutation(n // size, order.seed, epoch), n % size
     place = int(_generator(order.seed, epoch, 0, 1).integers(0, n // size + 1)) * size
@@ -446,6 +451,20 @@ def _every_cell(order: Order, epoch: int) -> Draw:
         return rows
 
     return Draw(n, locate)
+
+
+def _ragged_blocks(bounds: NDArray[np.int64], *key: int) -> Draw:
+    """Permute blocks of different sizes."""
+    blocks = Permutation(len(bounds) - 1, *key)(np.arange(len(bounds) - 1))
+    begins, starts = bounds[blocks], np.zeros(len(bounds), np.int64)
+    np.cumsum(bounds[blocks + 1] - begins, out=starts[1:])
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        block = np.searchsorted(starts, positions, side="right") - 1
+        rows: NDArray[np.int64] = begins[block] + positions - starts[block]
+        return rows
+
+    return Draw(int(bounds[-1]), locate)
 
 
 def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:

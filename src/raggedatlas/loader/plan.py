@@ -13,6 +13,7 @@ from raggedatlas.catalog.features import read_ahead
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.batch import BatchMetadata
 from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
+from raggedatlas.loader.linked import chunk_blocks, warn_of_random_reads
 from raggedatlas.loader.order import (
     BALANCED,
     GROUPED,
@@ -87,7 +88,8 @@ class LoaderChoices(ReadChoices, total=False):
     n_samples : int or None
         Cells of an epoch where they are drawn; None is as many as there are.
     block_size, buffer_size : int
-        For ``shuffle="blocks"``: cells of a block, and how many cells are read and shuffled together.
+        For ``shuffle="blocks"``: cells of a block, and how many cells are read and shuffled together. Blocks of linked compressed files
+        end where a chunk of the file does, and have at least about `block_size` cells.
     threads : int or None
         Threads that each read whole batches; 0 reads in the caller. None is one per core, at most 4, and 0 in a worker.
     prefetch : int or None
@@ -395,8 +397,11 @@ def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None
                 f"Loader: the column {options.strategy_column!r} has no value in any of {n_cells:,} cells."
             )
     share = Share(options.rank, options.world_size, options.even, options.drop_last)
+    blocks = chunk_blocks(plan.cells, None, options.block_size) if options.shuffle == "blocks" else None
+    if options.shuffle == "full":
+        warn_of_random_reads(plan.cells)
     order = Order(
-        n_cells, options.batch_size, options.seed, options.shuffle, options.block_size, options.buffer_size, strategy, share
+        n_cells, options.batch_size, options.seed, options.shuffle, options.block_size, options.buffer_size, strategy, share, blocks
     )  # fmt: skip
     if not count_batches(order):
         raise QueryError(

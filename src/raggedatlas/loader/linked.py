@@ -1,0 +1,123 @@
+"""What linked files mean for the order of cells: blocks along their chunks, and what reading single cells of them costs."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.loader.cells import PlannedCells
+from raggedatlas.query.cells import BLOCK_CELLS
+from raggedatlas.query.read import PartPlan
+from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.runtime import DECODE_THREADS
+
+DECODED_BYTES = 250 * 2**20
+"""Bytes that a core decodes in a second, by which the warning about random reads estimates; gzip, measured in benchmarks/linked.py."""
+
+
+@dataclass(frozen=True)
+class _LinkedGroup:
+    """A group of a part whose arrays are in a compressed linked file.
+
+    Parameters
+    ----------
+    code : int
+        Its position in the part.
+    arrays : tuple of ArrayReader
+        Its arrays: columns, if it is sparse, and layers.
+    """
+
+    code: int
+    arrays: tuple[ArrayReader, ...]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Entries (sparse) or rows of a chunk."""
+        return max(reader.spec.chunk_shape[0] for reader in self.arrays)
+
+    def decoded_bytes(self, n_rows: int | None = None) -> int:
+        """Return the decoded bytes of some entries or rows of every array; None counts a chunk of each."""
+        return sum((r.spec.chunk_shape[0] if n_rows is None else n_rows) * _row_bytes(r) for r in self.arrays)
+
+
+def chunk_blocks(cells: PlannedCells, rows: NDArray[np.int64] | None, block_size: int) -> NDArray[np.int64] | None:
+    """Cut the cells into blocks that end where a chunk of a linked file does, so that few chunks are in two blocks.
+
+    Parameters
+    ----------
+    cells : PlannedCells
+        All cells.
+    rows : (n,) int64 or None
+        The cells among these that are cut, in their order; None takes all.
+    block_size : int
+        Cells of a block, at least where chunks are smaller; of cells that are not linked, exactly.
+
+    Returns
+    -------
+    (n_blocks + 1,) int64 or None
+        Where each block begins and the last ends; None where no cell is in a compressed linked file.
+    """
+    found = next(_linked_parts(cells), None)
+    if found is None:
+        return None
+    part, groups = found
+    n = cells.n if rows is None else len(rows)
+    # The last element is that of cells without a group, whose code is -1.
+    chunk_rows = np.zeros(len(part.groups) + 1, np.int64)
+    for group in groups:
+        chunk_rows[group.code] = group.chunk_rows
+    begins, last = [np.zeros(min(n, 1), np.int64)], (-2, -1)
+    for start in range(0, n, BLOCK_CELLS):
+        stop = min(n, start + BLOCK_CELLS)
+        at = slice(start, stop) if rows is None else rows[start:stop]
+        code, entry, positions = part.code[at], part.start[at], np.arange(start, stop)
+        chunk = np.where(chunk_rows[code] > 0, entry // np.maximum(chunk_rows[code], 1), positions // block_size)
+        new = (np.diff(code, prepend=last[0]) != 0) | (np.diff(chunk, prepend=last[1]) != 0)
+        begins.append(positions[new])
+        last = int(code[-1]), int(chunk[-1])
+    starts = np.unique(np.concatenate(begins))
+    # Of the chunks that begin within `block_size` cells, the first begins a block.
+    _, first = np.unique(starts // block_size, return_index=True)
+    return np.append(starts[first], n)
+
+
+def warn_of_random_reads(cells: PlannedCells) -> None:
+    """Warn if cells are drawn one by one from compressed linked files, with an estimate of their number per second."""
+    groups = [group for _, found in _linked_parts(cells) for group in found]
+    names = sorted({reader.source.dataset for group in groups for reader in group.arrays if reader.source is not None})
+    if not names:
+        return
+    # Every cell needs a chunk of each array; those of a batch rarely share one.
+    per_cell = sum(group.decoded_bytes() for group in groups) / len(groups)
+    rate = DECODE_THREADS * DECODED_BYTES
+    seconds = sum(group.decoded_bytes(group.arrays[0].spec.n_rows) for group in groups) / rate
+    shown = f"{names[0]!r}" if len(names) == 1 else f"{len(names):,} datasets, first {names[0]!r},"
+    warnings.warn(
+        f"The values of {shown} are in compressed files, of which a random cell decodes whole chunks: about {rate / per_cell:,.0f} cells per "
+        f"second here. shuffle='blocks' decodes every chunk about once; atlas.materialize() copies the values into the atlas, which decodes "
+        f"them once too (about {max(1, seconds):,.0f} s), and reads random cells at full speed.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _linked_parts(cells: PlannedCells) -> Iterator[tuple[PartPlan, list[_LinkedGroup]]]:
+    """Iterate over the parts that have groups in compressed linked files."""
+    for space in cells.spaces.values():
+        for part in space.parts:
+            arrays = [tuple(filter(None, (group.indices, *group.layers.values()))) for group in part.groups]
+            groups = [_LinkedGroup(code, own) for code, own in enumerate(arrays) if all(map(_is_compressed, own))]
+            if groups:
+                yield part, groups
+
+
+def _is_compressed(reader: ArrayReader) -> bool:
+    """Return whether a chunk must be decoded whole for one of its rows."""
+    return reader.spec.linked is not None and len(json.loads(reader.spec.codecs)) > 1
+
+
+def _row_bytes(reader: ArrayReader) -> int:
+    return int(np.prod(reader.spec.row_shape, dtype=np.int64)) * np.dtype(reader.spec.dtype).itemsize

@@ -120,8 +120,9 @@ def _annbatch(python: str, file: Path, folder: Path, seconds: float) -> dict[str
 
 def _remote(file: Path, latency: float) -> list[tuple[str, str]]:
     """Link a file behind a server that waits before each answer, and read 64 random cells of it."""
-    import raggedatlas as ra
     from remote import running
+
+    import raggedatlas as ra
 
     rows = []
     with tempfile.TemporaryDirectory() as folder, running(file.parent.parent, latency) as server:
@@ -176,13 +177,13 @@ def main() -> None:
                     atlas = folder / f"{kind}-{way}"
                     shutil.rmtree(atlas, ignore_errors=True)
                     found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
-            for kind in files:
+            for kind, file in files.items():
                 for shuffle in ("full", "blocks"):
                     for way in ("copy", "link"):
                         words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
                         found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
                 found.setdefault(f"sparse_dataset {kind}", []).append(
-                    _one("backed", str(files[kind]), str(asked.seconds))
+                    _one("backed", str(file), str(asked.seconds))
                 )
             if asked.peers:
                 found.setdefault("annbatch", []).append(_annbatch(asked.peers, files["gzip"], folder, asked.seconds))

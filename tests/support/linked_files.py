@@ -16,7 +16,7 @@ def _plain(adata: "ad.AnnData", path: Path) -> None:
     adata.write_h5ad(path)
 
 
-def _rechunked(**options: Any) -> Any:  # noqa: ANN401  (options of `create_dataset`)
+def _rechunked(**options: Any) -> Any:
     def write(adata: "ad.AnnData", path: Path) -> None:
         import h5py
 
@@ -33,7 +33,7 @@ def _rechunked(**options: Any) -> Any:  # noqa: ANN401  (options of `create_data
     return write
 
 
-def _zarr(version: int, *, shards: bool = False) -> Any:  # noqa: ANN401
+def _zarr(version: int, *, shards: bool = False) -> Any:
     def write(adata: "ad.AnnData", path: Path) -> None:
         import anndata as ad
         import zarr

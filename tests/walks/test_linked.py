@@ -21,7 +21,7 @@ class LinkedMachine(AtlasMachine):
         n_cells=st.integers(5, 20), genes=gene_lists, extra=extra_columns, kind=st.sampled_from(sorted(WRITERS)),
         copy=st.booleans(),
     )  # fmt: skip
-    def add(self, n_cells: int, genes: list[str], extra: str | None, kind: str, copy: bool) -> None:  # type: ignore[override]  # noqa: FBT001
+    def add(self, n_cells: int, genes: list[str], extra: str | None, kind: str, copy: bool) -> None:  # type: ignore[override]
         self.added += 1
         source = small_anndata(self.added, n_cells, genes, extra)
         file = write_file(source, Path(self.folder.name), f"file-{self.added}", kind)

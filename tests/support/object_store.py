@@ -526,6 +526,19 @@ class _Stored:
         return {"ETag": f'"{number}"', "x-goog-generation": number, "Last-Modified": formatdate(self.when, usegmt=True)}
 
 
+def google_options(file: Path, address: str) -> dict[str, str]:
+    """Write the file of a service account that names a server of one's own, and return the options with it."""
+    account = {
+        "gcs_base_url": address,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "",
+        "private_key_id": "",
+    }
+    file.write_text(json.dumps(account))
+    return {"google_service_account": str(file), "allow_http": "true"}
+
+
 def _item(key: str, stored: _Stored) -> dict[str, str]:
     """Return what the JSON API tells of an object."""
     return {"kind": "storage#object", "name": key, "size": str(len(stored.data)), "generation": str(stored.generation)}

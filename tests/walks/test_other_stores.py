@@ -7,7 +7,6 @@ path, or named by ``RAGGEDATLAS_AZURITE``; ``scripts/test-stores`` installs it.
 import base64
 import hashlib
 import hmac
-import json
 import os
 import shutil
 import socket
@@ -35,7 +34,7 @@ from raggedatlas.store.ranges import BLOCK
 from raggedatlas.wings import cxg
 from support.atlases import small_anndata
 from support.cxg_files import write_cxg
-from support.object_store import FaultyProxy, GoogleStorage
+from support.object_store import FaultyProxy, GoogleStorage, google_options
 
 DATA = Path(__file__).parent.parent / "data"
 AZURITE = os.environ.get("RAGGEDATLAS_AZURITE") or shutil.which("azurite-blob")
@@ -66,19 +65,6 @@ def google(folder: Path) -> Iterator[Home]:
         right = google_options(folder / "right.json", proxy.address)
         wrong = {**right, "google_service_account": str(folder / "none.json")}
         yield Home("gs://cells", proxy, right, wrong, google_options(folder / "dead.json", "http://127.0.0.1:9"))
-
-
-def google_options(file: Path, address: str) -> dict[str, str]:
-    """Write the file of a service account that names a server of one's own, and return the options with it."""
-    account = {
-        "gcs_base_url": address,
-        "disable_oauth": True,
-        "client_email": "",
-        "private_key": "",
-        "private_key_id": "",
-    }
-    file.write_text(json.dumps(account))
-    return {"google_service_account": str(file), "allow_http": "true"}
 
 
 SERVE = """

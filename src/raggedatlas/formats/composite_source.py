@@ -259,6 +259,16 @@ class CompositeSource:
         assert isinstance(reader, CsrRows)
         return reader.indptr()
 
+    def arrays(self, key: str) -> Mapping[str, Any]:
+        """Return the arrays of a matrix by name: ``"data"``, of a sparse one ``"indptr"`` and ``"indices"`` too; none if it is made of others.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such matrix.
+        """
+        return getattr(self._reader(key), "arrays", {})
+
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
         """Return which cell each row of a matrix (or of a modality's ``"obs"``) belongs to, or None when row i is cell i."""
         if key not in self._parts.present:

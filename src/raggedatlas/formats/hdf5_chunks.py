@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.store.ranges import RemoteFile
+from raggedatlas.store.references import ChunkTable
 from raggedatlas.store.runtime import DECODE_THREADS, find_shared, map_decode, shared_pool
 
 SMALLEST = 1 << 12
@@ -66,7 +67,7 @@ class Hdf5ChunkReader:
     def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
         self._dataset, self._placed, self._filters = dataset, placed, filters
         self._file = dataset.file
-        self._remote = _remote_file(self._file)
+        self._remote = remote_file(self._file)
         self.shape: tuple[int, ...] = tuple(dataset.shape)
         self._chunks, self._dtype = chunks, dataset.dtype
         self._grid = tuple(-(-n // c) for n, c in zip(self.shape, chunks, strict=True))
@@ -244,21 +245,18 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
     """
     if type(array).__module__.partition(".")[0] != "h5py":
         return None
-    import h5py
-
     # Chunks in the cache of an open writer are not in the file yet.
     file, dtype = array.file, array.dtype
-    if file.mode != "r" or not (file.driver == "sec2" or _remote_file(file) is not None):
+    if file.mode != "r" or not (file.driver == "sec2" or remote_file(file) is not None):
         return None
     if not array.shape or not array.size or array.is_virtual:
         return None
-    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not array.id.get_type().equal(h5py.h5t.py_create(dtype)):
+    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not is_native(array):
         return None
-    plist = array.id.get_create_plist()
-    filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
+    filters = tuple(code for code, _ in filters_of(array))
     if array.chunks is None:
-        offset = array.id.get_offset()
-        return None if offset is None or filters else _contiguous(array, int(offset))
+        piece = locate_chunks(array)[0]
+        return None if piece.sizes[0] < 0 or filters else _contiguous(array, int(piece.offsets[0]))
     if filters not in ((), (_DEFLATE,), (_SHUFFLE, _DEFLATE)):
         return None
     chunk_bytes = int(np.prod(array.chunks, dtype=object)) * array.dtype.itemsize
@@ -267,17 +265,22 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
     )
     if chunk_bytes < SMALLEST or band_bytes > LARGEST_BAND:
         return None
-    placed = _located(array, filters)
-    return None if placed is None else Hdf5ChunkReader(array, tuple(array.chunks), placed, filters)
+    table, skipped = locate_chunks(array)
+    every = (1 << len(filters)) - 1
+    # If a chunk skipped only some filters, HDF5 reads the dataset.
+    if not np.isin(skipped, (0, every)).all():
+        return None
+    placed = _Placed(table.offsets, table.sizes, skipped == every)
+    return Hdf5ChunkReader(array, tuple(array.chunks), placed, filters)
 
 
-def _remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
+def remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
     """Return the remote file that h5py reads through, which it names by its `repr`."""
     opened: RemoteFile | None = find_shared(f"file {file.filename}") if file.driver == "fileobj" else None
     return opened
 
 
-def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader | None:  # noqa: ANN401
+def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader:  # noqa: ANN401
     row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
     step = max(1, SPAN_BYTES // max(1, row_bytes))
     n = -(-dataset.shape[0] // step)
@@ -287,28 +290,65 @@ def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader | None:  # noqa: A
     return Hdf5ChunkReader(dataset, (step, *dataset.shape[1:]), placed, ())
 
 
-def _located(dataset: Any, filters: tuple[int, ...]) -> _Placed | None:  # noqa: ANN401
-    grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
+def filters_of(dataset: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:  # noqa: ANN401  (an h5py.Dataset)
+    """Return the number and the settings of each filter of an HDF5 dataset, in the order of encoding."""
+    plist = dataset.id.get_create_plist()
+    found = (plist.get_filter(i) for i in range(plist.get_nfilters()))
+    return tuple((int(code), tuple(map(int, settings))) for code, _, settings, _ in found)
+
+
+def is_native(dataset: Any) -> bool:  # noqa: ANN401  (an h5py.Dataset)
+    """Return whether the bytes of the values are those of NumPy's dtype: HDF5 also has types of other precision and padding."""
+    import h5py
+
+    return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)))
+
+
+def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noqa: ANN401  (an h5py.Dataset)
+    """Find the chunks of an HDF5 dataset in its file.
+
+    Parameters
+    ----------
+    dataset : h5py.Dataset
+        Contiguous or chunked.
+
+    Returns
+    -------
+    table : ChunkTable
+        Where they are; a contiguous dataset is in one piece, of size -1 if it was never written.
+    skipped : (n,) uint32
+        Filters that each chunk skipped, as HDF5's mask: bit i is the i-th filter.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> with h5py.File("x", "w", driver="core", backing_store=False) as file:
+    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), chunks=(2, 2)))
+    >>> table.sizes.tolist()
+    [-1, -1, -1, -1]
+    """
+    if dataset.chunks is None:
+        # In a file with a user block, HDF5 gives an offset for what was never written, too.
+        offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
+        size = -1 if offset is None else dataset.size * dataset.dtype.itemsize
+        return ChunkTable(np.zeros(1, np.int32), np.array([offset or 0]), np.array([size])), np.zeros(1, np.uint32)
+    chunks = dataset.chunks
+    grid = [-(-n // c) for n, c in zip(dataset.shape, chunks, strict=True)]
     n_chunks = int(np.prod(grid, dtype=np.int64))
     strides = np.cumprod([1, *grid[:0:-1]])[::-1].tolist()
-    chunks = dataset.chunks
-    placed = _Placed(np.zeros(n_chunks, np.int64), np.full(n_chunks, -1, np.int64), np.zeros(n_chunks, np.bool_))
-    skipped_some: list[int] = []
-    every = (1 << len(filters)) - 1
+    table = ChunkTable(np.zeros(n_chunks, np.int32), np.zeros(n_chunks, np.int64), np.full(n_chunks, -1, np.int64))
+    skipped = np.zeros(n_chunks, np.uint32)
 
     def note(info: Any) -> None:  # noqa: ANN401
         number = sum(o // c * s for o, c, s in zip(info.chunk_offset, chunks, strides, strict=True))
-        placed.offsets[number], placed.sizes[number] = info.byte_offset, info.size
-        # Each bit of the mask is a filter that the chunk skipped; if one skipped only some, HDF5 reads the dataset.
-        placed.plain[number] = info.filter_mask == every
-        if info.filter_mask not in (0, every):
-            skipped_some.append(number)
+        table.offsets[number], table.sizes[number] = info.byte_offset, info.size
+        skipped[number] = info.filter_mask
 
     dataset.id.chunk_iter(note)
     user_block = dataset.file.userblock_size
     if user_block and _offsets_leave_out_the_user_block():
-        placed.offsets[:] += user_block
-    return None if skipped_some else placed
+        table.offsets[:] += np.where(table.sizes >= 0, user_block, 0)
+    return table, skipped
 
 
 @functools.cache

@@ -49,7 +49,10 @@ class MatrixLocation:
 
 
 class RowReader(Protocol):
-    """Protocol of matrices that are read by rows; cheap if rows are requested in ascending order."""
+    """Protocol of matrices that are read by rows; cheap if rows are requested in ascending order.
+
+    Readers of stored arrays have these as `arrays`, a mapping by name: ``"data"``, of sparse matrices ``"indptr"`` and ``"indices"`` too.
+    """
 
     form: MatrixForm
     dtype: np.dtype[Any]
@@ -150,6 +153,7 @@ class DenseRows:
     def __init__(self, array: Any, place: MatrixLocation) -> None:  # noqa: ANN401
         self._rows = SequentialArray(array, place)
         self.shape, self.dtype = self._rows.shape, self._rows.dtype
+        self.arrays = {"data": array}
 
     def stop(self, start: int, stop: int) -> int:
         """Return the end of the next block."""
@@ -173,6 +177,10 @@ class SparseArrays:
     data: Any
     shape: tuple[int, int]
 
+    def by_name(self) -> dict[str, Any]:
+        """Return the arrays by the names that files give them."""
+        return {"indptr": self.indptr, "indices": self.indices, "data": self.data}
+
 
 class CsrRows:
     """A CSR matrix; holds the block, eight bytes per cell and one chunk of each array in memory.
@@ -195,6 +203,7 @@ class CsrRows:
 
     def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
         self._place = place
+        self.arrays = arrays.by_name()
         self._pointers = arrays.indptr
         self._indptr: NDArray[np.int64] | None = None
         self._indices = SequentialArray(arrays.indices, place)
@@ -300,6 +309,7 @@ class CscRows(SortedRows):
 
     def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
         self._arrays, self._place = arrays, place
+        self.arrays = arrays.by_name()
         self._indices = SequentialArray(arrays.indices, place)
         self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
         self.shape = arrays.shape

@@ -135,7 +135,7 @@ def add(
             f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
         )
     for opener in openers:
-        opener.curate, opener.genome = options.curate, options.genome
+        opener.curate, opener.genome, opener.linked = options.curate, options.genome, not options.copy
     if not options.copy:
         # Options to reach a file are not stored.
         for place in (opener.place for opener in openers):

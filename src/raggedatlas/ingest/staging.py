@@ -159,6 +159,8 @@ class Opener:
         Genome to read from a 10x file with several.
     notes : tuple of str
         Lines for the report, whatever is found in the source.
+    linked : bool
+        Whether the source is linked: of a remote file little is read, at many places.
     """
 
     def __init__(
@@ -167,15 +169,18 @@ class Opener:
         curate: Curation | None = None,
         genome: str | None = None,
         notes: tuple[str, ...] = (),
+        *,
+        linked: bool = False,
     ) -> None:
-        self.what, self.curate, self.genome = what, curate, genome
+        self.what, self.curate, self.genome, self.linked = what, curate, genome, linked
         self.notes = self._given = notes
         self._checked: AnyPath | None = None
 
     @property
     def place(self) -> AnyPath | None:
         """The file or folder; None of an object in memory."""
-        return as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
+        path = as_path(self.what) if isinstance(self.what, str | os.PathLike) else None
+        return path.in_small_blocks() if self.linked and isinstance(path, Location) else path
 
     def __call__(self) -> Source:
         """Open it.
@@ -204,7 +209,7 @@ class Opener:
             broken = (f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
             self.notes = (*self._given, *broken)
         options: dict[str, Any] = {} if self.genome is None else {"genome": self.genome}
-        source = open_source(self.what, **options)
+        source = open_source(self.what if path is None else path, **options)
         if self.curate is not None:
             missing = answer("missing_facts")(source)
             if missing and self.curate == "cellxgene-strict":

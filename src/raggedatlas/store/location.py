@@ -22,8 +22,8 @@ from raggedatlas.errors import CorruptError, NameRefusedError, NotFoundError, So
 from raggedatlas.store.cache_folder import CACHE_OPTIONS, parse_size
 from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import DiskCache
-from raggedatlas.store.ranges import Blocks, RemoteFile
-from raggedatlas.store.runtime import REQUEST_THREADS, LRUCache, prefetch_map, process_cache
+from raggedatlas.store.ranges import BLOCK, SMALL_BLOCK, Blocks, ObjectFacts, RemoteFile
+from raggedatlas.store.runtime import REQUEST_THREADS, LRUCache, map_requests, prefetch_map, process_cache
 from raggedatlas.store.storage_errors import plain_reason, store_errors
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ class Location:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     # Number of parts that `child` added, among which `checked_path` refuses symlinks; not compared.
     depth: int = field(default=0, repr=False, compare=False)
+    # Bytes of one block of an open file.
+    _block: int = field(default=BLOCK, init=False, repr=False, compare=False)
     # The folder that ``/`` began at, and the name below it; what readers have seen of this.
     _top: "Location | None" = field(default=None, init=False, compare=False)
     _below: str = field(default="", init=False, compare=False)
@@ -533,7 +535,7 @@ class Location:
         # Not parsed: a name may hold what means something in an address.
         vars(inner).update(
             uri=f"{str(top).rstrip('/')}/{below}" if below else top.uri, storage_options=self.storage_options, depth=0,
-            _top=top, _below=below, _seen={},
+            _block=self._block, _top=top, _below=below, _seen={},
         )  # fmt: skip
         return inner
 
@@ -609,7 +611,9 @@ class Location:
         """Iterate over key and bytes of every object below the folder."""
         below = f"{self._below}/" if self._below else ""
         return (
-            (key[len(below) :], size) for key, size in self._listed.items() if key.startswith(below) and key != below
+            (key[len(below) :], facts.n_bytes)
+            for key, facts in self._listed.items()
+            if key.startswith(below) and key != below
         )
 
     def rglob(self, pattern: str) -> "Iterator[Location]":
@@ -626,8 +630,36 @@ class Location:
         """Return the size of the file, or of all files of a folder that can be listed, as `Path.stat` does."""
         if self.is_file():
             known = self._listed.get(self._below) if self.is_listed else None
-            return SimpleNamespace(st_size=self._blocks.size if known is None else known)
+            return SimpleNamespace(st_size=self._blocks.size if known is None else known.n_bytes)
         return SimpleNamespace(st_size=0 if self.is_web else sum(size for _, size in self.below()))
+
+    def facts(self, keys: Sequence[str]) -> list[ObjectFacts | None]:
+        """Return size, time and ETag of objects below the folder, None for those that do not exist: of a store that lists from its listing.
+
+        Raises
+        ------
+        StoreError
+            If the store cannot be asked.
+        """
+        if not self.is_web:
+            below = f"{self._below}/" if self._below else ""
+            return [self._listed.get(below + key) for key in keys]
+        return map_requests(lambda key: (self / key)._ask(), keys)
+
+    def _ask(self) -> ObjectFacts | None:
+        import obstore
+
+        with store_errors(f"read {self}"):
+            try:
+                return ObjectFacts.of(obstore.head(*self.bucket()))
+            except FileNotFoundError:
+                return None
+
+    def in_small_blocks(self) -> "Location":
+        """Return the same location, of which files are fetched in blocks of `SMALL_BLOCK`: for reading what they say of themselves."""
+        small = replace(self) if self._top is None else self._top.in_small_blocks() / self._below
+        vars(small)["_block"] = SMALL_BLOCK
+        return small
 
     def open(self, mode: str = "rb") -> RemoteFile:
         """Open the file for reading.
@@ -647,8 +679,8 @@ class Location:
     # Two threads that read at once read the same; the first that is done is kept, so that both share its blocks.
     @property
     def _blocks(self) -> Blocks:
-        blocks: Blocks = self._seen.get("blocks") or self._seen.setdefault("blocks", Blocks(*self.bucket(), str(self)))
-        return blocks
+        blocks: Blocks | None = self._seen.get("blocks")
+        return blocks or self._seen.setdefault("blocks", Blocks(*self.bucket(), str(self), self._block))
 
     @property
     def is_listed(self) -> bool:
@@ -656,15 +688,15 @@ class Location:
         return "listed" in (self._top or self)._seen
 
     @property
-    def _listed(self) -> dict[str, int]:
-        """Size of each object below the top by key; kept by the top, since its members share it."""
+    def _listed(self) -> dict[str, ObjectFacts]:
+        """Facts of each object below the top by key; kept by the top, since its members share it."""
         top = self._top or self
         if "listed" not in top._seen:
             top._seen["listed"] = top._list()
-        listed: dict[str, int] = top._seen["listed"]
+        listed: dict[str, ObjectFacts] = top._seen["listed"]
         return listed
 
-    def _list(self) -> dict[str, int]:
+    def _list(self) -> dict[str, ObjectFacts]:
         import obstore
 
         if self.is_web:
@@ -672,11 +704,11 @@ class Location:
                 f"{self} is on a web server, which does not list folders; give a file, a Zarr folder with consolidated metadata, or the "
                 "address of the folder in its object store."
             )
-        listed: dict[str, int] = {}
+        listed: dict[str, ObjectFacts] = {}
         store, prefix = self.bucket()
         with store_errors(f"list {self}"):
             for page in obstore.list(store, prefix=f"{prefix}/" if prefix else None):
-                listed |= {item["path"][len(prefix) :].lstrip("/"): item["size"] for item in page}
+                listed |= {item["path"][len(prefix) :].lstrip("/"): ObjectFacts.of(item) for item in page}
                 if len(listed) > MAX_LISTED:
                     raise SourceError(
                         f"{self} holds more than {MAX_LISTED:,} objects; name one file or folder of them."

@@ -7,37 +7,78 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raggedatlas.errors import AtlasError, NotFoundError, StoreError
 from raggedatlas.store.runtime import share, submit_request
 from raggedatlas.store.storage_errors import store_errors
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 BLOCK = 1 << 20
 """Bytes of one block of the cache; requests fetch complete blocks."""
 
+SMALL_BLOCK = 1 << 14
+"""Bytes of one block where only what a file says of itself is read, which lies all over it."""
+
 REQUEST_BYTES = 4 << 20
 """Most bytes of one request: neighbouring blocks are fetched together up to this size, larger spans by several requests at once."""
+
+BRIDGED_BYTES = 1 << 16
+"""Bytes that are held, or not wanted, between blocks of one request: another request would take longer than fetching them."""
 
 CACHE_BYTES = 128 << 20
 """Bytes of one file that are held at most."""
 
-MOST_AHEAD = 8
-"""Blocks that are read ahead where a file is read from one block to the next."""
+AHEAD_BYTES = 8 << 20
+"""Bytes that are read ahead at most where a file is read from one block to the next."""
 
-LOADED_BLOCKS = 32
-"""Blocks that one long read asks for at once: a quarter of the cache, so that readers do not push out each other's blocks."""
+LOADED_BYTES = 32 << 20
+"""Bytes that one long read asks for at once: a quarter of the cache, so that readers do not push out each other's blocks."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 STEP_SECONDS, PATIENCE_STEPS = 0.001, 2_000
 """How often is looked for a block that is on its way, and how many times before it is fetched anew."""
 
 
+class ObjectFacts(NamedTuple):
+    """What a store or server says of an object.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Its size.
+    modified : int
+        When it was written, in whole seconds since 1970 (UTC), as nanoseconds; 0 where that is not known.
+    etag : str
+        Its ETag; empty where there is none.
+    """
+
+    n_bytes: int
+    modified: int
+    etag: str
+
+    @classmethod
+    def of(cls, meta: "ObjectMeta") -> "ObjectFacts":
+        """Take them from what obstore returns with an object or lists of it."""
+        # Listings have milliseconds, answers to requests for the object have seconds.
+        seconds = (meta["last_modified"] - _EPOCH) // timedelta(seconds=1)
+        tag = meta["e_tag"] or ""
+        # Listings of some stores leave out the quotes that are part of an ETag.
+        return cls(meta["size"], seconds * 10**9, tag if not tag or tag.endswith('"') else f'"{tag}"')
+
+    def is_same(self, other: "ObjectFacts") -> bool:
+        """Return whether both are of one version of an object: by the ETag, and without one by the time."""
+        return self.n_bytes == other.n_bytes and self.etag == other.etag and (bool(self.etag) or self == other)
+
+
 @dataclass(frozen=True)
 class _Span:
-    """Neighbouring blocks that one request fetches."""
+    """Blocks in a row that one request fetches."""
 
     first: int
     last: int
@@ -56,6 +97,13 @@ class Blocks:
         Where the file is.
     shown : str
         Its address in messages.
+    block : int, optional
+        Bytes of one block.
+
+    Attributes
+    ----------
+    facts : ObjectFacts
+        What the first answer said of the file.
 
     Raises
     ------
@@ -65,15 +113,16 @@ class Blocks:
         If the store cannot be reached, refuses access, or does not serve ranges.
     """
 
-    def __init__(self, store: "ObjectStore", key: str, shown: str) -> None:
-        self._store, self._key, self.shown = store, key, shown
+    def __init__(self, store: "ObjectStore", key: str, shown: str, block: int = BLOCK) -> None:
+        self._store, self._key, self.shown, self.block = store, key, shown, block
         self._held: dict[int, memoryview] = {}
         self._coming: set[int] = set()
         # One request opens a file: the response with the first block has the size.
-        head, self.size, self._tag = self._get(0, BLOCK)
-        if len(head) != min(self.size, BLOCK):
+        head, self.facts = self._get(0, block)
+        self.size = self.facts.n_bytes
+        if len(head) != min(self.size, block):
             raise StoreError(
-                f"{shown}: the server sent {len(head):,} of {min(self.size, BLOCK):,} bytes; the file was cut short there."
+                f"{shown}: the server sent {len(head):,} of {min(self.size, block):,} bytes; the file was cut short there."
             )
         self._keep(0, memoryview(head))
 
@@ -82,21 +131,22 @@ class Blocks:
         wanted = {
             block
             for offset, length in ranges
-            for block in range(offset // BLOCK, -(-min(offset + length, self.size) // BLOCK))
+            for block in range(offset // self.block, -(-min(offset + length, self.size) // self.block))
         }
-        missing = [block for block in sorted(wanted) if not self.holds(block)]
-        self._coming.update(missing)
-        for span in _spans(missing):
+        self._load(_spans([block for block in sorted(wanted) if not self.holds(block)], self.block))
+
+    def _load(self, spans: Iterable[_Span]) -> None:
+        for span in spans:
+            self._coming.update(block for block in range(span.first, span.last) if block not in self._held)
             submit_request(self._try, span)
 
-    def read_into(self, offset: int, room: memoryview, ahead: int) -> int:
+    def read_into(self, offset: int, room: memoryview) -> int:
         """Copy bytes to `room`; return their number, fewer at the end of the file."""
         n_bytes = max(0, min(len(room), self.size - offset))
         done = 0
         while done < n_bytes:
-            block, start = divmod(offset + done, BLOCK)
-            n_blocks = max(-(-(start + n_bytes - done) // BLOCK), ahead)
-            part = self._block(block, n_blocks)[start : start + n_bytes - done]
+            block, start = divmod(offset + done, self.block)
+            part = self._block(block, -(-(start + n_bytes - done) // self.block))[start : start + n_bytes - done]
             room[done : done + len(part)] = part
             done += len(part)
         return n_bytes
@@ -115,13 +165,15 @@ class Blocks:
         data = self._held.get(block)
         if data is not None:
             return data
-        last = block + 1
-        most = min(block + min(n_blocks, REQUEST_BYTES // BLOCK), -(-self.size // BLOCK))
-        while last < most and not self.holds(last):
-            last += 1
-        if n_blocks > last - block:
-            self.load([(last * BLOCK, min(n_blocks - (last - block), LOADED_BLOCKS) * BLOCK)])
-        return self._fetch(_Span(block, last))[:BLOCK]
+        # As many ahead as are held before it: a file is read in order, as a long index is, also by turns with other parts of it.
+        ahead = 1
+        while ahead < AHEAD_BYTES // self.block and ahead <= block and self.holds(block - ahead):
+            ahead += 1
+        n_blocks = min(max(n_blocks, ahead), (REQUEST_BYTES + LOADED_BYTES) // self.block)
+        stop = min(block + n_blocks, -(-self.size // self.block))
+        own, *others = _spans([block, *(i for i in range(block + 1, stop) if not self.holds(i))], self.block)
+        self._load(others)
+        return self._fetch(own)[: self.block]
 
     def _try(self, span: _Span) -> None:
         # An error is raised to who reads the block, who then fetches it again.
@@ -133,9 +185,9 @@ class Blocks:
             self._coming.difference_update(range(span.first, span.last))
 
     def _fetch(self, span: _Span) -> memoryview:
-        start, stop = span.first * BLOCK, min(span.last * BLOCK, self.size)
-        data, size, tag = self._get(start, stop)
-        if (size, tag) != (self.size, self._tag):
+        start, stop = span.first * self.block, min(span.last * self.block, self.size)
+        data, facts = self._get(start, stop)
+        if not facts.is_same(self.facts):
             raise StoreError(f"{self.shown} was replaced while it was read; run it again.")
         if len(data) != stop - start:
             raise StoreError(
@@ -146,15 +198,15 @@ class Blocks:
         return whole
 
     def _keep(self, first: int, whole: memoryview) -> None:
-        for i in range(-(-len(whole) // BLOCK)):
-            self._held[first + i] = whole[i * BLOCK : (i + 1) * BLOCK]
-        while len(self._held) > CACHE_BYTES // BLOCK:
+        for i in range(-(-len(whole) // self.block)):
+            self._held[first + i] = whole[i * self.block : (i + 1) * self.block]
+        while len(self._held) > CACHE_BYTES // self.block:
             # Another thread may remove the same one, or add one between the two calls.
             with contextlib.suppress(RuntimeError, StopIteration):
                 self._held.pop(next(iter(self._held)), None)
 
-    def _get(self, start: int, stop: int) -> tuple[bytes, int, str | None]:
-        """Return bytes of the object, its size and its ETag."""
+    def _get(self, start: int, stop: int) -> tuple[bytes, "ObjectFacts"]:
+        """Return bytes of the object, and what the answer says of it."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -162,18 +214,19 @@ class Blocks:
             with store_errors(f"read {self.shown}"):
                 try:
                     answer = obstore.get(self._store, self._key, options={"range": (start, stop)})
-                    return memoryview(answer.bytes()).tobytes(), answer.meta["size"], answer.meta["e_tag"]
+                    return memoryview(answer.bytes()).tobytes(), ObjectFacts.of(answer.meta)
                 except BaseError as error:
                     raise _explained(self.shown, error) from error
         except FileNotFoundError:
             raise NotFoundError(f"There is no file {self.shown}; check the address.") from None
 
 
-def _spans(blocks: list[int]) -> list[_Span]:
-    """Join neighbouring blocks into requests of at most `REQUEST_BYTES`."""
+def _spans(blocks: list[int], size: int) -> list[_Span]:
+    """Join neighbouring blocks of a size into requests of at most `REQUEST_BYTES`."""
+    most, gap = REQUEST_BYTES // size, BRIDGED_BYTES // size
     spans: list[_Span] = []
     for block in blocks:
-        if spans and spans[-1].last == block and block - spans[-1].first < REQUEST_BYTES // BLOCK:
+        if spans and block - spans[-1].last <= gap and block - spans[-1].first < most:
             spans[-1] = _Span(spans[-1].first, block + 1)
         else:
             spans.append(_Span(block, block + 1))
@@ -204,9 +257,18 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, blocks: Blocks) -> None:
         super().__init__()
-        self._blocks, self._position, self._ahead = blocks, 0, 1
+        self._blocks, self._position = blocks, 0
         # h5py names its file by the `repr` of the file object, through which readers of chunks find this one again.
         share(f"file {self!r}", lambda: self)
+
+    @property
+    def facts(self) -> ObjectFacts:
+        """What the server said of the file when it was opened; parts of another version are refused."""
+        return self._blocks.facts
+
+    def is_of(self, address: str) -> bool:
+        """Return whether this is the file at an address."""
+        return self._blocks.shown == address
 
     def __repr__(self) -> str:
         """Return the class, the address and the identity."""
@@ -258,11 +320,7 @@ class RemoteFile(io.RawIOBase):
         StoreError
             If the store fails, or the file was replaced or cut short.
         """
-        block = offset // BLOCK
-        if not self._blocks.holds(block):
-            # The block before is held where the file is read in order, as a long index is.
-            self._ahead = min(2 * self._ahead, MOST_AHEAD) if block and self._blocks.holds(block - 1) else 1
-        return self._blocks.read_into(offset, room, self._ahead)
+        return self._blocks.read_into(offset, room)
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Begin to fetch byte ranges ``(offset, length)`` into the cache, several requests at once; their errors come when they are read."""

@@ -21,7 +21,7 @@ _COLUMNS = {
     "gap": pa.list_(pa.int64()),
     "size": pa.list_(pa.int64()),
 }
-_MOST_CHUNKS = 2**24
+MOST_CHUNKS = 2**24
 """Chunks of all arrays of a source; a damaged file that declares more would take much memory."""
 
 _NAMES, _LENGTHS, _PROBE = b"raggedatlas.arrays", b"raggedatlas.n_chunks", b"raggedatlas.probe"
@@ -204,7 +204,7 @@ class References:
             sum(lengths) < len(array)
             or len(names) != len(lengths)
             or min(lengths, default=0) < 0
-            or sum(lengths) > _MOST_CHUNKS
+            or sum(lengths) > MOST_CHUNKS
         ):
             raise ValueError("there are other chunks than the arrays have")
         if len(array) and (array.min() < 0 or array.max() >= len(names)):

@@ -118,13 +118,28 @@ def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
     if not array.slots:
         _check_frame(array, data)
         return
-    for offset, size in _shard_index(array, data, data.size).tolist():
+    for offset, size in shard_index(array, data, data.size).tolist():
         if size >= 0:
             _check_frame(array, data[offset : offset + size])
 
 
-def _shard_index(array: StoredArray, data: NDArray[np.uint8], shard_size: int) -> NDArray[np.int64]:
-    """Return the index of a shard, whose bytes `data` are or, where the index comes first, begin with."""
+def shard_index(array: StoredArray, data: NDArray[np.uint8], shard_size: int) -> NDArray[np.int64]:
+    """Return the index of a shard: offset and size of each inner chunk, size -1 where it is not stored.
+
+    Parameters
+    ----------
+    array : StoredArray
+        What the metadata say.
+    data : (n,) uint8
+        The bytes of the shard, or those at its end, or at its start, where the index is.
+    shard_size : int
+        Size of the shard in bytes.
+
+    Raises
+    ------
+    CorruptError
+        If the checksum does not match or a chunk is outside the shard.
+    """
     n = array.index_size
     if data.size < n:
         raise CorruptError(f"A shard of {array.path} has {data.size} bytes and no room for its index.")
@@ -213,7 +228,7 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
         check_frames(array, data)
     elif array.index_first and (byte_range.start, byte_range.end) == (0, array.index_size):
         # The length of the shard is unknown here; zarr-python gets no byte beyond its end.
-        _shard_index(array, data, 2**62)
+        shard_index(array, data, 2**62)
     elif array.slots:
         _check_frame(array, data)
 

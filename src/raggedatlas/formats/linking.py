@@ -1,0 +1,500 @@
+"""Find where the chunks of a source's matrices are, so that they can be read from its file without copying them."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.containers import is_tree, readable
+from raggedatlas.formats.hdf5_chunks import filters_of, is_native, locate_chunks, remote_file
+from raggedatlas.model.protocols import Source
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.codecs import DTYPES, chunk_decoder, codecs_json
+from raggedatlas.store.location import AnyPath, Location, as_path
+from raggedatlas.store.ranges import ObjectFacts, RemoteFile
+from raggedatlas.store.references import MOST_CHUNKS, ChunkTable, References, SourceObjects
+from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.storage_errors import store_errors
+from raggedatlas.store.untrusted import StoredArray, check_array_metadata, shard_index
+
+PIECE_BYTES = 1 << 16
+"""Bytes of the rows that are read at once of an array in one piece."""
+
+PROBE_BYTES = 1 << 12
+"""Bytes at each end of a file of which the hash is recorded."""
+
+_DEFLATE, _SHUFFLE, _FLETCHER, _LZF, _BLOSC, _ZSTD = 1, 2, 3, 32_000, 32_001, 32_015
+_FLETCHER_BYTES = 4
+_UNREAD = {4: "szip", 5: "nbit", 6: "scaleoffset", 32_004: "lz4", 32_008: "bitshuffle", 32_026: "blosc2"}
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+
+_OF_VALUES = frozenset({"delta", "astype", "bitround", "fixedscaleoffset", "packbits", "quantize", "categorize"})
+"""Filters of numcodecs that change values before they become bytes."""
+
+Codecs = list[dict[str, Any]]
+
+
+class Linker:
+    """Collects references to the arrays of one source.
+
+    Parameters
+    ----------
+    source : Source
+        The source, open.
+    place : Path or Location
+        The file or Zarr folder that it reads.
+
+    Examples
+    --------
+    >>> linker = Linker(open_source("pbmc.h5ad"), Path("pbmc.h5ad"))  # doctest: +SKIP
+    >>> linker.add("X")["data"].chunk_shape  # doctest: +SKIP
+    (21969,)
+    >>> linker.references().arrays["X/data"].offsets  # doctest: +SKIP
+    """
+
+    def __init__(self, source: Source, place: AnyPath) -> None:
+        self._source, self._place = source, as_path(place)
+        self._files: _Files | None = None
+        if self._place.suffix != ".zip":
+            self._files = _ZarrFolder(self._place) if is_tree(self._place) else _Hdf5File(self._place)
+        self._tables: dict[str, ChunkTable] = {}
+
+    def add(self, key: str) -> dict[str, ArraySpec]:
+        """Register the arrays of a matrix.
+
+        Parameters
+        ----------
+        key : str
+            Key of the matrix.
+
+        Returns
+        -------
+        dict of str to ArraySpec
+            ``"data"``, and ``"indices"`` of a sparse matrix: path and name among the references are ``<key>/<name>``; shape, dtype,
+            chunks and codecs are those of the file.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such matrix.
+        SourceError
+            If its chunks cannot be read without its own library, or are no chunks of a file, or the file has changed.
+        StoreError
+            If the object store or server fails.
+        """
+        where = f"{self._place}: {key}"
+        if self._files is None:
+            raise _refusal(where, "its file is a zip file, which is copied where it is not unpacked")
+        # Sources of wings, and those of copies, have no arrays that are in the file.
+        find = getattr(self._source, "arrays", None)
+        arrays = {} if find is None else find(key)
+        if not arrays:
+            form = self._source.describe().format
+            raise _refusal(where, f"it is no array in its file ({form}) but read from others, converted or computed")
+        if "\n" in key:
+            raise _refusal(f"{self._place}: {key!r}", "its name has several lines")
+        found = {name: self._files.find(f"{key}/{name}", array) for name, array in arrays.items() if name != "indptr"}
+        self._tables |= {spec.path: table for spec, table in found.values()}
+        if sum(len(table.sizes) for table in self._tables.values()) > MOST_CHUNKS:
+            raise _refusal(where, f"the arrays have more than {MOST_CHUNKS:,} chunks")
+        return {name: spec for name, (spec, _) in found.items()}
+
+    def references(self) -> References:
+        """Return the references to all arrays that were added.
+
+        Raises
+        ------
+        SourceError
+            If the file has changed since the source was opened.
+        """
+        if self._files is None:
+            raise _refusal(str(self._place), "it is a zip file")
+        return References(self._files.objects(), dict(self._tables))
+
+
+def decodable(codecs: Codecs) -> bool:
+    """Return whether chunks of this encoding can be read without zarr-python and HDF5.
+
+    Examples
+    --------
+    >>> decodable([{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}])
+    True
+    """
+    try:
+        return chunk_decoder(codecs) is not None
+    except SourceError:
+        return False
+
+
+class _Files(Protocol):
+    """The files of a source."""
+
+    def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
+        """Return the description of an array and where its chunks are."""
+        ...
+
+    def objects(self) -> SourceObjects:
+        """Return the files, as they were when their chunks were found."""
+        ...
+
+
+class _Hdf5File:
+    """An HDF5 file, which is one object."""
+
+    def __init__(self, place: AnyPath) -> None:
+        self._place = place
+        self._stamp = _stamp(place.stat()) if isinstance(place, Path) else None
+        self._remote: RemoteFile | None = None
+        self._end = 0
+
+    def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
+        where = f"{self._place}: {path}"
+        self._check_file(where, array)
+        if array.is_virtual or array.external:
+            raise _refusal(where, "it keeps its values in other files")
+        dtype = _native(where, array)
+        if not is_native(array):
+            raise _refusal(where, f"its values are not stored as {dtype} but in a type of HDF5's own")
+        chunks = array.chunks or _rows_of(array.shape, dtype)
+        with readable(str(self._place), path):
+            _check_number(where, array.shape, chunks)
+            codecs = _hdf5_codecs(where, array, dtype)
+            # The piece of a contiguous array has no offset if it was never written, or is within the array's description.
+            if array.chunks is None and array.id.get_offset() is None and array.id.get_storage_size():
+                raise _refusal(where, "its values are within its description (HDF5: compact)")
+            table, skipped = locate_chunks(array)
+            _check_skipped(where, array, table, skipped)
+        self._end = max(self._end, int((table.offsets + table.sizes).max(initial=0)))
+        spec = ArraySpec(
+            path, tuple(array.shape), dtype.name, chunks, None, codecs_json(codecs), _json(array.fillvalue)
+        )  # fmt: skip
+        return spec, table
+
+    def objects(self) -> SourceObjects:
+        if isinstance(self._place, Path):
+            with store_errors(f"read {self._place}"), self._place.open("rb") as opened:
+                info = os.fstat(opened.fileno())
+                probe = _probe(info.st_size, lambda start, n: _seek(opened, start, n))
+                facts = ObjectFacts(info.st_size, info.st_mtime_ns, "")
+                # The name, since the file may have been replaced.
+                now = _stamp(self._place.stat())
+            if not _stamp(info) == now == self._stamp:
+                raise _changed(str(self._place))
+        else:
+            # Its blocks are of one version, so that what h5py has read and the probe are, too.
+            remote = self._remote or self._place.open()
+            facts, probe = remote.facts, _probe(remote.facts.n_bytes, lambda start, n: _read_at(remote, start, n))
+        if self._end > facts.n_bytes:
+            raise SourceError(
+                f"{self._place} has {facts.n_bytes:,} bytes and a chunk that ends at byte {self._end:,}; it was cut short. Fetch or write it again."
+            )
+        return SourceObjects(("",), np.array([facts.n_bytes]), np.array([facts.modified]), (facts.etag,), probe)
+
+    def _check_file(self, where: str, array: Any) -> None:  # noqa: ANN401
+        """Refuse an array that is not in this file, or not yet."""
+        if type(array).__module__.partition(".")[0] != "h5py":
+            raise _refusal(
+                where, f"it is no array in its file but a {type(array).__name__.lstrip('_')}, made or in memory"
+            )
+        file = array.file
+        if file.mode != "r":
+            raise _refusal(where, "its file is open for writing")
+        remote = remote_file(file)
+        if isinstance(self._place, Path):
+            if file.driver != "sec2":
+                raise _refusal(where, f"its file is read through HDF5's driver {file.driver!r}")
+            if _stamp(os.fstat(file.id.get_vfd_handle())) != self._stamp:
+                raise _changed(str(self._place))
+        elif remote is None or not remote.is_of(str(self._place)):
+            raise _refusal(where, f"the source reads {file.filename}")
+        self._remote = remote
+
+
+class _ZarrFolder:
+    """A Zarr folder, of which each chunk or shard is an object."""
+
+    def __init__(self, place: AnyPath) -> None:
+        self._place = place
+        self._numbers: dict[str, int] = {}
+        self._facts: list[ObjectFacts] = []
+
+    def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
+        where = f"{self._place}: {path}"
+        if type(array).__module__.partition(".")[0] != "zarr":
+            raise _refusal(
+                where, f"it is no array in its file but a {type(array).__name__.lstrip('_')}, made or in memory"
+            )
+        dtype = _native(where, array)
+        file, metadata = _metadata(array)
+        if self._look([f"{array.path}/{file}"])[0] is None:
+            raise _refusal(where, "the source reads another folder")
+        stored = check_array_metadata(where, metadata)
+        outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
+        _check_codecs(where, codecs)
+        _check_number(where, array.shape, inner)
+        grid = _grid(array.shape, outer)
+        coordinates = [tuple(map(int, at)) for at in np.ndindex(*grid)]
+        keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
+        found = {
+            at: (key, facts)
+            for at, key, facts in zip(coordinates, keys, self._look(keys), strict=True)
+            if facts is not None
+        }
+        n = int(np.prod(_grid(array.shape, inner), dtype=np.int64))
+        table = ChunkTable(np.zeros(n, np.int32), np.zeros(n, np.int64), np.full(n, -1, np.int64))
+        indexes = map_requests(lambda one: self._index(where, stored, *one), [*found.values()])
+        per_shard = np.array([o // i for o, i in zip(outer, inner, strict=True)], np.int64)
+        within = np.indices(tuple(per_shard.tolist())).reshape(len(inner), -1).T
+        inner_grid = _grid(array.shape, inner)
+        for (at, (key, facts)), index in zip(found.items(), indexes, strict=True):
+            chunks = within + np.array(at, np.int64) * per_shard
+            # The last shards have room for chunks beyond the array.
+            inside = (chunks < inner_grid).all(axis=1)
+            numbers = np.ravel_multi_index(tuple(chunks[inside].T), inner_grid)
+            table.objects[numbers] = self._number(key, facts)
+            table.offsets[numbers], table.sizes[numbers] = index[inside].T
+        spec = ArraySpec(
+            path, tuple(array.shape), dtype.name, inner, None, codecs_json(codecs), _json(array.fill_value)
+        )
+        return spec, table
+
+    def objects(self) -> SourceObjects:
+        n_bytes, modified = (
+            np.array([getattr(f, name) for f in self._facts], np.int64) for name in ("n_bytes", "modified")
+        )
+        return SourceObjects(tuple(self._numbers), n_bytes, modified, tuple(facts.etag for facts in self._facts))
+
+    def _number(self, key: str, facts: ObjectFacts) -> int:
+        number = self._numbers.setdefault(key, len(self._facts))
+        if number == len(self._facts):
+            self._facts.append(facts)
+        return number
+
+    def _look(self, keys: Sequence[str]) -> list[ObjectFacts | None]:
+        """Return what is known of files of the folder; None for those that do not exist."""
+        if isinstance(self._place, Location):
+            return self._place.facts(keys)
+        with store_errors(f"look for files of {self._place}"):
+            return [_facts_of(self._place / key) for key in keys]
+
+    def _index(self, where: str, stored: StoredArray, key: str, facts: ObjectFacts) -> NDArray[np.int64]:
+        """Return offset and size of each chunk in a file."""
+        if not stored.slots:
+            return np.array([[0, facts.n_bytes]])
+        n = min(stored.index_size, facts.n_bytes)
+        start = 0 if stored.index_first else facts.n_bytes - n
+        data, seen = self._read(key, start, start + n)
+        if not seen.is_same(facts) or len(data) != n:
+            raise _changed(f"{where}: {key}")
+        return shard_index(stored, np.frombuffer(data, np.uint8), facts.n_bytes)
+
+    def _read(self, key: str, start: int, stop: int) -> tuple[bytes, ObjectFacts]:
+        """Return bytes of a file, and what is known of it."""
+        with store_errors(f"read {self._place}/{key}"):
+            if isinstance(self._place, Location):
+                import obstore
+
+                answer = obstore.get(*(self._place / key).bucket(), options={"range": (start, stop)})
+                return bytes(answer.bytes()), ObjectFacts.of(answer.meta)
+            with (self._place / key).open("rb") as opened:
+                data, info = _seek(opened, start, stop - start), os.fstat(opened.fileno())
+            return data, ObjectFacts(info.st_size, info.st_mtime_ns, "")
+
+
+def _refusal(where: str, why: str) -> SourceError:
+    return SourceError(f"{where} cannot be linked: {why}; add it with copy=True.")
+
+
+def _changed(where: str) -> SourceError:
+    return SourceError(f"{where} changed while it was read; wait until it is written, and add it again.")
+
+
+def _stamp(info: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells that a file was written or replaced."""
+    return info.st_size, info.st_mtime_ns, info.st_ino
+
+
+def _facts_of(path: Path) -> ObjectFacts | None:
+    try:
+        info = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return ObjectFacts(info.st_size, info.st_mtime_ns, "")
+
+
+def _seek(file: BinaryIO, start: int, n_bytes: int) -> bytes:
+    file.seek(start)
+    return file.read(n_bytes)
+
+
+def _read_at(file: RemoteFile, start: int, n_bytes: int) -> bytes:
+    room = bytearray(n_bytes)
+    return bytes(room[: file.read_at(start, memoryview(room))])
+
+
+def _probe(n_bytes: int, read: Callable[[int, int], bytes]) -> str:
+    """Return the SHA-256 of the first and last bytes of a file, of all if it is short."""
+    if n_bytes < 2 * PROBE_BYTES:
+        return hashlib.sha256(read(0, n_bytes)).hexdigest()
+    return hashlib.sha256(read(0, PROBE_BYTES) + read(n_bytes - PROBE_BYTES, PROBE_BYTES)).hexdigest()
+
+
+def _native(where: str, array: Any) -> np.dtype[Any]:  # noqa: ANN401
+    """Return the dtype of an array in native byte order, if it is one of numbers and has axes."""
+    if not array.shape:
+        raise _refusal(where, "it has no axes")
+    dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
+    if dtype.name not in DTYPES:
+        raise _refusal(where, f"it holds values of type {array.dtype}")
+    return dtype
+
+
+def _grid(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
+
+
+def _check_number(where: str, shape: Sequence[int], chunks: Sequence[int]) -> None:
+    n = 1
+    for size in _grid(shape, chunks):
+        n *= size
+    if n > MOST_CHUNKS:
+        raise _refusal(where, f"it has {n:,} chunks, and {MOST_CHUNKS:,} are the most")
+
+
+def _rows_of(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the shape of the rows that are read at once of an array in one piece."""
+    across = tuple(max(1, n) for n in shape[1:])
+    row = int(np.prod(across, dtype=object)) * dtype.itemsize
+    return (max(1, min(shape[0], PIECE_BYTES // row)), *across)
+
+
+def _check_codecs(where: str, codecs: Codecs) -> None:
+    if any(codec["name"] == "transpose" for codec in codecs):
+        raise _refusal(where, "its chunks are stored with their axes exchanged")
+    if not decodable(codecs):
+        names = ", ".join(codec["name"].removeprefix("numcodecs.") for codec in codecs)
+        raise _refusal(where, f"its chunks are encoded by {names}, which only its own library decodes")
+
+
+def _bytes_codec(dtype: np.dtype[Any]) -> dict[str, Any]:
+    return {"name": "bytes", "configuration": {"endian": "big" if dtype.str[0] == ">" else "little"}}
+
+
+def _hdf5_codecs(where: str, array: Any, dtype: np.dtype[Any]) -> Codecs:  # noqa: ANN401
+    """Return the codecs of Zarr that do what the filters of an HDF5 dataset do."""
+    codecs = [_bytes_codec(array.dtype)]
+    for code, settings in filters_of(array):
+        codec = _hdf5_codec(code, settings, dtype)
+        if codec is None:
+            name = _UNREAD.get(code, "of a plugin")
+            raise _refusal(where, f"its chunks are encoded by HDF5's filter {code} ({name}), which only HDF5 decodes")
+        codecs.append(codec)
+    _check_codecs(where, codecs)
+    return codecs
+
+
+def _hdf5_codec(code: int, settings: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Any] | None:
+    if code == _SHUFFLE:
+        return {
+            "name": "numcodecs.shuffle",
+            "configuration": {"elementsize": settings[0] if settings else dtype.itemsize},
+        }
+    if code == _BLOSC:
+        # What the filter takes where fewer settings are given: BloscLZ with shuffled bytes.
+        shuffle, compressor = (*settings[5:7], *(1, 0)[len(settings[5:7]) :])
+        if compressor >= len(_BLOSC_NAMES) or shuffle >= len(_BLOSC_SHUFFLES):
+            return None
+        return _blosc(_BLOSC_NAMES[compressor], shuffle, dtype)
+    names = {_DEFLATE: "numcodecs.zlib", _FLETCHER: "numcodecs.fletcher32", _LZF: "numcodecs.lzf", _ZSTD: "zstd"}
+    return {"name": names[code]} if code in names else None
+
+
+def _blosc(name: str, shuffle: int, dtype: np.dtype[Any]) -> dict[str, Any]:
+    settings = {"cname": name, "shuffle": _BLOSC_SHUFFLES[shuffle], "typesize": dtype.itemsize}
+    return {"name": "blosc", "configuration": settings}
+
+
+def _check_skipped(where: str, array: Any, table: ChunkTable, skipped: NDArray[np.uint32]) -> None:  # noqa: ANN401
+    """Refuse chunks that skipped a filter, which references cannot tell: but for LZF, whose output is smaller unless it was skipped."""
+    codes = [code for code, _ in filters_of(array)]
+    lzf = 1 << codes.index(_LZF) if _LZF in codes and set(codes) <= {_SHUFFLE, _FLETCHER, _LZF} else 0
+    full = int(np.prod(array.chunks or array.shape, dtype=object)) * array.dtype.itemsize
+    full += _FLETCHER_BYTES * codes.count(_FLETCHER)
+    odd = (skipped & ~np.uint32(lzf)) != 0
+    if lzf:
+        odd |= (skipped != 0) != (table.sizes == full)
+    if odd.any():
+        raise _refusal(where, f"{np.count_nonzero(odd):,} of its {len(odd):,} chunks skipped a filter")
+
+
+def _metadata(array: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401  (a zarr.Array)
+    """Return the name of the file with the metadata of a Zarr array, and what it holds."""
+    from zarr.core.buffer import default_buffer_prototype
+
+    files = array.metadata.to_buffer_dict(default_buffer_prototype())
+    name = ".zarray" if ".zarray" in files else "zarr.json"
+    return name, json.loads(files[name].to_bytes())
+
+
+def _zarr_chunks(
+    where: str, metadata: Mapping[str, Any], dtype: np.dtype[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...], Codecs]:
+    """Return the shape of one stored object of a Zarr array, that of the chunks in it, and how these are encoded."""
+    if metadata["zarr_format"] == 2:
+        chunks = tuple(max(1, n) for n in metadata["chunks"])
+        if metadata["order"] == "F" and len(chunks) > 1:
+            raise _refusal(where, "its chunks are stored in Fortran order")
+        steps = [*(metadata["filters"] or []), *([metadata["compressor"]] if metadata["compressor"] else [])]
+        n = next((i for i, step in enumerate(steps) if step["id"] not in _OF_VALUES), len(steps))
+        codecs = [_of_numcodecs(step["id"], step, dtype) for step in steps]
+        return chunks, chunks, [*codecs[:n], _bytes_codec(dtype), *codecs[n:]]
+    if metadata["chunk_grid"]["name"] != "regular":
+        raise _refusal(where, "its chunks are not of one shape")
+    outer = inner = tuple(max(1, n) for n in metadata["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs = metadata["codecs"]
+    if len(codecs) == 1 and codecs[0]["name"] == "sharding_indexed":
+        settings = codecs[0]["configuration"]
+        inner, codecs = tuple(settings["chunk_shape"]), settings["codecs"]
+    # Codecs of numcodecs have names of their own for what Zarr has, too.
+    return (
+        outer,
+        inner,
+        [
+            _of_numcodecs(codec["name"].removeprefix("numcodecs."), codec.get("configuration") or {}, dtype)
+            if codec["name"].startswith("numcodecs.")
+            else codec
+            for codec in codecs
+        ],
+    )
+
+
+def _of_numcodecs(name: str, settings: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Return the codec of Zarr format 3 that a codec of numcodecs is."""
+    if name == "blosc":
+        # -1 lets Blosc choose: bits of single bytes, bytes of all else.
+        shuffle = settings["shuffle"]
+        return _blosc(settings["cname"], shuffle if shuffle >= 0 else 2 if dtype.itemsize == 1 else 1, dtype)
+    kept = {key: value for key, value in settings.items() if key != "id"}
+    return {"name": name if name in ("zstd", "gzip") else f"numcodecs.{name}", "configuration": kept}
+
+
+def _json(fill_value: Any) -> str:  # noqa: ANN401
+    """Return a fill value as metadata of Zarr format 3 have it; 0 where there is none."""
+    value = np.asarray(0 if fill_value is None else fill_value).item()
+    if isinstance(value, complex):
+        return json.dumps([_number(value.real), _number(value.imag)])
+    return json.dumps(_number(value) if isinstance(value, float) else value)
+
+
+def _number(value: float) -> float | str:
+    """Return a float as JSON takes it."""
+    if np.isfinite(value):
+        return value
+    return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"

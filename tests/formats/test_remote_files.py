@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from anndata.tests.helpers import assert_equal
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import raggedatlas as ra
@@ -22,9 +24,10 @@ from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import BLOCK
+from raggedatlas.store.ranges import BLOCK, SMALL_BLOCK
 from raggedatlas.wings import cxg
 from support.cxg_files import write_cxg
+from support.hypothesis_profile import examples
 from support.object_store import FaultyProxy, Remote, WebServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for Awkward Arrays")
@@ -192,6 +195,48 @@ def test_a_long_file_is_read_in_blocks_with_read_ahead(tmp_path: Path) -> None:
                 (block,) = next(iter(source.blocks(("layers/dense",), 50, (start, start + 50))))
                 np.testing.assert_array_equal(block.layers["values"], adata.layers["dense"][start : start + 50])
             source.close()
+
+
+@given(
+    starts=st.lists(st.integers(0, 2**20), min_size=1, max_size=3),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50_000)), max_size=60),
+    small=st.booleans(),
+)
+@examples(25)
+def test_parts_of_a_file_read_by_turns_are_its_bytes(
+    tmp_path_factory: pytest.TempPathFactory, starts: list[int], steps: list[tuple[int, int]], *, small: bool
+) -> None:
+    """Whatever is read from several places by turns, in blocks of either size."""
+    folder = tmp_path_factory.mktemp("x")
+    data = np.random.default_rng(0).bytes(2**20 + 12_345)
+    (folder / "x").write_bytes(data)
+    with WebServer(folder) as server:
+        place = Location(f"{server.address}/x")
+        file, at = (place.in_small_blocks() if small else place).open(), list(starts)
+        for turn, n_bytes in steps:
+            number = turn % len(at)
+            room = bytearray(n_bytes)
+            n = file.read_at(at[number], memoryview(room))
+            assert room[:n] == data[at[number] : at[number] + n_bytes]
+            at[number] += n
+
+
+def test_a_file_in_small_blocks_is_read_in_few_requests(tmp_path: Path) -> None:
+    """Reads in order fetch growing pieces, each byte once, also where blocks between were read before and two places take turns."""
+    (tmp_path / "x").write_bytes(bytes(8 << 20))
+    with WebServer(tmp_path) as server:
+        file = Location(f"{server.address}/x").in_small_blocks().open()
+        assert len(server.requests) == 1
+        for offset in range(1 << 20, 8 << 20, 1 << 20):
+            file.read_at(offset, memoryview(bytearray(10)))
+        assert len(server.requests) == 8
+        for offset in range(0, 4 << 20, 4096):
+            for start in (0, 4 << 20):
+                file.read_at(start + offset, memoryview(bytearray(4096)))
+        spans = [request.rpartition("=")[2].split("-") for request in server.requests]
+        n_bytes = sum(int(stop) - int(start) + 1 for start, stop in spans)
+    assert len(spans) < 40
+    assert n_bytes <= (8 << 20) + 8 * SMALL_BLOCK
 
 
 def test_an_open_remote_file_does_not_crash_the_end_of_a_process(files: Path) -> None:

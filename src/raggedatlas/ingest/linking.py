@@ -20,11 +20,8 @@ from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.references import References
+from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
-
-REFERENCES = "references.arrow"
-"""File of the references, in the folder of the dataset or within its bundle."""
 
 SAMPLES = 4
 """Places of a matrix, spread evenly, whose values are looked at."""
@@ -97,7 +94,7 @@ class LinkPlan:
 
     def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
         """Put the references into the bundle of the dataset, or beside it if they are large."""
-        path = f"{uid}/{REFERENCES}"
+        path = references_file(uid, hashlib.sha256(self.content).hexdigest())
         added = bundle.add({path: self.content})
         if added is None:
             catalog.arrays.write_bytes(path, self.content)

@@ -165,7 +165,7 @@ def test_they_are_dropped_freed_restored_and_renamed(atlas: ra.RaggedAtlas) -> N
     atlas.restore(1)
     assert_content(atlas, range(N_DATASETS))
     assert atlas.repair().notes == ()
-    atlas.drop_dataset("d0")
+    atlas.drop_dataset("d1")
     atlas.drop_snapshot(1)
     freed = atlas.gc(dry_run=False, grace=NOW)
     assert len(freed.groups) == 1

@@ -1,0 +1,217 @@
+"""Linked files against copied ones and against peers on the same file, in the same run.
+
+Every figure is of a process of its own; those that are compared take turns within a round, and the median over the rounds counts. Processor time is
+that of all threads. The files have the counts of `remote.make_cells`; they are read once before the first round (warm page cache).
+
+Run ``python benchmarks/linked.py --cells 20000 --rounds 3``, with ``--peers .venv-peers/bin/python`` for annbatch on its own store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+BATCH = 512
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _add(file: str, atlas: str, *, copy: bool) -> dict[str, float]:
+    import raggedatlas as ra
+
+    made = ra.RaggedAtlas.create(atlas)
+    began = _cpu()
+    made.add(file, copy=copy, organism="human", progress=False)
+    seconds = _cpu() - began
+    made.snapshot()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    stored = sum(path.stat().st_size for path in Path(atlas).rglob("*") if path.is_file())
+    return {"cpu": seconds, "peak_mb": peak, "stored": stored}
+
+
+def _epoch(atlas: str, shuffle: str, seconds: float) -> dict[str, float]:
+    import raggedatlas as ra
+
+    warnings.simplefilter("ignore")
+    loader = ra.Loader(ra.RaggedAtlas.checkout_latest(atlas).query(), BATCH, shuffle=shuffle, threads=2)
+    return _rate(iter(loader), seconds)
+
+
+def _backed(file: str, seconds: float) -> dict[str, float]:
+    import h5py
+    from anndata.io import sparse_dataset
+
+    with h5py.File(file) as opened:
+        matrix = sparse_dataset(opened["X"])
+        order = np.random.default_rng(0).permutation(matrix.shape[0])
+        batches = (matrix[np.sort(order[i : i + BATCH])] for i in range(0, len(order), BATCH))
+        return _rate(batches, seconds, shape=lambda batch: batch.shape[0])
+
+
+def _rate(batches: Any, seconds: float, shape: Any = lambda batch: len(batch.rows)) -> dict[str, float]:
+    """Return cells per second of wall time and of processor time, of at most one epoch."""
+    next(batches)
+    wall, cpu, cells = time.perf_counter(), _cpu(), 0
+    for batch in batches:
+        cells += shape(batch)
+        if time.perf_counter() - wall > seconds:
+            break
+    return {"cells_per_cpu_s": cells / (_cpu() - cpu), "cells_per_s": cells / (time.perf_counter() - wall)}
+
+
+def _one(case: str, *words: str) -> dict[str, float]:
+    out = subprocess.run(
+        [sys.executable, __file__, "--case", case, *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    found: dict[str, float] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def _run_case(case: str, words: list[str]) -> dict[str, float]:
+    if case in ("copy", "link"):
+        return _add(words[0], words[1], copy=case == "copy")
+    if case in ("full", "blocks"):
+        return _epoch(words[0], case, float(words[1]))
+    return _backed(words[0], float(words[1]))
+
+
+def _annbatch(python: str, file: Path, folder: Path, seconds: float) -> dict[str, float]:
+    """Measure annbatch on a collection that it writes of the file itself."""
+    script = (
+        "import sys, json, time, resource, numpy as np, annbatch, zarr, anndata as ad\n"
+        "import zarrs; zarr.config.set({'codec_pipeline.path': 'zarrs.ZarrsCodecPipeline'})\n"
+        "cpu = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])\n"
+        "file, store, limit = sys.argv[1], sys.argv[2], float(sys.argv[3])\n"
+        "c = annbatch.DatasetCollection(store); c.add_adatas([file], shuffle=True, rng=np.random.default_rng(0))\n"
+        "load = lambda g: ad.AnnData(X=ad.io.sparse_dataset(g['X']), obs=ad.io.read_elem(g['obs'])[['cell_type']])\n"
+        f"l = annbatch.Loader(batch_size={BATCH}, chunk_size=64, preload_nchunks=64, shuffle=True, preload_to_gpu=False, rng=np.random.default_rng(0))\n"
+        "l = l.use_collection(c, load_adata=load)\n"
+        "b = iter(l); next(b); w, u, n = time.perf_counter(), cpu(), 0\n"
+        "for x in b:\n"
+        "    n += x['X'].shape[0]\n"
+        "    if time.perf_counter() - w > limit: break\n"
+        "print(json.dumps({'cells_per_cpu_s': n / (cpu() - u), 'cells_per_s': n / (time.perf_counter() - w)}))\n"
+    )
+    store = folder / "annbatch"
+    shutil.rmtree(store, ignore_errors=True)
+    out = subprocess.run(
+        [python, "-c", script, str(file), str(store), str(seconds)], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    found: dict[str, float] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def _remote(file: Path, latency: float) -> list[tuple[str, str]]:
+    """Link a file behind a server that waits before each answer, and read 64 random cells of it."""
+    from remote import running
+
+    import raggedatlas as ra
+
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, running(file.parent.parent, latency) as server:
+        options, uri = server.options, f"s3://{file.parent.name}/{file.name}"
+        atlas = ra.RaggedAtlas.create(f"{folder}/atlas")
+        server.count()
+        began = time.perf_counter()
+        atlas.add(uri, copy=False, organism="human", storage_options=options, progress=False)
+        rows.append(
+            (
+                f"link over the network, {latency * 1000:.0f} ms",
+                f"{server.count()} requests, {time.perf_counter() - began:.2f} s",
+            )
+        )
+        view = atlas.checkout(atlas.snapshot())
+        server.count()
+        for seed in range(2):
+            began = time.perf_counter()
+            view.query().sample(64, seed=seed).to_anndata()
+            text = f"{server.count()} requests, {time.perf_counter() - began:.2f} s"
+            rows.append((f"64 random cells, {'first' if not seed else 'second'} call", text))
+    return rows
+
+
+def main() -> None:
+    """Print a table of what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--latency", type=float, default=0.03)
+    parser.add_argument("--peers", default="")
+    parser.add_argument("--case", nargs="+")
+    asked = parser.parse_args()
+    if asked.case:
+        print(json.dumps(_run_case(asked.case[0], asked.case[1:])))
+        return
+    from remote import make_cells
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "bucket").mkdir()
+        files = {kind: folder / "bucket" / f"{kind}.h5ad" for kind in ("plain", "gzip")}
+        adata = make_cells(asked.cells)
+        adata.write_h5ad(files["plain"])
+        adata.write_h5ad(files["gzip"], compression="gzip")
+        del adata
+        found: dict[str, list[dict[str, float]]] = {}
+        for _ in range(asked.rounds):
+            for kind, file in files.items():
+                for way in ("copy", "link"):
+                    atlas = folder / f"{kind}-{way}"
+                    shutil.rmtree(atlas, ignore_errors=True)
+                    found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
+            for kind, file in files.items():
+                for shuffle in ("full", "blocks"):
+                    for way in ("copy", "link"):
+                        words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
+                        found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
+                found.setdefault(f"sparse_dataset {kind}", []).append(
+                    _one("backed", str(file), str(asked.seconds))
+                )
+            if asked.peers:
+                found.setdefault("annbatch", []).append(_annbatch(asked.peers, files["gzip"], folder, asked.seconds))
+        sizes = {kind: file.stat().st_size for kind, file in files.items()}
+        print(
+            f"{asked.cells:,} cells, {asked.rounds} rounds, "
+            + ", ".join(f"{k} {n / 1e6:.0f} MB" for k, n in sizes.items())
+        )
+
+        def median(case: str, key: str) -> float:
+            return statistics.median(one[key] for one in found[case])
+
+        print("\n| | figure |\n|---|---|")
+        for kind in files:
+            link, copy = median(f"link {kind}", "cpu"), median(f"copy {kind}", "cpu")
+            print(f"| link {kind}: processor s, against add with copy | {link:.2f} / {copy:.2f} = {link / copy:.2f}x |")
+            print(f"| peak memory of linking {kind} (MB) | {median(f'link {kind}', 'peak_mb'):.0f} |")
+            print(
+                f"| bytes stored of the file's bytes, {kind} | {median(f'link {kind}', 'stored') / sizes[kind]:.2%} |"
+            )
+        for case in sorted(found):
+            if "cells_per_cpu_s" in found[case][0]:
+                print(
+                    f"| {case}: cells per processor s (wall s) | {median(case, 'cells_per_cpu_s'):,.0f} ({median(case, 'cells_per_s'):,.0f}) |"
+                )
+        for title, text in _remote(files["gzip"], asked.latency):
+            print(f"| {title} | {text} |")
+
+
+if __name__ == "__main__":
+    main()

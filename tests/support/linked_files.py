@@ -1,0 +1,90 @@
+"""Files of cells in all the ways in which linked matrices are stored."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import anndata as ad
+
+CHUNK = 13
+"""Entries of a chunk, few so that small files have many."""
+
+
+def _plain(adata: "ad.AnnData", path: Path) -> None:
+    adata.write_h5ad(path)
+
+
+def _rechunked(**options: Any) -> Any:
+    def write(adata: "ad.AnnData", path: Path) -> None:
+        import h5py
+
+        adata.write_h5ad(path)
+        with h5py.File(path, "r+") as file:
+            for name in ("data", "indices"):
+                values, attributes = file[f"X/{name}"][...], dict(file[f"X/{name}"].attrs)
+                del file[f"X/{name}"]
+                made = file.create_dataset(
+                    f"X/{name}", data=values, chunks=(min(CHUNK, max(1, len(values))),), **options
+                )
+                made.attrs.update(attributes)
+
+    return write
+
+
+def _zarr(version: int, *, shards: bool = False) -> Any:
+    def write(adata: "ad.AnnData", path: Path) -> None:
+        import anndata as ad
+        import zarr
+
+        before = ad.settings.zarr_write_format
+        ad.settings.zarr_write_format = version
+        try:
+            adata.write_zarr(path)
+        finally:
+            ad.settings.zarr_write_format = before
+        root = zarr.open_group(path, mode="r+", use_consolidated=False)
+        for name in ("data", "indices"):
+            values, attributes = root[f"X/{name}"][...], dict(root[f"X/{name}"].attrs)  # type: ignore[index]
+            chunk = min(CHUNK, max(1, len(values)))
+            made = root.create_array(
+                f"X/{name}", shape=values.shape, dtype=values.dtype, chunks=(chunk,), shards=(4 * chunk,) if shards else None,
+                overwrite=True, attributes=attributes,
+            )  # fmt: skip
+            made[...] = values
+        zarr.consolidate_metadata(path)
+
+    return write
+
+
+WRITERS: dict[str, Any] = {
+    "plain.h5ad": _plain,
+    "chunked.h5ad": _rechunked(),
+    "gzip.h5ad": _rechunked(compression="gzip", shuffle=True, fletcher32=True),
+    "lzf.h5ad": _rechunked(compression="lzf"),
+    "v2.zarr": _zarr(2),
+    "v3.zarr": _zarr(3),
+    "sharded.zarr": _zarr(3, shards=True),
+}
+"""Kind of file -> its writer."""
+
+
+def write_file(adata: "ad.AnnData", folder: Path, name: str, kind: str) -> Path:
+    """Write a dataset as a file of one kind.
+
+    Parameters
+    ----------
+    adata : AnnData
+        With a CSR matrix.
+    folder : Path
+        Where.
+    name : str
+        Stem of the file.
+    kind : str
+        One of `WRITERS`.
+    """
+    path = folder / f"{name}-{kind}"
+    assert adata.X is None or np.dtype(adata.X.dtype).kind in "iuf"
+    WRITERS[kind](adata, path)
+    return path

@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.ingest.plan import IngestPlan, LayerPlan, NewGroup, OtherElements
-from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
+from raggedatlas.ingest.values import LayerFit, to_csr
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import Link, SourceFacts, Span
@@ -22,6 +22,7 @@ from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
+from raggedatlas.store.sparse import canonicalize
 
 SAMPLES = 4
 """Places of a matrix, spread evenly, whose values are looked at."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 from raggedatlas.catalog.assets import read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import NotFoundError
-from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
+from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, entries_from_table
 from raggedatlas.store.arrays import ArraySpec, GroupMetadata, describe_group, part_of, read_group
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.sql import equals
@@ -38,8 +38,7 @@ def change_records(
 
     def once() -> None:
         version = catalog.tables.version(DATASETS)
-        old = datasets_from_table(catalog.tables.at({DATASETS: version}).read(DATASETS, where=equals("uid", uid)))
-        fresh = change(old)
+        fresh = change(records_of(catalog.with_tables(catalog.tables.at({DATASETS: version})), uid))
         for record in fresh:
             metadata = group_metadata_of(catalog, record)
             # List the arrays of the group in its metadata, unless each has metadata of its own. Before the record, and again whenever
@@ -55,6 +54,11 @@ def change_records(
 
     catalog.refuse_unfinished_purge(call)
     catalog.tables.retry(DATASETS, once)
+
+
+def records_of(catalog: Catalog, uid: str) -> list[DatasetRecord]:
+    """Return the records of a dataset as they are now, the first one first; none if it was dropped."""
+    return entries_from_table(DatasetRecord, catalog.tables.read(DATASETS, where=equals("uid", uid)), DATASETS)
 
 
 def group_metadata_of(catalog: Catalog, record: DatasetRecord) -> GroupMetadata:

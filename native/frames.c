@@ -106,6 +106,35 @@ static int decode_lz4(const uint8_t *in, int64_t n_in, uint8_t *out, int64_t n_o
     return 0;
 }
 
+int32_t ra_decode_lzf(const uint8_t *in, int64_t n_in, uint8_t *out, int64_t n_out)
+{
+    const uint8_t *in_end = in + n_in;
+    uint8_t *begin = out, *end = out + n_out;
+    while (in < in_end) {
+        int64_t code = *in++, length = code >> 5;
+        if (length == 0) {
+            length = code + 1;
+            if (length > in_end - in || length > end - out)
+                return RA_BAD_FRAME;
+            memcpy(out, in, (size_t)length);
+            in += length;
+            out += length;
+            continue;
+        }
+        if (in_end - in < 1 + (length == 7))
+            return RA_BAD_FRAME;
+        if (length == 7)
+            length += *in++;
+        length += 2;
+        int64_t distance = ((code & 31) << 8) + *in++ + 1;
+        if (distance > out - begin || length > end - out)
+            return RA_BAD_FRAME;
+        copy_match(out, distance, length, end);
+        out += length;
+    }
+    return out == end ? RA_GOOD : RA_BAD_FRAME;
+}
+
 /* Put bytes back into order that were sorted by their place in an element; `n` elements of `width` bytes. */
 RA_INLINE void interleave(const uint8_t *in, int64_t n, int64_t width, uint8_t *out)
 {

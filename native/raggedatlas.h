@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 5
+#define RA_ABI 6
 
 enum ra_status {
     RA_GOOD = 0,
@@ -131,6 +131,10 @@ struct ra_pieces {
 RA_API int32_t ra_decode_chunks(const struct ra_chunks *chunks, const struct ra_pieces *pieces, int32_t kind,
                                 int32_t checksum, int64_t chunk_bytes, uint8_t *scratch, uint8_t *work,
                                 const uint8_t *fill, int64_t width, uint8_t *out, int64_t out_bytes, int64_t *where);
+
+/* Decompress an LZF stream, as h5py writes them, that must fill `out`, (n_out,), exactly. Returns RA_BAD_FRAME if it does
+ * not. */
+RA_API int32_t ra_decode_lzf(const uint8_t *in, int64_t n_in, uint8_t *out, int64_t n_out);
 
 /* ---- packed.c: the packed codec, see docs/reference/packed-codec.md ---- */
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats import hdf5_chunks
-from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, inflate, open_chunk_reader
+from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
+from raggedatlas.store import byte_filters
+from raggedatlas.store.byte_filters import inflate
 from support.hypothesis_profile import examples
 
 FILTERS: dict[str, dict[str, Any]] = {
@@ -30,9 +32,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Decompress with ISA-L, or without it."""
     if request.param == "isal":
         pytest.importorskip("isal")
-        assert hdf5_chunks.deflater() is not zlib
+        assert byte_filters.deflater() is not zlib
     else:
-        monkeypatch.setattr(hdf5_chunks, "deflater", lambda: zlib)
+        monkeypatch.setattr(byte_filters, "deflater", lambda: zlib)
     return str(request.param)
 
 

@@ -417,6 +417,10 @@ class WebServer(_Loopback):
         Bytes of a body after which the connection is closed; None sends all.
     latency : float
         Seconds to wait before each answer.
+    headers : dict of str to str
+        Sent with every file, e.g. ``ETag``.
+    ignore_conditions : bool
+        Serve a file whose ETag is not the one that ``If-Match`` names.
     requests : list of str
         Method, path and range of each request, oldest first.
 
@@ -431,6 +435,8 @@ class WebServer(_Loopback):
     ranges: bool = True
     sent: int | None = None
     latency: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
+    ignore_conditions: bool = False
     requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -508,8 +514,12 @@ class _FileHandler(_Serving):
         if not file.is_file():
             self.send(404, b"", {})
             return
+        headers, condition = self.owner.headers, self.headers.get("If-Match")
+        if condition is not None and condition != headers.get("ETag") and not self.owner.ignore_conditions:
+            self.send(412, b"", {})
+            return
         with file.open("rb") as opened:
-            self.send_part(opened, {}, asked if self.owner.ranges else "")
+            self.send_part(opened, headers, asked if self.owner.ranges else "")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.formats.containers import filter_available
 from raggedatlas.formats.element_writer import write_any
-from raggedatlas.formats.hdf5_chunks import deflate, shuffle
+from raggedatlas.store.byte_filters import deflate, shuffle
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
 from raggedatlas.store.shards import compose_shard

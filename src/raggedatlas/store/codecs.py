@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, SourceError, StoreError
+from raggedatlas.store.byte_filters import decode_lzf, inflate, unshuffle
 from raggedatlas.store.native import GOOD, library
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, shared_pool
 
@@ -36,6 +37,8 @@ KNOWN_CODECS = frozenset(
         # Zarr v2 (numcodecs); as v3 extensions they carry the prefix "numcodecs."
         "adler32", "astype", "bitround", "bz2", "crc32", "delta", "fixedscaleoffset", "fletcher32", "lz4", "lzma",
         "packbits", "quantize", "shuffle", "zlib", "categorize",
+        # HDF5, of files that are read where they are
+        "lzf",
         # ours
         "raggedatlas.packed",
     }
@@ -47,6 +50,8 @@ PACKED = "raggedatlas.packed"
 
 BLOSC_HEADER = struct.Struct("<BBBBIII")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LARGEST_ELEMENT = 255
+"""Bytes of an element whose bytes may be shuffled."""
 _ZSTD_BLOCK = 128 * 1024
 _ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 
@@ -58,19 +63,34 @@ class ChunkDecoder:
     Parameters
     ----------
     compressor : str
-        ``"none"``, ``"blosc"``, ``"zstd"`` or ``"packed"``.
+        ``"none"``, ``"packed"`` or one of Zarr, numcodecs or HDF5: ``"blosc"``, ``"zstd"``, ``"gzip"``, ``"zlib"``, ``"lz4"``, ``"lzf"``.
     checksum : bool
         Whether the last four bytes are the crc32c of those before.
     delta : bool
         Whether differences are stored.
     compiled : bool
         Whether the library decodes the compressor: of Blosc, LZ4 with or without shuffled bytes.
+    shuffled : int
+        Bytes of the elements whose bytes were sorted by their place before they were compressed; 1 where they were not.
+    fletcher : bool
+        Whether the last four bytes are the Fletcher checksum of those before, as HDF5 computes it.
+    swapped : bool
+        Whether numbers are stored with their highest byte first.
     """
 
     compressor: str
     checksum: bool
     delta: bool = False
     compiled: bool = False
+    shuffled: int = 1
+    fletcher: bool = False
+    swapped: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a chunk is its elements one after the other and nothing else, so that any part of it can be read alone."""
+        checked = self.checksum or self.fletcher
+        return self.compressor == "none" and not (checked or self.delta) and self.shuffled == 1
 
     def __call__(self, raw: Stored, out: NDArray[Any]) -> None:
         """Decode `raw` into the contiguous array `out`, which must have exactly the decoded size.
@@ -90,12 +110,20 @@ class ChunkDecoder:
         if self.compressor == "packed":
             decode_packed(data, out.reshape(-1))
             return
+        room = out.reshape(-1).view(np.uint8)
+        sorted_bytes = np.empty(room.size, np.uint8) if self.shuffled > 1 else room
+        if self.fletcher:
+            data = _without_fletcher(data)
         try:
-            _DECODERS[self.compressor](data, out.reshape(-1).view(np.uint8))
+            _DECODERS[self.compressor](data, sorted_bytes)
+            if self.shuffled > 1:
+                unshuffle(sorted_bytes, room.view(f"V{self.shuffled}"))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, CorruptError):
                 raise
             raise CorruptError(f"A {self.compressor} frame does not decode: {error}") from error
+        if self.swapped:
+            out.byteswap(inplace=True)
         if self.delta:
             # Unsigned differences wrap around, and their sums wrap back; without `dtype` NumPy would add in 64 bits.
             np.cumsum(out.reshape(-1), out=out.reshape(-1), dtype=out.dtype)
@@ -115,23 +143,32 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
         If a codec is not among those that may be read at all.
     """
     refuse_unknown_codecs(codecs)
-    names = [item["name"] for item in codecs]
-    settings = (codecs[0].get("configuration") or {}) if codecs else {}
-    delta = names[:1] == ["numcodecs.delta"] and settings.get("astype") in {None, settings.get("dtype")}
+    stages = [(item["name"].removeprefix("numcodecs."), item.get("configuration") or {}) for item in codecs]
+    settings = stages[0][1] if stages else {}
+    delta = [name for name, _ in stages[:1]] == ["delta"] and settings.get("astype") in {None, settings.get("dtype")}
     if delta:
-        names.pop(0)
-    checksum = names[-1:] == ["crc32c"]
-    if checksum:
+        stages.pop(0)
+    names = [name for name, _ in stages]
+    checksum, fletcher = names[-1:] == ["crc32c"], names[-1:] == ["fletcher32"]
+    if checksum or fletcher:
         names.pop()
-    if names == [PACKED] and not delta:
+    if names == [PACKED] and not (delta or fletcher):
         return ChunkDecoder("packed", checksum, compiled=True)
-    # `delta` counts as 0 or 1: the `bytes` codec follows the filter. For one-byte types it names no endianness.
-    endian = (codecs[delta].get("configuration") or {}).get("endian", "little") if names else "big"
-    if names[:1] != ["bytes"] or endian != "little" or names[1:] not in ([], ["blosc"], ["zstd"]):
+    if names[:1] != ["bytes"]:
         return None
-    blosc = (codecs[delta + 1].get("configuration") or {}) if names[1:] == ["blosc"] else {}
-    compiled = names[1:] == [] or (blosc.get("cname") == "lz4" and blosc.get("shuffle") != "bitshuffle")
-    return ChunkDecoder(names[1] if names[1:] else "none", checksum, delta, compiled)
+    # Of one-byte types no endianness is named.
+    endian = stages[0][1].get("endian", "little")
+    shuffled = stages[1][1].get("elementsize", 4) if names[1:2] == ["shuffle"] else 1
+    compressor = names[1 + (names[1:2] == ["shuffle"]) :]
+    if endian not in {"little", "big"} or len(compressor) > 1 or (compressor and compressor[0] not in _DECODERS):
+        return None
+    if type(shuffled) is not int or not 1 <= shuffled <= _LARGEST_ELEMENT:
+        return None
+    blosc = stages[1][1] if compressor == ["blosc"] and names[1:] == ["blosc"] else {}
+    known = names[1:] == [] or (blosc.get("cname") == "lz4" and blosc.get("shuffle") != "bitshuffle")
+    compiled = known and endian == "little" and not fletcher
+    name = compressor[0] if compressor else "none"
+    return ChunkDecoder(name, checksum, delta, compiled, shuffled, fletcher, endian == "big")
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:
@@ -259,10 +296,57 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
         raise CorruptError(f"A packed chunk of {raw.size:,} bytes is not one of {out.size:,} {out.dtype} values.")
 
 
+def _decode_gzip(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decompress a chunk that is a gzip file."""
+    out[:] = np.frombuffer(inflate(data, out.size, wrapped=True), np.uint8)
+
+
+def _decode_zlib(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decompress a chunk that is a zlib stream."""
+    out[:] = np.frombuffer(inflate(data, out.size), np.uint8)
+
+
+def _decode_lz4(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decompress an LZ4 chunk as numcodecs writes it, its size in front."""
+    from numcodecs import lz4
+
+    _expect(int.from_bytes(data[:4].tobytes(), "little"), out, "LZ4")
+    lz4.decompress(data, out)
+
+
+def _decode_lzf(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decompress an LZF chunk; HDF5 stores one as it is that would not get smaller, with the size that it has."""
+    if data.size != out.size:
+        decode_lzf(data, out)
+        return
+    try:
+        decode_lzf(data, out)
+    except ValueError:
+        out[:] = data
+    else:
+        raise CorruptError("A chunk may be an LZF stream or bytes that were left as they were; they have one length.")
+
+
+def _without_fletcher(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Check the Fletcher checksum at the end of a chunk, and return what is before."""
+    from numcodecs.fletcher32 import Fletcher32
+
+    if data.size < 5:
+        raise CorruptError(f"A chunk of {data.size} bytes has no room for its checksum.")
+    try:
+        return np.frombuffer(Fletcher32().decode(data), np.uint8)
+    except RuntimeError:
+        raise CorruptError("The Fletcher checksum of a chunk does not match its bytes.") from None
+
+
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {
     "none": _decode_plain,
     "blosc": _decode_blosc,
     "zstd": _decode_zstd,
+    "gzip": _decode_gzip,
+    "zlib": _decode_zlib,
+    "lz4": _decode_lz4,
+    "lzf": _decode_lzf,
 }
 
 

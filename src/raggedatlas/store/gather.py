@@ -113,6 +113,7 @@ class _ChunkTable:
     ) -> None:
         self.readers, self.convert = readers, convert
         self.is_local = all(reader.folder is not None for reader in readers)
+        self.waits = any(reader.source is not None and not reader.source.location.is_local for reader in readers)
         forms = [_native_form(reader, dtype) for reader in readers]
         self.dtypes = [form[1] for form in forms]
         self.streamed = np.array([form[0] % CHECKED == STREAM for form in forms], bool)
@@ -182,7 +183,7 @@ class _ChunkTable:
             return values if values.dtype == dtype else self.convert(values, dtype)
 
         # On a local disk as many threads as cores are enough.
-        streams = (map_decode if self.is_local else map_groups)(read, list(places))
+        streams = (map_decode if self.is_local and not self.waits else map_groups)(read, list(places))
         for (number, here), values in zip(places.items(), streams, strict=True):
             start[here] = np.cumsum(rows.length[here]) - rows.length[here]
             slot = int(self.first_slot[number])
@@ -314,6 +315,8 @@ class RowGatherer:
         # The -2 at the end of each map is what a column finds that the group does not have.
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
         self.complete = all(-1 not in m for m in ends)
+        # What this package has written names no column twice in a row; of other files that is seen only where columns are sorted.
+        self.linked = any(group.columns.source is not None for group in groups)
         bounds = np.cumsum([0, *map(len, ends)])
         kept_maps = [m[m >= 0] for m in ends]
         monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
@@ -349,7 +352,7 @@ class RowGatherer:
         start, end : (n,) int64
             Entries of every row in the arrays of its group.
         sort : bool
-            Whether the columns of every row are sorted. If not, and no column is left out, they come as stored.
+            Whether the columns of every row are sorted. If not, no column is left out and no group is linked, they come as stored.
 
         Returns
         -------
@@ -363,7 +366,7 @@ class RowGatherer:
         """
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
         # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out.
-        plain = self.complete and not sort
+        plain = self.complete and not sort and not self.linked
         columns, indices = None, np.empty(0, _INT32)
         layers: dict[str, NDArray[Any]] = {}
         for layer, table in self.values.items():
@@ -422,9 +425,9 @@ class RowGatherer:
         where, which = ctypes.c_int64(0), ctypes.c_int32(0)
         status = library().ra_gather(given, tables, self.maps, out, room, where, which)
         if status in {OUTSIDE, REPEATED}:
-            path = self.columns.readers[int(rows.group[where.value])].name
+            reader = self.columns.readers[int(rows.group[where.value])]
             fault = "a feature that its list has not got" if status == OUTSIDE else "a feature twice in one cell"
-            raise CorruptError(f"{path} names {fault}; run validate().")
+            raise CorruptError(f"{reader.name} names {fault}{_advice(reader)}")
         if status != GOOD:
             raise (table if which.value else self.columns).fault(where.value, status)
 
@@ -449,15 +452,15 @@ class RowGatherer:
     ) -> CorruptError:
         """Return the error of an invalid pointer."""
         g = int(group[row])
-        name = self.columns.readers[g].name
+        reader = self.columns.readers[g]
         if outside:
             return CorruptError(
-                f"A cell points to [{start[row]}, {end[row]}) of {name}, which has {self.facts[g, 0]} entries; run "
+                f"A cell points to [{start[row]}, {end[row]}) of {reader.name}, which has {self.facts[g, 0]} entries; run "
                 "validate()."
             )
         return CorruptError(
-            f"A cell points to {end[row] - start[row]:,} entries of {name}: it names a feature twice, or one that its list "
-            "has not got; run validate()."
+            f"A cell points to {end[row] - start[row]:,} entries of {reader.name}: it names a feature twice, or one that its list "
+            f"has not got{_advice(reader)}"
         )
 
 
@@ -519,8 +522,21 @@ def _native_form(reader: ArrayReader, dtype: np.dtype[Any]) -> tuple[int, np.dty
     return kind + flags + CHECKED * reader.decoder.checksum, stored
 
 
+def _advice(reader: ArrayReader) -> str:
+    """Return the end of a message about columns that are wrong: what to do."""
+    if reader.source is None:
+        return "; run validate()."
+    return (
+        f". The file was added without looking at all of its columns: drop the dataset {reader.source.dataset!r} and add the file with "
+        "copy=True, or correct the file (repeated columns with sum_duplicates()) and link it again."
+    )
+
+
 def _as_columns(columns: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert columns to an unsigned dtype; what is negative or too large becomes the largest, which no map has."""
+    """Convert columns to an unsigned dtype; what is negative or too large becomes a number that no map has."""
+    if columns.dtype.kind == "i" and columns.itemsize == dtype.itemsize:
+        # Negative ones become more than half of what the type holds, and fewer columns are read.
+        return columns.view(dtype)
     return np.minimum(columns.astype(np.uint64), np.iinfo(dtype).max).astype(dtype)
 
 

@@ -1,8 +1,58 @@
 """Arrays in files outside of the atlas: ranges of bytes of the recorded files, checked, and the chunks that they hold."""
 
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, LimitError, NotFoundError, StaleSourceError, StoreError
+from raggedatlas.model.records import Link
+from raggedatlas.store.arrays import ArraySpec, product
+from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import explained
+from raggedatlas.store.references import ChunkTable, References, SourceObjects
+from raggedatlas.store.runtime import FETCH_THREADS, map_decode, map_fetches, map_requests, process_cache
+from raggedatlas.store.storage_errors import store_errors
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+REQUEST_SECONDS, BYTES_PER_SECOND = 0.03, 100e6
+"""What a request takes before its first byte comes, and how many bytes come in a second: of object stores as they are usually reached."""
+
+_MOST_BETWEEN = int(REQUEST_SECONDS / FETCH_THREADS * BYTES_PER_SECOND)
+"""Bytes between two ranges that are fetched rather than asked for apart: as requests run side by side, one costs only its share of the time."""
+
+REQUEST_BYTES = 8 << 20
+"""Most bytes of one request; longer ranges are several, side by side."""
+
+_HELD_BYTES = 64 << 20
+"""Bytes of all requests from which on fewer of them run at once, since their answers are held in memory."""
+
+LOCAL_BYTES = 8 << 20
+"""Bytes of a local file that one thread reads before it takes the next part."""
+
+PROBE_BYTES = 4096
+"""Bytes at the beginning and at the end of a file that tell it from another of the same size and time."""
+
+_SLACK_BYTES = 64 * 2**10
+_MODIFIED_WITHIN = 10**6
+"""Nanoseconds by which a time may differ that was once written as text."""
+
+_OPEN_FLAGS = (
+    os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # waits for no FIFO
+)  # fmt: skip
+
+Stamp: TypeAlias = tuple[int, int, int, int]
+"""What tells a local file from another: device, inode, size, time of the last change."""
 
 
 @dataclass(frozen=True)
@@ -19,3 +69,445 @@ class LinkedSource:
 
     location: Location
     dataset: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the file is not as it should be, as a sentence."""
+        return (
+            f"Put an unchanged copy of the file there, or name one with atlas.relink({self.dataset!r}, path); otherwise drop the dataset "
+            "and add the file again."
+        )
+
+    def shown(self, key: str) -> str:
+        """Return the address of one of its objects, for messages."""
+        return f"{self.location}/{key}" if key else str(self.location)
+
+
+class Range(NamedTuple):
+    """Bytes of an object of a source, and where they are written."""
+
+    number: int
+    offset: int
+    room: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkedArray:
+    """The chunks of one linked array, checked against what is declared of it.
+
+    Parameters
+    ----------
+    source : LinkedSource
+        Where the files are.
+    objects : SourceObjects
+        How these were when they were linked.
+    table : ChunkTable
+        Where they are.
+    chunk_shape : tuple of int
+        Shape of what is stored in one piece: a chunk, or all of a contiguous array.
+    grid : tuple of int
+        Number of chunks along each axis.
+    decoder : ChunkDecoder
+        How one is decoded.
+    n_bytes : int
+        Decoded bytes of one.
+    """
+
+    source: LinkedSource
+    objects: SourceObjects
+    table: ChunkTable
+    chunk_shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    decoder: ChunkDecoder
+    n_bytes: int
+
+    @property
+    def n_across(self) -> int:
+        """Chunks that the same rows are in; 1 where chunks hold whole rows."""
+        return product(self.grid[1:])
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether any rows can be read alone, without the chunk that they are in."""
+        return self.decoder.is_plain and self.n_across == 1
+
+    def numbers(self, bands: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the chunks that are next to each other in rows of the grid."""
+        return (bands[:, None] * self.n_across + np.arange(self.n_across)).reshape(-1)
+
+
+def open_linked(location: Location, spec: ArraySpec, source: LinkedSource) -> LinkedArray:
+    """Look up the chunks of a linked array.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store of the atlas, which has the references.
+    spec : ArraySpec
+        What is declared of the array.
+    source : LinkedSource
+        The file that it is in.
+
+    Raises
+    ------
+    CorruptError
+        If the references are missing or damaged, or are not those of such an array.
+    StoreError
+        If chunks of this kind are not read where they are.
+    """
+    link, decoder = spec.linked, spec.decoder()
+    assert link is not None
+    if decoder is None:
+        raise StoreError(
+            f"{link.array} in {source.location} is stored with {spec.codecs}, which is not read where it is; drop the dataset "
+            f"{source.dataset!r} and add the file with copy=True."
+        )
+    references = load_references(location, link)
+    where = f"The references of {link.array} in {source.location} ({link.references.file})"
+    table = references.arrays.get(link.array)
+    if table is None:
+        raise CorruptError(f"{where} do not name it; restore them from a copy, or link the dataset again.")
+    n_bytes = np.dtype(spec.dtype).itemsize * product(spec.shape)
+    grid = tuple(-(-n // c) for n, c in zip(spec.shape, spec.chunk_shape, strict=True))
+    chunk_shape = spec.chunk_shape
+    n_stored, n_chunks = len(table.sizes), product(grid)
+    # One piece that has as many bytes as the array. If nothing is stored of it, it is told by the missing chunks.
+    if n_stored == 1 and decoder.is_plain and (table.sizes[0] == n_bytes or (table.sizes[0] < 0 and n_chunks != 1)):
+        grid, chunk_shape = tuple(1 for _ in grid), tuple(max(1, n) for n in spec.shape)
+    elif n_stored != n_chunks:
+        raise CorruptError(
+            f"{where} have {n_stored:,} chunks, but it is declared with {n_chunks:,}; restore them from a copy, or link the dataset again."
+        )
+    return LinkedArray(
+        source,
+        references.objects,
+        table,
+        chunk_shape,
+        grid,
+        decoder,
+        product(chunk_shape) * np.dtype(spec.dtype).itemsize,
+    )
+
+
+def load_references(location: Location, link: Link) -> References:
+    """Return the references of a source, which the process keeps by their hash.
+
+    Raises
+    ------
+    CorruptError
+        If they are missing or not those that were recorded.
+    """
+    span = link.references
+
+    def load() -> References:
+        where = f"{location}/{span.file}"
+        try:
+            data = location.read_range(span.file, span.offset, span.n_bytes)
+        except NotFoundError:
+            raise CorruptError(
+                f"The references in {where} are missing; restore the file from a copy, or link the dataset again."
+            ) from None
+        if hashlib.sha256(data).hexdigest() != link.sha256:
+            raise CorruptError(
+                f"The references in {where} do not match their SHA-256; restore the file from a copy, or link the dataset again."
+            )
+        return References.from_bytes(data, where)
+
+    found: References = process_cache("references").get_or_make(link.sha256, load)
+    return found
+
+
+def check_sizes(array: LinkedArray, name: str, numbers: NDArray[np.int64]) -> None:
+    """Refuse chunks that are larger than they can be, before memory is taken for them.
+
+    Raises
+    ------
+    CorruptError
+        If a chunk that is stored as it is has another size than it should.
+    LimitError
+        If a compressed one is larger than its codecs make any.
+    """
+    sizes = array.table.sizes[numbers]
+    stored = sizes[sizes >= 0]
+    if array.decoder.is_plain:
+        if (stored != array.n_bytes).any():
+            raise CorruptError(
+                f"A chunk of {name} has {int(stored[stored != array.n_bytes][0]):,} bytes according to its references; its shape needs "
+                f"{array.n_bytes:,}. Link the dataset {array.source.dataset!r} again."
+            )
+    elif stored.size and stored.max() > 2 * array.n_bytes + _SLACK_BYTES:
+        raise LimitError(
+            f"A chunk of {name} has {int(stored.max()):,} bytes according to its references and decodes to {array.n_bytes:,}; no codec makes "
+            f"that of it. The references are damaged or made to exhaust memory; link the dataset {array.source.dataset!r} again."
+        )
+
+
+def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
+    """Return the SHA-256 of the first and the last bytes of a file, `PROBE_BYTES` each.
+
+    Parameters
+    ----------
+    read : callable
+        Takes an offset and a number of bytes, and returns these.
+    n_bytes : int
+        Size of the file; a smaller one is taken whole, twice.
+
+    Examples
+    --------
+    >>> data = bytes(10_000)
+    >>> made = file_probe(lambda offset, n: data[offset : offset + n], len(data))
+    >>> made == hashlib.sha256(bytes(8192)).hexdigest()
+    True
+    """
+    n = min(n_bytes, PROBE_BYTES)
+    return hashlib.sha256(read(0, n) + read(n_bytes - n, n)).hexdigest()
+
+
+def fetch_ranges(
+    source: LinkedSource, objects: SourceObjects, ranges: Sequence[Range], touched: Sequence[int] = ()
+) -> None:
+    """Read ranges of bytes of the recorded files, several at once.
+
+    Parameters
+    ----------
+    source : LinkedSource
+        Where the files are.
+    objects : SourceObjects
+        How they were when they were linked.
+    ranges : sequence of Range
+        What is read, and where to; the rooms do not overlap.
+    touched : sequence of int
+        Objects whose values are already held, which are compared too where that takes no request.
+
+    Raises
+    ------
+    StaleSourceError
+        If a file is not the recorded one. What was written is then of no use.
+    StoreError
+        If it cannot be read.
+    """
+    local = source.location.is_local
+    numbers = sorted({item.number for item in ranges} | (set(touched) if local else set()))
+    for number in numbers:
+        _check_key(source, objects.keys[number])
+    stamps = {number: _look_up(source, objects, number) for number in numbers} if local else {}
+    # Names and times can be the same although the content is not.
+    one_file = numbers == [0] and len(objects.keys) == 1
+    probe = _Probe.of(source, objects, stamps) if objects.probe and one_file else None
+    wanted = [item for item in (*ranges, *(probe.ranges if probe else ())) if item.room.size]
+    wanted.sort(key=lambda item: (item.number, item.offset))
+    if local:
+        jobs = _cut(wanted, LOCAL_BYTES)
+        map_decode(lambda job: _read_local(source, objects, job, stamps[job[0].number]), jobs)
+    else:
+        jobs = _joined(wanted)
+        total = sum(int(item.room.size) for job in jobs for item in job)
+        (map_fetches if total <= _HELD_BYTES else map_requests)(lambda job: _read_remote(source, objects, job), jobs)
+    if probe is not None:
+        probe.compare(source, objects)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The first and last bytes of a file, which this process has not compared yet."""
+
+    key: object
+    ranges: tuple[Range, Range]
+
+    @classmethod
+    def of(cls, source: LinkedSource, objects: SourceObjects, stamps: dict[int, "_Seen"]) -> "_Probe | None":
+        """Return what is to be read, None where it was compared before or an ETag says as much."""
+        etag, n_bytes = objects.etags[0], int(objects.n_bytes[0])
+        if not stamps and _is_strong(etag):
+            return None
+        key = (source.location.uri, n_bytes, int(objects.modified[0]), etag, objects.probe, *stamps.values())
+        if process_cache("probed").get(key):
+            return None
+        n = min(n_bytes, PROBE_BYTES)
+        return cls(key, (Range(0, 0, np.empty(n, np.uint8)), Range(0, n_bytes - n, np.empty(n, np.uint8))))
+
+    def compare(self, source: LinkedSource, objects: SourceObjects) -> None:
+        """Refuse a file that begins or ends differently."""
+        first, last = (item.room.tobytes() for item in self.ranges)
+        if file_probe(lambda offset, _: last if offset else first, int(objects.n_bytes[0])) != objects.probe:
+            raise _stale(source, objects, 0, "its size and time are those recorded, but it begins or ends differently")
+        process_cache("probed").put(self.key, value=True)
+
+
+class _Seen(NamedTuple):
+    """A local file as it was looked up; the time of the last change of its entry tells when it was exchanged."""
+
+    stamp: Stamp
+    changed: int
+
+
+def _is_strong(etag: str) -> bool:
+    """Tell whether an ETag stands for the bytes of an object; a weak one does not."""
+    return bool(etag) and not etag.startswith("W/")
+
+
+def _check_key(source: LinkedSource, key: str) -> None:
+    """Refuse a key that leads out of its source."""
+    # A backslash and a colon mean something on Windows only, where they would lead out.
+    parts = key.split("/")
+    bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key or (os.name == "nt" and set("\\:") & set(key))
+    if key and bad:
+        raise CorruptError(
+            f"The references of the dataset {source.dataset!r} name {key!r}, which is not below {source.location}; they are damaged or "
+            "made to read other files. Drop the dataset."
+        )
+
+
+def _stale(source: LinkedSource, objects: SourceObjects, number: int, what: str) -> StaleSourceError:
+    return StaleSourceError(
+        f"The dataset {source.dataset!r} is linked to {source.shown(objects.keys[number])}, which is not the file that was linked: "
+        f"{what}. {source.remedy}"
+    )
+
+
+def _compare(source: LinkedSource, objects: SourceObjects, number: int, *, size: int, modified: int) -> None:
+    """Refuse a file of another size, or written at another time where that is known."""
+    recorded, then = int(objects.n_bytes[number]), int(objects.modified[number])
+    if size != recorded:
+        raise _stale(source, objects, number, f"it has {size:,} bytes instead of {recorded:,}")
+    if then and abs(modified - then) > _MODIFIED_WITHIN * (not source.location.is_local):
+        times = [datetime.fromtimestamp(t / 1e9, UTC).isoformat(sep=" ") for t in (modified, then)]
+        raise _stale(source, objects, number, f"it was written on {times[0]} instead of {times[1]}")
+
+
+def _compare_local(source: LinkedSource, objects: SourceObjects, number: int, info: os.stat_result) -> Stamp:
+    if not stat.S_ISREG(info.st_mode):
+        raise _stale(source, objects, number, "it is no regular file")
+    _compare(source, objects, number, size=info.st_size, modified=info.st_mtime_ns)
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _path(source: LinkedSource, key: str) -> Path:
+    return source.location.path / key if key else source.location.path
+
+
+def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> _Seen:
+    """Compare a local file with its record without opening it."""
+    key = objects.keys[number]
+    try:
+        with store_errors(f"read {source.shown(key)}, to which the dataset {source.dataset!r} is linked"):
+            # The file that the user named may be a symlink; below a folder none is followed, as for its other readers.
+            info = _path(source, key).stat(follow_symlinks=not key)
+    except FileNotFoundError:
+        raise _stale(source, objects, number, "it is missing") from None
+    return _Seen(_compare_local(source, objects, number, info), info.st_ctime_ns)
+
+
+def _cut(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
+    """Divide ordered ranges into jobs of one file and about so many bytes; long ranges are parts of several."""
+    jobs: list[list[Range]] = []
+    left = 0
+    for item in ranges:
+        for start in range(0, item.room.size, n_bytes):
+            part = Range(item.number, item.offset + start, item.room[start : start + n_bytes])
+            if jobs and jobs[-1][0].number == item.number and part.room.size <= left:
+                jobs[-1].append(part)
+                left -= part.room.size
+            else:
+                jobs.append([part])
+                left = n_bytes - part.room.size
+    return jobs
+
+
+def _read_local(source: LinkedSource, objects: SourceObjects, job: Sequence[Range], seen: _Seen) -> None:
+    """Read ranges of one local file, which must be the recorded one before and after."""
+    number = job[0].number
+    key = objects.keys[number]
+    flags = _OPEN_FLAGS | (getattr(os, "O_NOFOLLOW", 0) if key else 0)
+    try:
+        with (
+            store_errors(f"read {source.shown(key)}, to which the dataset {source.dataset!r} is linked"),
+            os.fdopen(os.open(_path(source, key), flags), "rb", buffering=0) as file,
+        ):
+
+            def check() -> None:
+                if _compare_local(source, objects, number, os.fstat(file.fileno())) != seen.stamp:
+                    raise _stale(source, objects, number, "it was replaced while it was read")
+
+            check()
+            for item in job:
+                file.seek(item.offset)
+                room = item.room.data
+                while room:
+                    n = file.readinto(room)
+                    if not n:
+                        check()
+                        raise _stale(source, objects, number, "it ends within a chunk")
+                    room = room[n:]
+            # What was read is of the recorded file only if nobody wrote to it meanwhile.
+            check()
+    except FileNotFoundError:
+        raise _stale(source, objects, number, "it is missing") from None
+
+
+def _joined(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Divide ordered ranges into requests: neighbours share one if the bytes between them cost less than another."""
+    jobs: list[list[Range]] = []
+    start = end = 0
+    for item in (part for whole in ranges for parts in _cut([whole], REQUEST_BYTES) for part in parts):
+        stop = item.offset + item.room.size
+        near = jobs and jobs[-1][0].number == item.number and item.offset - end <= _MOST_BETWEEN
+        if near and max(stop, end) - start <= REQUEST_BYTES:
+            jobs[-1].append(item)
+            end = max(end, stop)
+        else:
+            jobs.append([item])
+            start, end = item.offset, stop
+    return jobs
+
+
+def _read_remote(source: LinkedSource, objects: SourceObjects, job: Sequence[Range]) -> None:
+    """Read neighbouring ranges of one remote object in one request."""
+    start = job[0].offset
+    data = np.frombuffer(
+        _request(source, objects, job[0].number, start, max(r.offset + r.room.size for r in job)), np.uint8
+    )
+    for item in job:
+        item.room[:] = data[item.offset - start : item.offset - start + item.room.size]
+
+
+def _request(source: LinkedSource, objects: SourceObjects, number: int, start: int, stop: int) -> memoryview:
+    """Request bytes of a remote object, on the condition that it is the recorded one."""
+    import obstore
+    from obstore.exceptions import BaseError, PreconditionError
+
+    key, etag = objects.keys[number], objects.etags[number]
+    shown = source.shown(key)
+    store, name = (source.location / key if key else source.location).bucket()
+    # Servers compare weak ETags with none.
+    options: GetOptions = {"range": (start, stop)}
+    if _is_strong(etag):
+        options["if_match"] = etag
+    try:
+        with store_errors(f"read {shown}, to which the dataset {source.dataset!r} is linked"):
+            try:
+                answer = obstore.get(store, name, options=options)
+                meta, data = answer.meta, memoryview(answer.bytes())
+            except PreconditionError:
+                raise _stale(source, objects, number, "its ETag is another") from None
+            except BaseError as error:
+                if "status code: 416" in str(error):
+                    raise _stale(source, objects, number, "it is shorter") from None
+                raise explained(shown, error) from error
+    except FileNotFoundError:
+        raise _stale(source, objects, number, "it is missing") from None
+    if etag and meta["e_tag"] != etag:
+        raise _stale(source, objects, number, f"its ETag is {meta['e_tag']} instead of {etag}")
+    # Where a strong ETag says that the bytes are the same, it does not matter when they were put there.
+    modified = int(objects.modified[number]) if _is_strong(etag) else _nanoseconds(meta["last_modified"])
+    _compare(source, objects, number, size=int(meta["size"]), modified=modified)
+    if len(data) != stop - start:
+        raise StoreError(
+            f"{shown}: the server sent {len(data):,} of {stop - start:,} bytes at byte {start:,}; run it again."
+        )
+    return data
+
+
+def _nanoseconds(when: datetime) -> int:
+    """Return nanoseconds since 1970."""
+    return (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

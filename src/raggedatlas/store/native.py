@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 5
+ABI = 6
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -222,6 +222,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
             _where,
         ),
     ),
+    "ra_decode_lzf": (_int, (U8, _long, OUT_U8, _long)),
     "ra_packed_room": (_long, (_long, _int)),
     "ra_pack": (_long, (ANY, _long, _int, I64, _long, OUT_U8, _long)),
     # `ra_pack_chunks` overwrites the row starts, hence `OUT_I64` and the copy in `encode_packed_run`.

@@ -164,7 +164,7 @@ class Blocks:
                     answer = obstore.get(self._store, self._key, options={"range": (start, stop)})
                     return memoryview(answer.bytes()).tobytes(), answer.meta["size"], answer.meta["e_tag"]
                 except BaseError as error:
-                    raise _explained(self.shown, error) from error
+                    raise explained(self.shown, error) from error
         except FileNotFoundError:
             raise NotFoundError(f"There is no file {self.shown}; check the address.") from None
 
@@ -180,7 +180,7 @@ def _spans(blocks: list[int]) -> list[_Span]:
     return spans
 
 
-def _explained(path: str, error: BaseException) -> BaseException:
+def explained(path: str, error: BaseException) -> BaseException:
     """Return what a failed request for a range means, where the general text would not say it."""
     text = str(error)
     if "Range request not supported" in text or "content-range" in text.lower():

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.errors import CorruptError, LimitError, SchemaError
+from raggedatlas.errors import CorruptError, LimitError, SchemaError, StaleSourceError, ValuesError
 from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import (
     ChunkDecoder,
     extend_checksum,
 )
-from raggedatlas.store.linked import LinkedSource
+from raggedatlas.store.linked import LinkedArray, LinkedSource, Range, check_sizes, fetch_ranges, open_linked
 from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
-from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
+from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests, process_cache
 from raggedatlas.store.shards import (
     SMALL_SHARD,
     Shard,
@@ -38,7 +38,9 @@ WAVE_BYTES = 64 * 2**20
 _LARGE_BYTES = 256 * 2**20
 _MOST_ZERO_RATIO = 2**16
 _CHUNKS_PER_TASK = 8
+_BYTES_PER_TASK = 2**18
 _MOST_PROBLEMS = 20
+_VALUES_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,21 @@ class ArrayReader:
     @property
     def name(self) -> str:
         """Address of the array, for messages."""
+        if self.source is not None and self.spec.linked is not None:
+            return f"{self.spec.linked.array} in {self.source.location} (linked by the dataset {self.source.dataset!r})"
         return f"{self.location.uri}/{self.spec.path}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where stored bytes are damaged, as a sentence."""
+        if self.source is not None:
+            return self.source.remedy
+        return "Restore the array from a copy, or drop the dataset and add it again."
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether decoded chunks of a linked array are kept, of which a part was read."""
+        return True
 
     @cached_property
     def target(self) -> Location:
@@ -180,12 +196,19 @@ def read_ranges(
         If more is asked than the stored bytes can hold.
     SchemaError
         If `out` does not fit.
+    StaleSourceError
+        If a linked file is not the one that was linked.
+    ValuesError
+        If values of a linked file, of which only a sample was looked at, are no counts.
     """
     first = np.ascontiguousarray(starts, dtype=np.int64)
     last = np.ascontiguousarray(ends, dtype=np.int64)
     _check_bounds(reader, first, last)
-    plan = _plan(first, last, reader.spec.chunk_shape[0])
-    _refuse_hollow(reader, plan)
+    linked = _linked_array(reader)
+    if linked is not None:
+        first, last = _join_ranges(first, last)
+    plan = _plan(first, last, (linked or reader.spec).chunk_shape[0])
+    _refuse_hollow(reader, plan, linked)
     shape = (plan.n_rows, *reader.spec.row_shape)
     if out is None:
         out = np.empty(shape, dtype=reader.spec.dtype)
@@ -193,10 +216,14 @@ def read_ranges(
         raise SchemaError(
             f"{reader.name} is read into a contiguous {reader.spec.dtype} array of shape {shape}, got {out.shape}."
         )
-    if out.size:
+    if out.size and linked is not None and linked.in_rows:
+        _read_pieces(reader, linked, plan, out)
+    elif out.size:
         step = max(1, WAVE_BYTES // _chunk_bytes(reader.spec))
         for start in range(0, plan.chunks.size, step):
-            _read_wave(reader, plan, slice(start, start + step), out)
+            _read_wave(reader, plan, slice(start, start + step), out, linked)
+    if reader.spec.linked is not None and reader.spec.linked.sampled:
+        _refuse_other_than_counts(reader, out)
     return out
 
 
@@ -236,8 +263,7 @@ def read_all(reader: ArrayReader) -> NDArray[Any]:
     values = read_slice(reader, 0, reader.spec.n_rows)
     if reader.checksum and (found := f"{extend_checksum(0, values):08x}") != reader.checksum:
         raise CorruptError(
-            f"The values of {reader.name} have the checksum {found}, {reader.checksum} was written; restore the array from a "
-            "copy, or drop the dataset and add it again."
+            f"The values of {reader.name} have the checksum {found}, {reader.checksum} was written. {reader.remedy}"
         )
     return values
 
@@ -268,7 +294,7 @@ def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.
     if spec.shape != (n_rows + 1,) or np.dtype(spec.dtype).kind not in "iu":
         raise CorruptError(
             f"{reader.name} has shape {spec.shape} and dtype {spec.dtype}; the bounds of {n_rows:,} rows are {n_rows + 1:,} "
-            "integers. Restore the array from a copy, or drop the dataset and add it again."
+            f"integers. {reader.remedy}"
         )
     bounds: NDArray[np.int64] = read_all(reader).astype(np.int64, copy=False)
     # Numbers of uint64 from 2**63 on are negative by now, so this comparison finds them too.
@@ -276,8 +302,7 @@ def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.
     if bounds[0] != 0 or bounds[-1] != n_entries or len(down):
         where = f"go down after row {int(down[0]):,}" if len(down) else f"go from {bounds[0]:,} to {bounds[-1]:,}"
         raise CorruptError(
-            f"The bounds in {reader.name} {where}; they must ascend from 0 to {n_entries:,}. Restore the array from a copy, or "
-            "drop the dataset and add it again."
+            f"The bounds in {reader.name} {where}; they must ascend from 0 to {n_entries:,}. {reader.remedy}"
         )
     return bounds
 
@@ -292,7 +317,8 @@ class Verified(NamedTuple):
     checksum : str or None
         crc32c of the little-endian bytes of all values, as in `ArrayWriter.checksum`; None if there are problems.
     shards : str or None
-        `hash_shards` of the bytes that were read; None if there are problems, or zarr-python has read them.
+        `hash_shards` of the bytes that were read; None if there are problems, zarr-python has read them, or there are no shards: the array
+        is linked.
     """
 
     problems: list[str]
@@ -302,6 +328,11 @@ class Verified(NamedTuple):
 
 class _WholeReader(ArrayReader):
     """Reads shards whole, and hashes the bytes that it decodes."""
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Return False: each chunk is decoded anew."""
+        return False
 
     @cached_property
     def hashed(self) -> dict[int, bytes]:
@@ -336,7 +367,7 @@ class _WholeReader(ArrayReader):
 def verify(reader: ArrayReader) -> Verified:
     """Read every shard whole and check every chunk; of an object store, past all caches."""
     spec = reader.spec
-    reader = _WholeReader(reader.location.uncached(), spec, reader.threads)
+    reader = _WholeReader(reader.location.uncached(), spec, reader.threads, source=reader.source)
     problems: list[str] = []
     crc = 0
     per_chunk = spec.chunk_shape[0]
@@ -346,18 +377,21 @@ def verify(reader: ArrayReader) -> Verified:
         reader.release(start)
         try:
             crc = extend_checksum(crc, read_slice(reader, start, stop))
-        except (CorruptError, LimitError):
+        except StaleSourceError as error:
+            return Verified([str(error)], None, None)
+        except (CorruptError, LimitError, ValuesError):
             for row in range(start, stop, per_chunk):
                 try:
                     read_slice(reader, row, min(row + per_chunk, stop))
-                except (CorruptError, LimitError) as error:
+                except (CorruptError, LimitError, ValuesError) as error:
                     if str(error) not in problems:
                         problems.append(str(error))
                 if len(problems) >= _MOST_PROBLEMS:
                     return Verified(problems, None, None)
     if problems:
         return Verified(problems, None, None)
-    return Verified([], f"{crc:08x}", hash_shards(reader.hashed) if reader.decoder is not None else None)
+    has_shards = reader.decoder is not None and reader.source is None
+    return Verified([], f"{crc:08x}", hash_shards(reader.hashed) if has_shards else None)
 
 
 def _chunk_bytes(spec: ArraySpec) -> int:
@@ -395,14 +429,35 @@ def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -
     return _ChunkPieces(chunks[new], bounds, sources, lengths, targets, int((ends - starts).sum()))
 
 
-def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces) -> None:
-    """Check, before large allocations, that the shards exist and can hold the requested rows."""
+def _join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Join ranges that follow each other, as those of neighbouring rows do; what is read is the same."""
+    some = starts < ends
+    starts, ends = starts[some], ends[some]
+    new = starts[1:] != ends[:-1]
+    return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
+
+
+def _linked_array(reader: ArrayReader) -> LinkedArray | None:
+    """Return the chunks of a linked array, None for others."""
+    if reader.spec.linked is None:
+        return None
+    assert reader.source is not None
+    return open_linked(reader.location, reader.spec, reader.source)
+
+
+def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces, linked: LinkedArray | None) -> None:
+    """Check, before large allocations, that the stored bytes exist and can hold the requested rows."""
     spec = reader.spec
-    n_bytes = plan.chunks.size * _chunk_bytes(spec)
+    n_bytes = plan.chunks.size * (linked.n_bytes * linked.n_across if linked is not None else _chunk_bytes(spec))
+    if linked is not None:
+        check_sizes(linked, reader.name, linked.numbers(plan.chunks))
     if n_bytes <= _LARGE_BYTES or reader.decoder is None:
         return
     # Even a chunk that is not stored has 16 bytes in its shard's index, which bounds the ratio of usual arrays.
-    stored = sum(reader.shard(int(number)).size for number in np.unique(plan.chunks // spec.chunks_per_shard))
+    if linked is not None:
+        stored = int(np.maximum(linked.table.sizes[linked.numbers(plan.chunks)], 16).sum())
+    else:
+        stored = sum(reader.shard(int(number)).size for number in np.unique(plan.chunks // spec.chunks_per_shard))
     if stored * _MOST_ZERO_RATIO < n_bytes:
         raise LimitError(
             f"{reader.name} declares {spec.n_rows:,} rows; the {n_bytes:,} bytes asked for cannot come from {stored:,} "
@@ -410,9 +465,14 @@ def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces) -> None:
         )
 
 
-def _read_wave(reader: ArrayReader, plan: _ChunkPieces, wave: slice, out: NDArray[Any]) -> None:
+def _read_wave(
+    reader: ArrayReader, plan: _ChunkPieces, wave: slice, out: NDArray[Any], linked: LinkedArray | None
+) -> None:
     """Decode some chunks and place their pieces; the threads share the chunks in runs."""
     n = len(plan.chunks[wave])
+    if linked is not None:
+        _read_linked(reader, linked, plan, range(wave.start, wave.start + n), out)
+        return
     if reader.decoder is None:
         _decode_foreign(reader, plan, range(wave.start, wave.start + n), out)
         return
@@ -425,6 +485,108 @@ def _read_wave(reader: ArrayReader, plan: _ChunkPieces, wave: slice, out: NDArra
         _decode_run(reader, plan, wave.start, frames, run, out=out)
 
     map_decode(decode, runs)
+
+
+def _read_pieces(reader: ArrayReader, linked: LinkedArray, plan: _ChunkPieces, out: NDArray[Any]) -> None:
+    """Read the rows of chunks that are stored as they are, and nothing else of these chunks."""
+    chunks = np.repeat(plan.chunks, np.diff(plan.bounds))
+    table, width = linked.table, out.nbytes // len(out)
+    stored = table.sizes[chunks] >= 0
+    for i in np.flatnonzero(~stored).tolist():
+        out[plan.targets[i] : plan.targets[i] + plan.lengths[i]] = reader.spec.fill()
+    # In the order of the output, where what follows in the file as well is one range.
+    order = np.flatnonzero(stored)[np.argsort(plan.targets[stored])]
+    chunks, sources, starts = chunks[order], plan.sources[order], plan.targets[order]
+    stops = starts + plan.lengths[order]
+    numbers, offsets = table.objects[chunks], table.offsets[chunks] + sources * width
+    new = (
+        (numbers[1:] != numbers[:-1])
+        | (offsets[1:] - offsets[:-1] != (stops - starts)[:-1] * width)
+        | (starts[1:] != stops[:-1])
+    )
+    first = np.append(True, new)[: order.size]
+    starts, stops = starts[first], stops[np.append(new, True)[: order.size]]
+    room = _bytes_of(out)
+    places = zip(
+        *(item.tolist() for item in (numbers[first], offsets[first], starts * width, stops * width)), strict=True
+    )
+    fetch_ranges(linked.source, linked.objects, [Range(n, at, room[start:stop]) for n, at, start, stop in places])
+    if linked.decoder.swapped:
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            out[start:stop].byteswap(inplace=True)
+
+
+def _read_linked(reader: ArrayReader, linked: LinkedArray, plan: _ChunkPieces, bands: range, out: NDArray[Any]) -> None:
+    """Decode chunks of a linked array, all that the same rows are in, and place their pieces."""
+    spec, table, across = reader.spec, linked.table, linked.n_across
+    numbers = linked.numbers(plan.chunks[bands.start : bands.stop])
+    objects, offsets, sizes = (item[numbers] for item in (table.objects, table.offsets, table.sizes))
+    kept: LRUCache[NDArray[Any]] = process_cache("chunks")
+    assert spec.linked is not None
+    link = spec.linked.sha256, spec.linked.array
+    array = linked.source.location.uri, *link, spec.shape, spec.dtype, spec.chunk_shape, spec.codecs
+    held = [kept.get((array, n)) if reader.keeps_chunks else None for n in numbers.tolist()]
+    wanted = [i for i in np.flatnonzero(sizes >= 0).tolist() if held[i] is None]
+    ends = np.cumsum(sizes[wanted])
+    parts = np.split(np.empty(int(sizes[wanted].sum()), np.uint8), ends[:-1])
+    raw = dict(zip(wanted, parts, strict=False))
+    ranges = [Range(int(objects[i]), int(offsets[i]), data) for i, data in raw.items()]
+    fetch_ranges(linked.source, linked.objects, ranges, np.unique(objects[sizes >= 0]).tolist())
+
+    def decode(i: int, chunk: NDArray[Any]) -> None:
+        try:
+            linked.decoder(raw[i], chunk)
+        except CorruptError as error:
+            raise bad_chunk(reader, int(numbers[i]), str(error)) from error
+
+    def place(i: int) -> None:
+        band = bands.start + i // across
+        first, last = plan.bounds[band : band + 2].tolist()
+        pieces = zip(*(item[first:last].tolist() for item in (plan.sources, plan.lengths, plan.targets)), strict=True)
+        chunk = held[i]
+        if chunk is None and i in raw:
+            whole = last == first + 1 and plan.lengths[first] == linked.chunk_shape[0]
+            # Rows that are read whole are decoded where they belong, and not kept: who reads in order does not come back.
+            if whole and across == 1:
+                decode(i, out[plan.targets[first] : plan.targets[first] + plan.lengths[first]])
+                return
+            chunk = np.empty(linked.chunk_shape, spec.dtype)
+            decode(i, chunk)
+            if not whole and reader.keeps_chunks:
+                kept.put((array, int(numbers[i])), chunk)
+        spans, left = list[slice](), int(numbers[i]) % across
+        for n, width in zip(linked.grid[:0:-1], linked.chunk_shape[:0:-1], strict=True):
+            left, corner = divmod(left, n)
+            spans.insert(0, slice(corner * width, (corner + 1) * width))
+        for start, n, at in pieces:
+            target = out[(slice(at, at + n), *spans)]
+            # The last chunks of an axis may be larger than what is left of it.
+            inside = slice(start, start + n), *map(slice, target.shape[1:])
+            target[...] = spec.fill() if chunk is None else chunk[inside]
+
+    def work(run: tuple[int, int]) -> None:
+        for i in range(*run):
+            place(i)
+
+    n_tasks = 1
+    if reader.threads > 1:
+        n_tasks = max(1, min(4 * reader.threads, len(numbers), len(wanted) * linked.n_bytes // _BYTES_PER_TASK))
+    map_decode(work, list(pairwise([len(numbers) * task // n_tasks for task in range(n_tasks + 1)])))
+
+
+def _refuse_other_than_counts(reader: ArrayReader, values: NDArray[Any]) -> None:
+    """Refuse values that are no counts, of a file of which only a sample was looked at."""
+    flat, bad = values.reshape(-1), False
+    for start in range(0, flat.size, _VALUES_AT_ONCE):
+        some = flat[start : start + _VALUES_AT_ONCE]
+        with np.errstate(invalid="ignore"):
+            whole = some.dtype.kind in "biu" or bool(((some == np.rint(some)) & (some < np.inf)).all())
+            bad = bad or not whole or bool((some < 0).any())
+    if bad:
+        raise ValuesError(
+            f"{reader.name} holds values that are no counts (whole numbers, not negative), although those looked at when it was linked "
+            "were. Drop the dataset, and add the file with copy=True, which looks at all values, or name its matrices with layers={...}."
+        )
 
 
 def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
@@ -475,14 +637,14 @@ def is_packed(reader: ArrayReader) -> bool:
     """Return whether kernels can unpack an array block by block: packed, with checksums, at most 4 bytes per value."""
     decoder = reader.decoder
     # `ra_unpack_chunks` takes values of 1, 2 or 4 bytes and expects a crc32c after each chunk.
-    small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1
+    small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1 and reader.spec.linked is None
     return decoder is not None and decoder.compressor == "packed" and decoder.checksum and small
 
 
 def native_kind(reader: ArrayReader) -> int | None:
-    """Return the kind by which the library decodes an array's chunks; None where Python must."""
+    """Return the kind by which the library decodes an array's chunks; None where Python must, and for linked arrays."""
     decoder = reader.decoder
-    if decoder is None or decoder.delta or not decoder.compiled:
+    if decoder is None or decoder.delta or not decoder.compiled or reader.spec.linked is not None:
         return None
     return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(decoder.compressor)
 
@@ -604,6 +766,8 @@ def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
     """Return the error of a damaged chunk, with its file."""
     spec = reader.spec
     rows = spec.chunk_shape[0]
+    if reader.source is not None:
+        return CorruptError(f"Chunk {chunk} of {reader.name} is damaged: {fault.rstrip('.')}. {reader.remedy}")
     key = shard_key(spec.row_shape, chunk // spec.chunks_per_shard)
     span = f"rows {chunk * rows} to {min((chunk + 1) * rows, spec.n_rows)}"
     return CorruptError(

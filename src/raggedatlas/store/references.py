@@ -108,6 +108,13 @@ class References:
     objects: SourceObjects
     arrays: Mapping[str, ChunkTable]
 
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of memory that they take."""
+        tables = sum(table.objects.nbytes + table.offsets.nbytes + table.sizes.nbytes for table in self.arrays.values())
+        texts = sum(map(len, (*self.objects.keys, *self.objects.etags))) + 200 * len(self.objects.keys)
+        return tables + texts
+
     def to_bytes(self) -> bytes:
         """Return the references as a compressed Arrow file: one row for each object, with its chunks as lists of differences."""
         tables = [*self.arrays.values()]

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import repeat
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -273,10 +274,18 @@ class BackgroundWriter:
 
 
 class LRUCache(Generic[V]):
-    """A thread-safe dictionary that keeps the most recently used entries."""
+    """A thread-safe dictionary that keeps the most recently used entries.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    Parameters
+    ----------
+    size : int
+        How much is kept.
+    weigh : callable, optional
+        How much an entry counts; without it, `size` is a number of entries.
+    """
+
+    def __init__(self, size: int, weigh: Callable[[V], int] | None = None) -> None:
+        self.size, self.weigh, self.weight = size, weigh, 0
         self.lock = threading.Lock()
         self.entries: OrderedDict[object, V] = OrderedDict()
         self._making: dict[object, threading.Lock] = {}
@@ -292,10 +301,15 @@ class LRUCache(Generic[V]):
     def put(self, key: object, value: V) -> None:
         """Store an entry and evict the oldest ones beyond the size."""
         with self.lock:
+            if key in self.entries:
+                self._count(self.entries.pop(key), -1)
             self.entries[key] = value
-            self.entries.move_to_end(key)
-            while len(self.entries) > self.size:
-                self.entries.popitem(last=False)
+            self._count(value, 1)
+            while self.entries and (self.weight if self.weigh else len(self.entries)) > self.size:
+                self._count(self.entries.popitem(last=False)[1], -1)
+
+    def _count(self, value: V, sign: int) -> None:
+        self.weight += sign * self.weigh(value) if self.weigh else 0
 
     def get_or_make(self, key: object, make: Callable[[], V]) -> V:
         """Return an entry; where there is none one thread makes it, and others that want it wait for that one."""
@@ -316,7 +330,9 @@ class LRUCache(Generic[V]):
                 self._making.pop(key, None)
 
 
-CacheKind = Literal["mappings", "bundles", "indexes", "parts", "stores", "folders", "allowances"]
+CacheKind = Literal[
+    "mappings", "bundles", "indexes", "parts", "stores", "folders", "allowances", "references", "chunks", "probed"
+]
 
 CACHE_SIZES: dict[CacheKind, int] = {
     "mappings": 256,
@@ -326,16 +342,23 @@ CACHE_SIZES: dict[CacheKind, int] = {
     "stores": 4096,
     "folders": 4096,
     "allowances": 256,
+    "references": 2**28,
+    "chunks": 2**28,
+    "probed": 65536,
 }
 """Entries that each cache of the process keeps: mapped local shards and bundles, indexes of remote shards (with the
 shard, if it has at most 32 KiB), shards that are part of a remote file (4 MiB at most), object stores, local folders without symlinks,
-and bytes that may be written to a disk cache before its folder is measured."""
+bytes that may be written to a disk cache before its folder is measured, and files outside of the atlas whose beginning and end were compared.
+Of `WEIGHED` caches these are bytes: references to linked files, and decoded chunks of these files that were read in part."""
+
+WEIGHED: tuple[CacheKind, ...] = ("references", "chunks")
+"""Caches whose entries count by their `nbytes`."""
 
 
 @cache
 def process_cache(kind: CacheKind) -> LRUCache[Any]:
     """Return a cache that all readers of this process share: they are frozen and hold nothing themselves."""
-    return LRUCache(CACHE_SIZES[kind])
+    return LRUCache(CACHE_SIZES[kind], attrgetter("nbytes") if kind in WEIGHED else None)
 
 
 class ScratchFile:

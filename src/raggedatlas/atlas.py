@@ -326,6 +326,41 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return add_csc(self._opened, dataset, space, layers, executor)
 
+    def materialize(
+        self, datasets: str | Sequence[str] | None = None, *, executor: Executor | Workers | None = None
+    ) -> tuple[str, ...]:
+        """Copy the values of linked datasets into the atlas, which then needs their files no more.
+
+        Each dataset is copied in one commit, under its uid and with the uids of its cells; counts are stored in the smallest type that
+        holds them, as `add` does it. Snapshots from before keep the dataset as it was, linked. A call that died can be made again.
+
+        Parameters
+        ----------
+        datasets : str, sequence of str or None
+            Names or uids; None takes all that are linked.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read and write, one dataset each.
+
+        Returns
+        -------
+        tuple of str
+            Names of the datasets that were copied now.
+
+        Raises
+        ------
+        ValuesError
+            If values are not what the dataset says, e.g. fractions in a layer of counts; it stays linked.
+        SourceError
+            If a cell names a feature twice or one that the matrix does not have; it stays linked.
+        DuplicateError
+            If another dataset has the same content.
+        StoreError
+            If a file is not there, or changed since it was linked (`StaleSourceError`).
+        """
+        from raggedatlas.ingest.materialize import materialize
+
+        return materialize(self._opened, datasets, executor)
+
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
         from raggedatlas.catalog.optimization import optimize

@@ -21,12 +21,12 @@ from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
 from raggedatlas.ingest.group_writer import reorder_columns
-from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
 from raggedatlas.store.read import ArrayReader, read_slice
+from raggedatlas.store.sparse import canonicalize
 from support.anndata_strategies import assert_same
 
 GENES = ["rare", "common", "absent", "half", "also_half"]

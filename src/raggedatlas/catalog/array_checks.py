@@ -1,17 +1,19 @@
 """Checks of stored arrays: their descriptions, whether they are there, and every byte of them."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from raggedatlas.catalog.assets import is_atlas_group, read_specs
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
-from raggedatlas.model.records import COLUMNS, DatasetRecord
+from raggedatlas.model.records import COLUMNS, DatasetRecord, Span
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, read_group
+from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, part_of, product, read_group
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
+from raggedatlas.store.references import References
 from raggedatlas.store.shards import shards_path
 
 BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
@@ -48,7 +50,7 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
     for path, spec in specs.items():
         if spec.path != f"{record.zarr_group}/{path}":
             problems.append(wrong(f"{path} is described as lying at {spec.path!r}"))
-        if spec.within is None and shards_path(path) not in checksums:
+        if spec.within is None and spec.linked is None and shards_path(path) not in checksums:
             problems.append(wrong(f"no hash of the shards of {path} is recorded"))
     if not sparse and space is not None and space.has_features:
         problems += [
@@ -60,7 +62,10 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
 
 
 def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
-    """Check that every array of a record is there, by its metadata or the file that it is part of alone (rule ``missing-array``)."""
+    """Check that every array of a record is there, by its metadata or the file that it is part of alone (rule ``missing-array``).
+
+    Of an array that is linked to a file outside of the atlas, the references must be there; the file itself is not looked at.
+    """
     problems = []
     try:
         specs = read_specs(record)
@@ -68,15 +73,15 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
         return []  # rule array-spec
     listed = _listed(arrays, record.zarr_group) if _own_paths(record, specs) else None
     ends: dict[str, int] = {}
-    for within in (spec.within for spec in specs.values() if spec.within is not None):
+    for within in (part for part in map(part_of, specs.values()) if part is not None):
         ends[within.file] = max(ends.get(within.file, 0), within.offset + within.n_bytes)
     # A file that has the last byte has all others.
     complete = {file for file, end in ends.items() if _has_byte(arrays, file, end - 1)}
     for path, spec in specs.items():
         try:
-            if spec.within is not None:
-                if spec.within.file not in complete or min(spec.within.offset, spec.within.n_bytes - 1) < 0:
-                    arrays.read_range(spec.within.file, spec.within.offset + spec.within.n_bytes - 1, 1)
+            if (part := part_of(spec)) is not None:
+                if part.file not in complete or min(part.offset, part.n_bytes - 1) < 0:
+                    arrays.read_range(part.file, part.offset + part.n_bytes - 1, 1)
             elif listed is None:
                 arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
             elif path not in listed:
@@ -99,9 +104,8 @@ def _has_byte(arrays: Location, file: str, at: int) -> bool:
 
 def _own_paths(record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> list[str]:
     """Return the arrays of a group that are in the folder of its dataset, and not in a bundle that datasets share."""
-    return [
-        path for path, spec in specs.items() if spec.within is None or spec.within.file.startswith(f"{record.uid}/")
-    ]
+    parts = {path: part_of(spec) for path, spec in specs.items()}
+    return [path for path, part in parts.items() if part is None or part.file.startswith(f"{record.uid}/")]
 
 
 def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
@@ -118,7 +122,11 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     Returns
     -------
     list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``references``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
+
+    Notes
+    -----
+    Of arrays that are linked to a file outside of the atlas, the references are read, and not the file: `check_linked` reads that.
     """
     try:
         # A record that does not parse is reported by `check_specs`.
@@ -132,28 +140,32 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
     # A listed group has no metadata below it.
     paths = [""] if listed is not None else own
     folders = {f"{record.zarr_group}/{path}".rpartition("/")[0] for path in paths}
-    folders |= {spec.within.file.rpartition("/")[0] for spec in specs.values() if spec.within is not None}
+    folders |= {part.file.rpartition("/")[0] for part in map(part_of, specs.values()) if part is not None}
     problems = check_groups(arrays, record.zarr_group, folders, record.feature_space)
     if listed is not None:
         # What the metadata of the group list besides its arrays, which are compared one by one. Without arrays in a shared bundle nothing
         # else may be there, but for a copy that `add_csc` did not finish, which is not recorded.
         wanted = listed_nodes(specs)
         others = listed.keys() - specs.keys() if len(own) == len(specs) else set()
+        # What was packed since, by `materialize`, is listed for the newest record.
+        linked = [path.split("/") for path, spec in specs.items() if spec.linked is not None]
+        others -= {"/".join(parts[:n]) for parts in linked for n in range(1, len(parts))}
         nodes = {path for path in others if path.split("/")[0] != "csc"} | wanted.keys() - specs.keys()
         wrong = sorted(path for path in nodes if listed.get(path) != wanted.get(path))
         if wrong:
             text = f"{record.zarr_group}/zarr.json does not describe {', '.join(wrong)} as it was written"
             problems.append(Problem("group-metadata", "must", record.zarr_group, text, BACK))
     sound = set()
+    problems += _check_references(arrays, record.zarr_group, specs)
     for path, spec in specs.items():
-        found = _check_array(arrays, record.zarr_group, path, spec, checksums, listed)
+        found = [] if spec.linked else _check_array(arrays, record.zarr_group, path, spec, checksums, listed)
         problems += found
-        if not found:
+        if not found and spec.linked is None:
             sound.add(path)
     # Values are judged only in arrays that read without a problem, so one damage gives one problem.
     for path in sorted(path for path in sound if path.endswith("indptr")):
         entries = path.removesuffix("indptr") + "indices"
-        if entries in sound:
+        if entries in sound or (entries in specs and specs[entries].linked is not None):
             try:
                 # From 0 to the number of entries and ascending, which a correct checksum does not imply.
                 read_bounds(ArrayReader(arrays, specs[path]), specs[path].n_rows - 1, specs[entries].n_rows)
@@ -189,6 +201,30 @@ def check_groups(arrays: Location, place: str, folders: Iterable[str], space: st
         except AtlasError as error:
             problems.append(Problem("group-metadata", "must", place, str(error), BACK))
     return problems
+
+
+def _check_references(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> list[Problem]:
+    """Check the references to arrays in files outside of the atlas: their hash, and that they have every chunk (rule ``references``)."""
+    problems, read = [], dict[Span, References]()
+    for path, spec in specs.items():
+        if spec.linked is None:
+            continue
+        link, span = spec.linked, spec.linked.references
+        try:
+            if span not in read:
+                data = arrays.read_range(span.file, span.offset, span.n_bytes)
+                if hashlib.sha256(data).hexdigest() != link.sha256:
+                    raise CorruptError(f"the references in {span.file} do not have the SHA-256 that was recorded")
+                read[span] = References.from_bytes(data, span.file)
+            table = read[span].arrays.get(link.array)
+            # An array that is stored in one piece has one reference.
+            wanted = product(-(-n // chunk) for n, chunk in zip(spec.shape, spec.chunk_shape, strict=True))
+            if table is None or len(table.sizes) not in (1, wanted):
+                n = 0 if table is None else len(table.sizes)
+                raise CorruptError(f"the references in {span.file} have {n:,} chunks of {path}, not {wanted:,}")
+        except AtlasError as error:
+            problems.append(Problem("references", "must", group, str(error), BACK))
+    return list(dict.fromkeys(problems))
 
 
 def _check_array(

@@ -23,6 +23,7 @@ from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
+    Link,
     datasets_from_table,
     entries_from_table,
     entries_to_table,
@@ -736,6 +737,20 @@ def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
         If a description is invalid.
     """
     return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+
+
+def read_links(record: DatasetRecord) -> dict[str, Link]:
+    """Return what links arrays of a record to a file outside of the atlas: path below the group -> link.
+
+    Raises
+    ------
+    CorruptError, LimitError, SchemaError
+        If a description is invalid.
+    """
+    # Most records have none, and need not be parsed for it.
+    if '"linked"' not in record.arrays:
+        return {}
+    return {path: spec.linked for path, spec in read_specs(record).items() if spec.linked is not None}
 
 
 def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from raggedatlas.catalog.inventory import dataset_folders
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.ids import new_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
-from raggedatlas.store.arrays import ArraySpec, group_metadata
+from raggedatlas.store.arrays import ArraySpec, group_metadata, part_of
 from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, SHARED, Bundle, bundle_file, member_names
 from raggedatlas.store.codecs import STANDARD, has_checksum
+from raggedatlas.store.references import references_file
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import hash_shard, hash_shards, parse_shard, shard_key, shards_path
 from raggedatlas.store.sql import in_list
@@ -112,10 +113,12 @@ def _choose(catalog: Catalog) -> Iterator[list[_Small]]:
 
 def _as_small(own: Sequence[DatasetRecord]) -> _Small | None:
     """Return a dataset whose files may be small, and are of a kind that a bundle takes; None otherwise."""
-    if sum(record.n_entries for record in own) > _LIKELY_ENTRIES:
+    # The entries of those that are linked are elsewhere.
+    if sum(record.n_entries for record in own if '"linked"' not in record.arrays) > _LIKELY_ENTRIES:
         return None
     try:
         facts, specs = own[0].file_facts, [spec for record in own for spec in record.array_specs.values()]
+        specs = [spec for spec in specs if not spec.get("linked")]
         one_shard = all(spec["shard_shape"] and 0 < spec["shape"][0] <= spec["shard_shape"][0] for spec in specs)
         if not facts.frames or not all(record.array_specs for record in own) or not one_shard:
             return None
@@ -189,9 +192,15 @@ class _Files:
         for record in own:
             specs, checksums = read_specs(record), record.array_checksums
             for path, spec in specs.items():
-                key = member_of(spec)
-                found[key] = self._bytes(key, spec.within, whole)
-                _check_shard(found[key], spec, checksums.get(shards_path(path)))
+                key = member_of(record, spec)
+                # The arrays that are linked share their references.
+                if key in found:
+                    continue
+                found[key] = self._bytes(key, part_of(spec), whole)
+                if spec.linked is None:
+                    _check_shard(found[key], spec, checksums.get(shards_path(path)))
+                elif hashlib.sha256(found[key]).hexdigest() != spec.linked.sha256:
+                    raise CorruptError(f"the references {key} do not have the SHA-256 that was recorded")
             found[f"{record.zarr_group}/zarr.json"] = described(self.catalog, record, specs)
         return found
 
@@ -214,9 +223,24 @@ class _Files:
         return whole[span.file][span.offset : span.offset + span.n_bytes]
 
 
-def member_of(spec: ArraySpec) -> str:
-    """Return the path of the only shard of an array."""
+def member_of(record: DatasetRecord, spec: ArraySpec) -> str:
+    """Return the path of the only shard of an array, or of the references to one that is linked."""
+    if spec.linked is not None:
+        return references_file(record.uid, spec.linked.sha256)
     return f"{spec.path}/{shard_key(spec.row_shape, 0)}"
+
+
+def _is_in(spec: ArraySpec, file: str) -> bool:
+    span = part_of(spec)
+    return span is not None and span.file == file
+
+
+def _moved(record: DatasetRecord, spec: ArraySpec, spans: Mapping[str, Span]) -> ArraySpec:
+    """Return the description of an array that is, or whose references are, in a bundle."""
+    span = spans[member_of(record, spec)]
+    if spec.linked is not None:
+        return replace(spec, linked=replace(spec.linked, references=span))
+    return replace(spec, within=span)
 
 
 def described(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> bytes:
@@ -294,8 +318,8 @@ def respanned(
     """
     specs = read_specs(record)
     for path, spec in specs.items():
-        if old is None or (spec.within is not None and spec.within.file == old):
-            specs[path] = replace(spec, within=spans[member_of(spec)])
+        if old is None or _is_in(spec, old):
+            specs[path] = _moved(record, spec, spans)
     changed = array_columns(specs, record.array_checksums)
     facts = record.file_facts
     if facts.frames and (old is None or (facts.bundle is not None and facts.bundle.file == old)):
@@ -350,7 +374,7 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
 
 def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:
     """Return a record with the arrays in one file that it has in two versions."""
-    own = {path: spec for path, spec in read_specs(record).items() if spec.within and spec.within.file == file}
+    own = {path: spec for path, spec in read_specs(record).items() if _is_in(spec, file)}
     facts = record.facts
     if known is not None:
         own, facts = {**read_specs(known), **own}, max(known.facts, facts, key=lambda text: f'"{file}"' in text)
@@ -367,7 +391,8 @@ def _written_again(
 
     for record in groups.values():
         specs, facts = read_specs(record), record.file_facts
-        found = {member_of(spec): copied(spec.within) for spec in specs.values() if spec.within is not None}
+        spans = [(spec, part_of(spec)) for spec in specs.values()]
+        found = {member_of(record, spec): copied(span) for spec, span in spans if span is not None}
         found[f"{record.zarr_group}/zarr.json"] = described(catalog, record, specs)
         if facts.bundle is not None and facts.bundle.file == file:
             found |= {frame_file(record.uid, name): copied(span) for name, span in facts.bundle.frames.items()}

@@ -3,7 +3,7 @@
 A view is the tables of an atlas at fixed versions: a snapshot, the newest state, or versions that a tag holds. It reaches the folder that is
 named by the uid of each dataset and asset that its tables list. Of a dataset, the arrays, the kept frames and the file that
 holds the small ones of both (its bundle) lie in that folder, or in the folder of a bundle that datasets share, whichever its records say; the
-lists of its deleted rows always lie in its own. What is attached to cells, such as a result or a geometry store, is stored in a folder of its own,
+lists of its deleted rows always lie in its own. Of arrays that are linked to a file outside, the references to it lie there in their place. What is attached to cells, such as a result or a geometry store, is stored in a folder of its own,
 unless it is only a column of the cells. A view reaches nothing else there: a folder that no kept view reaches, and that no living process
 has a lease on, is free. Which files of tables a snapshot reaches is in its manifest.
 """
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raggedatlas.catalog.assets import AssetKind, group_by_dataset, read_assets, read_records
+from raggedatlas.catalog.assets import AssetKind, group_by_dataset, read_assets, read_links, read_records
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.assets import DeletedCells
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.store.bundle import SHARED, bundle_file
+from raggedatlas.store.references import references_file
 from raggedatlas.store.shards import shards_path
 
 _IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
@@ -95,10 +96,12 @@ class Inventory:
 
     @property
     def files(self) -> dict[str, str]:
-        """Path of a frame, of a bundle, or of a list of deleted rows -> its hash; a frame in a bundle goes by the path that it would have."""
+        """Path of a frame, of a bundle, of references, or of a list of deleted rows -> its hash; a frame in a bundle goes by the path that it would have, as references do."""
         found = {file: facts.sha256 for file, facts in self.bundles.items()}
         for uid, own in self.datasets.items():
             found |= {frame_file(uid, name): sha for name, sha in own[0].file_facts.frames.items()}
+            links = [link for record in own for link in read_links(record).values()]
+            found |= {references_file(uid, link.sha256): link.sha256 for link in links}
         return found | {file: cells.rows for files in self.deleted.values() for file, cells in files.items()}
 
     @property
@@ -122,7 +125,8 @@ class Inventory:
                 # Of an array whose shards have no hash, that of its values was recorded.
                 sha = checksums.get(shards_path(path)) or checksums.get(path, "")
                 # Which file an array is part of is not what it contains, and changes with the bundles.
-                described = json.dumps({**spec, "within": None}, sort_keys=True)
+                link = spec.get("linked") and {**spec["linked"], "references": None}
+                described = json.dumps({**spec, "within": None, "linked": link}, sort_keys=True)
                 found[f"{group.zarr_group}/{path}"] = f"{sha} {described}"
         return found
 
@@ -151,9 +155,10 @@ def dataset_folders(own: Sequence[DatasetRecord]) -> set[str]:
 
 
 def group_files(record: DatasetRecord) -> set[str]:
-    """Return where the arrays of a group are: their folders, or the bundles that they are part of."""
-    specs = [(path, spec.get("within")) for path, spec in record.array_specs.items()]
-    return {f"{record.zarr_group}/{path}" if span is None else span["file"] for path, span in specs}
+    """Return where the arrays of a group are: their folders, the bundles that they are part of, or the files with the references to them."""
+    specs = record.array_specs.items()
+    spans = [(path, spec["linked"]["references"] if spec.get("linked") else spec.get("within")) for path, spec in specs]
+    return {f"{record.zarr_group}/{path}" if span is None else span["file"] for path, span in spans}
 
 
 def shared_folders(texts: Iterable[str]) -> set[str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.array_checks import check_arrays, check_specs
-from raggedatlas.catalog.assets import asset_kinds, group_by_dataset, read_assets, read_records
+from raggedatlas.catalog.assets import asset_kinds, group_by_dataset, read_assets, read_links, read_records
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
     CELLS,
@@ -38,6 +38,7 @@ from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.layouts import Layout, read_layouts
+from raggedatlas.catalog.linked_values import check_linked
 from raggedatlas.catalog.row_checks import (
     Changed,
     check_pointers,
@@ -81,8 +82,8 @@ def validate(
     level : {"quick", "rows", "files", "deep"}
         ``quick`` reads the records, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
         whether every array is there. ``files`` reads every byte: hashes of table files and frames, checksums of arrays. ``deep`` is all of
-        that, and compares feature numbers, layout hashes and values of results. At the tip the files of all snapshots are read; table files
-        that no snapshot reaches yet have no hash.
+        that, and compares feature numbers, layout hashes and values of results; and it reads all values of datasets that are linked to files
+        outside of the atlas. At the tip the files of all snapshots are read; table files that no snapshot reaches yet have no hash.
     since : int, str or None
         Number or label of a snapshot that is known to be sound: what it has unchanged is not looked at again.
     root_hash : str
@@ -103,7 +104,14 @@ def validate(
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
         ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
-        ``result-values``.
+        ``result-values``; of linked datasets ``references``, and by ``deep`` alone ``source-changed``, ``source-missing``, ``repeated-entries``,
+        ``counts`` and ``content-hash``.
+
+    Notes
+    -----
+    Of a dataset that is linked to a file outside of the atlas, a root hash covers the references (the place of each chunk) and the
+    recorded size, time and ETag of the file. Its values are compared with nothing but that, unless it was added with ``hash="full"``, and
+    only ``deep`` reads them, of the state that is validated; a snapshot keeps what a file was, not its bytes.
     """
     if incremental and level not in _READING:
         raise ArgumentError(
@@ -267,6 +275,8 @@ def check_content(
         bad = damaged | {problem.path for problem in problems}
         sound = [record for record in changed if record.zarr_group not in bad]
         problems += _shared(catalog, [partial(check_pointers, catalog, record) for record in sound], executor)
+        linked = [record for record in sound if read_links(record)]
+        problems += _shared(catalog, [partial(check_linked, catalog, record) for record in linked], executor)
     n_cells = sum(n for uid, n in rows.counts.items() if uid in uids)
     ignored = set(rows.counts) - uids
     if before is not None and before.snapshot is not None and rows.touched is not None:

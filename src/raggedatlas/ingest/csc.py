@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import array_columns, array_readers, find_dataset, read_specs, release_lease, take_lease
-from raggedatlas.catalog.catalog import DATASETS, Catalog
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
+from raggedatlas.ingest.group_changes import change_records, group_metadata_of, is_shared
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, GroupMetadata, create_group, describe_group, read_group
-from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
 from raggedatlas.store.runtime import BackgroundWriter, prefetch
 from raggedatlas.store.sparse import count_columns, move_runs
-from raggedatlas.store.sql import equals
 
 BAND_BYTES = 192 * 2**20
 """Row numbers and values of the columns that are gathered in memory at once; memory is bounded by a small multiple."""
@@ -86,9 +84,7 @@ def add_csc(
     unknown = sorted(set(layers or ()) - set(there))
     if not records or unknown:
         raise NotFoundError(f"Dataset {dataset!r} has the {space!r} layers {there}, not {unknown or 'any'}.")
-    shared = any(
-        spec.within is not None and SHARED.match(spec.within.file) for r in records for spec in read_specs(r).values()
-    )
+    shared = is_shared([spec for record in records for spec in read_specs(record).values()])
     # The folder of a dataset whose files are in a shared bundle is named by no record until the copy is.
     if shared:
         take_lease(catalog, records[0].uid)
@@ -136,7 +132,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
     # Groups of standard codecs do not list their arrays.
-    listed = _metadata(catalog, record).listed is not None
+    listed = group_metadata_of(catalog, record).listed is not None
     if not listed:
         create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
 
@@ -174,34 +170,17 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
 
 
 def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
-    def once() -> None:
-        version = catalog.tables.version(DATASETS)
-        there = catalog.tables.read(DATASETS, where=equals("zarr_group", record.zarr_group))
-        rows = there.to_pylist()
-        for row, now in zip(rows, datasets_from_table(there), strict=True):
-            # Into the record as it is now: another call may have added a copy of another layer.
-            specs = read_specs(now) | dict(copy.specs)
-            row.update(array_columns(specs, now.array_checksums | dict(copy.checksums)))
-            metadata = _metadata(catalog, record)
-            # List the arrays of the group in its metadata, unless each has metadata of its own. Before the record, and again whenever
-            # another commit came first: so the one that comes last lists the arrays of all.
-            if metadata.listed is not None:
-                # Older snapshots name the files from before the dataset came into a shared bundle.
-                describe_group(catalog.arrays, record.zarr_group, metadata.attributes, specs, metadata.listed)
-        changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
-        catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
+    def change(old: list[DatasetRecord]) -> list[DatasetRecord]:
+        # Into the record as it is now: another call may have added a copy of another layer.
+        return [
+            now.model_copy(
+                update=array_columns(read_specs(now) | dict(copy.specs), now.array_checksums | dict(copy.checksums))
+            )
+            for now in old
+            if now.zarr_group == record.zarr_group
+        ]
 
-    catalog.refuse_unfinished_purge("add_csc()")
-    catalog.tables.retry(DATASETS, once)
-
-
-def _metadata(catalog: Catalog, record: DatasetRecord) -> GroupMetadata:
-    """Return the metadata of a group, or those that it gets, where it has none outside of a shared bundle."""
-    try:
-        return read_group(catalog.arrays, record.zarr_group)
-    except NotFoundError:
-        kind = catalog.space(record.feature_space).kind.value
-        return GroupMetadata({"raggedatlas": {"feature_space": record.feature_space, "kind": kind}}, {})
+    change_records(catalog, record.uid, "add_csc()", change)
 
 
 def _column_bounds(indices: ArrayReader, n_columns: int) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from raggedatlas.formats.anndata.packing import pack
 from raggedatlas.ingest.linking import LinkPlan
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
-from raggedatlas.ingest.values import ContentHash, LayerFit, as_bits, block_rows, canonicalize, iterate_blocks, to_csr
+from raggedatlas.ingest.values import LayerFit, block_rows, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
@@ -29,8 +29,10 @@ from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import STANDARD, is_exact
+from raggedatlas.store.content_hash import ContentHash, as_bits
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
+from raggedatlas.store.sparse import canonicalize
 
 DEPTH = 2
 """Blocks that may wait between two steps of the pipeline."""

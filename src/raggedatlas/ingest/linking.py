@@ -13,18 +13,16 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.ingest.plan import IngestPlan, LayerPlan, NewGroup, OtherElements
-from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
+from raggedatlas.ingest.values import LayerFit, to_csr
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.references import References
+from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
-
-REFERENCES = "references.arrow"
-"""File of the references, in the folder of the dataset or within its bundle."""
+from raggedatlas.store.sparse import canonicalize
 
 SAMPLES = 4
 """Places of a matrix, spread evenly, whose values are looked at."""
@@ -97,7 +95,7 @@ class LinkPlan:
 
     def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
         """Put the references into the bundle of the dataset, or beside it if they are large."""
-        path = f"{uid}/{REFERENCES}"
+        path = references_file(uid, hashlib.sha256(self.content).hexdigest())
         added = bundle.add({path: self.content})
         if added is None:
             catalog.arrays.write_bytes(path, self.content)

@@ -42,7 +42,7 @@ from raggedatlas.ingest.plan import (
     rename_notes,
     select_source,
 )
-from raggedatlas.ingest.values import ContentHash, canonicalize, iterate_blocks, to_csr
+from raggedatlas.ingest.values import iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.choices import Curation
 from raggedatlas.model.ids import free_name
@@ -53,8 +53,10 @@ from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.wings import answer
 from raggedatlas.store.arrays import describe_group, write_group_attributes
 from raggedatlas.store.bundle import Bundle
+from raggedatlas.store.content_hash import ContentHash
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.runtime import BackgroundWriter, submit
+from raggedatlas.store.sparse import canonicalize
 
 
 @dataclass(frozen=True)

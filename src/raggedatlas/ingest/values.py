@@ -1,10 +1,8 @@
 """The values of matrices: the value policy, canonical form, and passes over a source that write nothing."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from ctypes import byref, c_int64
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, SourceError, ValuesError
+from raggedatlas.errors import ValuesError
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.frames import FACTS_KEY
 from raggedatlas.model.protocols import MatrixInfo, Source
-from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
-from raggedatlas.store.runtime import submit
-from raggedatlas.store.sparse import sorting_order
+from raggedatlas.store.content_hash import StreamingHash
+from raggedatlas.store.native import library
+from raggedatlas.store.sparse import canonicalize
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -66,6 +63,8 @@ class LayerFit:
     finite: bool = True
     negative_at: tuple[int, int] | None = None
     negative_value: float = field(default=0.0)
+    uncounted_at: tuple[int, int] | None = None
+    uncounted_value: float = field(default=0.0)
 
     @property
     def counts(self) -> bool:
@@ -134,6 +133,10 @@ class LayerFit:
                 )
         self._extend(found.low, found.high)
         self.whole = self.whole and found.fractional < 0
+        first = min((at for at in (found.fractional, found.strange) if at >= 0), default=-1)
+        if first >= 0 and self.uncounted_at is None:
+            row, column = find_entry(block, first)
+            self.uncounted_at, self.uncounted_value = (first_row + row, column), float(values[first])
         if found.negative >= 0:
             self._first_negative(block, found.negative, first_row)
 
@@ -162,8 +165,11 @@ class LayerFit:
                 "negative. Mend the file, leave the matrix out with layers=[...], or store differences as floats with fractions."
             )
         if self.must_count and not self.counts:
+            where = (
+                "" if self.uncounted_at is None else f", {self.uncounted_value:g} at {self.place(*self.uncounted_at)}"
+            )
             raise ValuesError(
-                f"{self.key} is to be the layer 'counts' but holds fractions or values that are not finite; give it another name, "
+                f"{self.key} is to be the layer 'counts' but holds fractions or values that are not finite{where}; give it another name, "
                 f"e.g. layers={{{self.key!r}: 'normalized'}}."
             )
 
@@ -197,66 +203,6 @@ def to_csr(block: Block) -> CsrBlock:
     dense = block.layers["values"]
     indptr, indices, kept = dense_to_csr(dense)
     return CsrBlock(indptr, indices, {"values": kept}, dense.shape[1])
-
-
-def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
-    """Sort the entries of each row by column and sum those that name a column twice.
-
-    Parameters
-    ----------
-    block : CsrBlock
-        As the source has it.
-    key : str
-        The matrix, for messages.
-    first_row : int
-        Row of the matrix that the block starts at.
-    sum_duplicates : bool
-        Whether duplicates are summed or refused.
-
-    Returns
-    -------
-    tuple
-        The block, indices uint32 and strictly ascending in each row, and how many entries were summed away.
-
-    Raises
-    ------
-    SourceError
-        If a row names a column twice and `sum_duplicates` is false.
-    """
-    given, where = csr_of(block.indptr, block.indices), c_int64()
-    fault = library().ra_check_order(byref(given), block.n_cols, byref(where))
-    if fault == BAD_BOUNDS:
-        raise SourceError(
-            f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; fix the file."
-        )
-    if fault == GOOD:
-        # The check compared columns as unsigned numbers below `n_cols`, so none is negative and the view is exact.
-        four = block.indices.dtype.itemsize == 4
-        indices = block.indices.view(np.uint32) if four else block.indices.astype(np.uint32)
-        return CsrBlock(block.indptr, indices, block.layers, block.n_cols), 0
-    try:
-        order = sorting_order(block.indptr, block.indices, block.n_cols)
-    except CorruptError as error:
-        raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; fix the file.") from error
-    indices, values = block.indices[order].astype(np.uint32), block.layers["values"][order]
-    rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
-    # Sorted by row and column, an entry is repeated if it equals the one before.
-    first = np.ones(len(indices), bool)
-    first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
-    if first.all():
-        return CsrBlock(block.indptr, indices, {"values": values}, block.n_cols), 0
-    if not sum_duplicates:
-        at = int(np.argmin(first))
-        raise SourceError(
-            f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); fix the file, or "
-            "pass duplicate_entries='sum'."
-        )
-    # Sums of narrow integers could wrap; `LayerFit` chooses the stored type from the sums.
-    wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
-    values = np.add.reduceat(wide, np.flatnonzero(first))
-    indptr = np.zeros(block.n_rows + 1, np.int64)
-    np.cumsum(np.bincount(rows[first], minlength=block.n_rows), out=indptr[1:])
-    return CsrBlock(indptr, indices[first], {"values": values}, block.n_cols), int(len(first) - first.sum())
 
 
 _STEP = 2**15
@@ -390,44 +336,6 @@ def iterate_blocks(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Bloc
         row += block.n_rows
 
 
-HASH_LANES = 16
-"""Hashes that are computed side by side, each of every sixteenth number."""
-
-
-class StreamingHash:
-    """A running hash of numbers that come in blocks.
-
-    It tells different contents apart, not forged ones: a cryptographic hash would take most of the time of an `add`.
-    """
-
-    def __init__(self) -> None:
-        """Start with nothing taken in."""
-        self._state = np.arange(HASH_LANES + 1, dtype=np.uint64) * np.uint64(0x243F6A8885A308D3)
-        # The last element counts the numbers so far, from which `ra_mix` knows the next lane.
-        self._state[HASH_LANES] = 0
-
-    def update(self, values: NDArray[Any]) -> None:
-        """Update the hash with the bits of numbers of at most eight bytes each."""
-        bits = as_bits(values)
-        library().ra_mix(bits, bits.size, bits.itemsize, self._state)
-
-    def digest(self) -> bytes:
-        """Return the hash of everything so far, 16 bytes."""
-        return hashlib.sha256(self._state.tobytes()).digest()[:16]
-
-
-def as_bits(values: NDArray[Any]) -> NDArray[Any]:
-    """Look at numbers as unsigned integers of their size, which is what compiled loops take; no copy where contiguous.
-
-    Examples
-    --------
-    >>> as_bits(np.array([0.0, -1.0], np.float16))
-    array([    0, 48128], dtype=uint16)
-    """
-    flat = np.ascontiguousarray(values).reshape(-1)
-    return flat.view(f"u{flat.dtype.itemsize}")
-
-
 def entry_hash(source: Source, info: MatrixInfo) -> bytes:
     """Hash which entries a matrix has, whatever their values; two layers with equal hashes can share their indices."""
     lengths, columns = StreamingHash(), StreamingHash()
@@ -437,30 +345,6 @@ def entry_hash(source: Source, info: MatrixInfo) -> bytes:
         lengths.update(np.diff(sparse.indptr))
         columns.update(sparse.indices)
     return lengths.digest() + columns.digest()
-
-
-class ContentHash:
-    """Hash of what a dataset is: features, cells, and its main matrix; the same for the same file."""
-
-    def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
-        """Start with what is known before the values, on another thread."""
-        self._lengths, self._columns, self._values = StreamingHash(), StreamingHash(), StreamingHash()
-        self._names = submit(partial(_hash_names, cells), features)
-
-    def update(self, block: Block) -> None:
-        """Add the next rows, in canonical form, with the layer ``"values"``."""
-        if isinstance(block, CsrBlock):
-            self._lengths.update(np.diff(block.indptr))
-            self._columns.update(block.indices)
-        self._values.update(block.layers["values"])
-
-    def hexdigest(self) -> str:
-        """Return the hash of everything so far, 32 hex digits."""
-        # Without the copy a second call would hash the streams twice.
-        digest = self._names.result().copy()
-        for stream in (self._lengths, self._columns, self._values):
-            digest.update(stream.digest())
-        return str(digest.hexdigest()[:32])
 
 
 def hash_texts(texts: pa.Array) -> str:
@@ -480,20 +364,6 @@ def hash_texts(texts: pa.Array) -> str:
     )
     digest.update(b"" if first == last else texts.buffers()[2][first:last])
     return digest.hexdigest()[:32]
-
-
-def _hash_names(cells: pa.Table, features: Sequence[str]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
-    digest = hashlib.sha256()
-    digest.update("\0".join([*features, ""]).encode())
-    for own, column in zip(cells.schema, cells.columns, strict=True):
-        digest.update(own.name.encode() + b"\0" + (own.metadata or {}).get(FACTS_KEY, b"") + b"\0")
-        # The chunks of a column depend on its reader and must not change the hash.
-        values = column.combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:
-            writer.write_batch(pa.record_batch([values.cast(pa.string())], names=["v"]))
-        digest.update(sink.getvalue())
-    return digest
 
 
 SAMPLE_ENTRIES = 4 * 2**20

@@ -321,6 +321,11 @@ def array_metadata(spec: ArraySpec) -> dict[str, Any]:
     }
 
 
+def part_of(spec: ArraySpec) -> Span | None:
+    """Return where an array is within a larger file, or the references to one that is linked; None where it has files of its own."""
+    return spec.within if spec.linked is None else spec.linked.references
+
+
 def is_described(location: Location, spec: ArraySpec) -> bool:
     """Return whether the ``zarr.json`` of a sharded array is exactly what a writer writes; True for other arrays."""
     if spec.shard_shape is None:

@@ -27,6 +27,18 @@ MOST_CHUNKS = 2**24
 _NAMES, _LENGTHS, _PROBE = b"raggedatlas.arrays", b"raggedatlas.n_chunks", b"raggedatlas.probe"
 
 
+def references_file(uid: str, sha256: str) -> str:
+    """Return the path of the references of a dataset below the Zarr store, where they are a file of their own; in a bundle, the name of its member.
+
+    Examples
+    --------
+    >>> references_file("d1", "ab" * 32)
+    'd1/references.abababababababab.arrow'
+    """
+    # By content: references that a later call writes replace none that a snapshot reads.
+    return f"{uid}/references.{sha256[:16]}.arrow"
+
+
 @dataclass(frozen=True, eq=False)
 class SourceObjects:
     """The files or objects that make up a source, as they were when it was linked.

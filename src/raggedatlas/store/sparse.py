@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, REPEATED, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode
 
@@ -267,3 +268,63 @@ def move_runs(
     values, size = np.ascontiguousarray(values, out.dtype), out.itemsize
     if library().ra_move_runs(values, len(values), starts, counts, targets, len(starts), size, out, len(out)) != GOOD:
         raise CorruptError("Rows of a sparse matrix lie outside its entries; run validate('deep').")
+
+
+def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
+    """Sort the entries of each row by column and sum those that name a column twice.
+
+    Parameters
+    ----------
+    block : CsrBlock
+        As the source has it.
+    key : str
+        The matrix, for messages.
+    first_row : int
+        Row of the matrix that the block starts at.
+    sum_duplicates : bool
+        Whether duplicates are summed or refused.
+
+    Returns
+    -------
+    tuple
+        The block, indices uint32 and strictly ascending in each row, and how many entries were summed away.
+
+    Raises
+    ------
+    SourceError
+        If a row names a column twice and `sum_duplicates` is false.
+    """
+    given, where = csr_of(block.indptr, block.indices), c_int64()
+    fault = library().ra_check_order(byref(given), block.n_cols, byref(where))
+    if fault == BAD_BOUNDS:
+        raise SourceError(
+            f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; fix the file."
+        )
+    if fault == GOOD:
+        # The check compared columns as unsigned numbers below `n_cols`, so none is negative and the view is exact.
+        four = block.indices.dtype.itemsize == 4
+        indices = block.indices.view(np.uint32) if four else block.indices.astype(np.uint32)
+        return CsrBlock(block.indptr, indices, block.layers, block.n_cols), 0
+    try:
+        order = sorting_order(block.indptr, block.indices, block.n_cols)
+    except CorruptError as error:
+        raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; fix the file.") from error
+    indices, values = block.indices[order].astype(np.uint32), block.layers["values"][order]
+    rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
+    # Sorted by row and column, an entry is repeated if it equals the one before.
+    first = np.ones(len(indices), bool)
+    first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
+    if first.all():
+        return CsrBlock(block.indptr, indices, {"values": values}, block.n_cols), 0
+    if not sum_duplicates:
+        at = int(np.argmin(first))
+        raise SourceError(
+            f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); fix the file, or "
+            "pass duplicate_entries='sum'."
+        )
+    # Sums of narrow integers could wrap; `LayerFit` chooses the stored type from the sums.
+    wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
+    values = np.add.reduceat(wide, np.flatnonzero(first))
+    indptr = np.zeros(block.n_rows + 1, np.int64)
+    np.cumsum(np.bincount(rows[first], minlength=block.n_rows), out=indptr[1:])
+    return CsrBlock(indptr, indices[first], {"values": values}, block.n_cols), int(len(first) - first.sum())

@@ -1,0 +1,242 @@
+"""The values of arrays that stay in a file outside of the atlas: reading all of them, row by row, and checking what was read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.assets import array_readers, find_dataset, read_links
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.cells import read_frame
+from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.errors import AtlasError, CorruptError, SourceError, StaleSourceError, ValuesError
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.frames import INDEX
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.validation import Problem
+from raggedatlas.store.content_hash import ContentHash
+from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice
+from raggedatlas.store.runtime import prefetch
+from raggedatlas.store.sparse import canonicalize
+
+STEP_BYTES = 64 * 2**20
+"""About how many bytes of columns and values are in memory at once."""
+
+COUNTS = "counts"
+
+_LOOK = "Put back the file as it was, name it by relink() if it was moved, or drop the dataset and add the file again."
+
+
+@dataclass(frozen=True)
+class LinkedRows:
+    """The next rows of the linked layers of a group.
+
+    Parameters
+    ----------
+    row : int
+        The first of them.
+    layers : mapping of str to CsrBlock or DenseBlock
+        Layer -> its rows, with the layer ``"values"``; columns as they are in the file.
+    """
+
+    row: int
+    layers: Mapping[str, Block]
+
+
+def layer_paths(record: DatasetRecord) -> dict[str, str]:
+    """Return the layers of a group whose values are linked: layer -> path of the array below the group."""
+    links = read_links(record)
+    return {path.rpartition("/")[2]: path for path in links if path.startswith(("csr/layers/", "layers/"))}
+
+
+def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
+    """Read the linked layers of a group from their file, each entry once, the next rows while these are used.
+
+    Parameters
+    ----------
+    readers : mapping of str to ArrayReader
+        What `array_readers` gave.
+    record : DatasetRecord
+        The group.
+
+    Raises
+    ------
+    AtlasError
+        If the file is not there or not the recorded one, or holds something else.
+    """
+    with closing(prefetch(_iterate(readers, record))) as ahead:
+        yield from ahead
+
+
+def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
+    paths = layer_paths(record)
+    itemsizes = [np.dtype(readers[path].spec.dtype).itemsize for path in paths.values()]
+    if not paths:
+        return
+    if "csr/indices" not in readers:
+        spec = readers[next(iter(paths.values()))].spec
+        chunk, width = spec.chunk_shape[0], int(np.prod(spec.row_shape, dtype=np.int64)) * sum(itemsizes)
+        step = max(1, STEP_BYTES // max(1, chunk * width)) * chunk
+        for row in range(0, record.n_cells, step):
+            stop = min(record.n_cells, row + step)
+            yield LinkedRows(
+                row,
+                {name: DenseBlock({"values": read_slice(readers[path], row, stop)}) for name, path in paths.items()},
+            )
+        return
+    indices = readers["csr/indices"]
+    indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
+    most = STEP_BYTES // (np.dtype(indices.spec.dtype).itemsize + sum(itemsizes))
+    row = 0
+    while row < record.n_cells:
+        # A row with more entries is a step of its own.
+        stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
+        start, end = int(indptr[row]), int(indptr[stop])
+        bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
+        yield LinkedRows(
+            row,
+            {
+                name: CsrBlock(bounds, columns, {"values": read_slice(readers[path], start, end)}, record.n_features)
+                for name, path in paths.items()
+            },
+        )
+        row = stop
+
+
+def beyond(columns: NDArray[Any], n_columns: int) -> NDArray[np.bool_]:
+    """Return which columns of entries are outside of the matrix."""
+    outside: NDArray[np.bool_] = columns >= n_columns
+    return outside | (columns < 0) if columns.dtype.kind == "i" else outside
+
+
+def content_hash(catalog: Catalog, records: list[DatasetRecord]) -> ContentHash:
+    """Return the hash of a dataset before its values: of cells and features, as `add` has it."""
+    first = records[0]
+    layout = read_layouts(catalog, [first.layout_uid]).get(first.layout_uid)
+    if first.layout_uid and layout is None:
+        raise CorruptError(f"The feature list {first.layout_uid} of {first.zarr_group} is not there; run validate().")
+    return ContentHash(read_frame(catalog, first, "obs"), () if layout is None else tuple(layout.features.tolist()))
+
+
+def update_hash(content: ContentHash, block: Block, key: str, row: int) -> None:
+    """Add rows of the main matrix to the hash of a dataset, in the form that `add` has them."""
+    if isinstance(block, CsrBlock):
+        block, _ = canonicalize(block, key, row, sum_duplicates=True)
+    content.update(block)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Names cells and features of a group, for messages.
+
+    Parameters
+    ----------
+    catalog, first, record : Catalog, DatasetRecord, DatasetRecord
+        The atlas, the first record of the dataset, and that of the group.
+    """
+
+    catalog: Catalog
+    first: DatasetRecord
+    record: DatasetRecord
+
+    def __call__(self, row: int, column: int) -> str:
+        """Name the cell and feature of a value."""
+        # Rows of a modality that only some cells have are not those of the file.
+        cell = f"{self._name('obs', row)} " if self.record.n_cells == self.first.n_cells_added else ""
+        frame = f"var.{self.record.pointer}"
+        feature = f"feature {self._name(frame, column)} " if frame in self.first.file_facts.frames else ""
+        return f"cell {cell}(row {row}), {feature}(column {column}, both counted from 0)"
+
+    def _name(self, frame: str, at: int) -> str:
+        names: pa.ChunkedArray = read_frame(self.catalog, self.first, frame).column(INDEX)
+        return repr(names[at].as_py()) if at < len(names) else ""
+
+
+def check_linked(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+    """Read all values of the arrays of a group that stay in a file outside of the atlas.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``source-changed``, ``source-missing``, ``array-damaged``, ``feature-bounds``, ``repeated-entries``, ``counts``, and
+        ``content-hash``, where a hash of all values was recorded.
+    """
+    if not read_links(record):
+        return []
+
+    def problem(rule: str, text: str) -> list[Problem]:
+        return [Problem(rule, "must", record.zarr_group, text, _LOOK)]
+
+    try:
+        return _check_values(catalog, record, array_readers(catalog, record), problem)
+    except StaleSourceError as error:
+        return problem("source-changed", str(error))
+    except CorruptError as error:
+        return problem("array-damaged", str(error))
+    except ValuesError as error:
+        return problem("counts", str(error))
+    except AtlasError as error:
+        return problem("source-missing", str(error))
+
+
+def _check_values(
+    catalog: Catalog,
+    record: DatasetRecord,
+    readers: Mapping[str, ArrayReader],
+    problem: Callable[[str, str], list[Problem]],
+) -> list[Problem]:
+    records = find_dataset(catalog, record.uid)
+    first, facts = records[0], records[0].file_facts
+    whole = facts.linked is not None and facts.linked.hashed == "full" and record.zarr_group == first.zarr_group
+    content = content_hash(catalog, records) if whole else None
+    n_beyond, uncounted, repeated = 0, dict[str, int](), ""
+    for rows in iterate_linked(readers, record):
+        for name, block in rows.layers.items():
+            if name == COUNTS:
+                n = _count_uncounted(block.layers["values"])
+                uncounted[name] = uncounted.get(name, 0) + n
+        main = rows.layers[next(iter(rows.layers))]
+        if isinstance(main, CsrBlock):
+            n_beyond += int(np.count_nonzero(beyond(main.indices, record.n_features)))
+            if not n_beyond and not repeated:
+                try:
+                    canonicalize(main, record.zarr_group, rows.row, sum_duplicates=False)
+                except SourceError as error:
+                    repeated = str(error).partition(";")[0]
+        if content is not None and not n_beyond:
+            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row)
+    walked = {"csr/indices", *layer_paths(record).values()}
+    shapes = {f"{extra.path}/indices": extra.shape for extra in facts.extras.values()}
+    for path in sorted(read_links(record).keys() - walked):
+        for values in iterate_slices(readers[path]):
+            if path in shapes:
+                n_beyond += int(np.count_nonzero(beyond(values, shapes[path][1])))
+    problems = []
+    if n_beyond:
+        problems += problem(
+            "feature-bounds", f"{n_beyond:,} entries of the file name columns that its matrices do not have"
+        )
+    if repeated:
+        problems += problem("repeated-entries", repeated)
+    for name, n in uncounted.items():
+        if n:
+            problems += problem("counts", f"{n:,} values of the layer {name!r} are not counts")
+    if content is not None and not n_beyond and content.hexdigest() != first.content_hash:
+        problems += problem(
+            "content-hash", "the values of the file do not have the hash that was recorded when they were linked"
+        )
+    return problems
+
+
+def _count_uncounted(values: NDArray[Any]) -> int:
+    """Count the values that are no whole numbers of 0 or more."""
+    if values.dtype.kind in "bu":
+        return 0
+    if values.dtype.kind == "i":
+        return int(np.count_nonzero(values < 0))
+    # NaN fails every comparison, and infinity is its own floor.
+    return int(np.count_nonzero(~((values >= 0) & (np.floor(values) == values) & (values < np.inf))))

@@ -1,0 +1,403 @@
+"""Copy the values of linked datasets into the atlas: streamed, idempotent, dataset by dataset."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from raggedatlas.catalog.assets import (
+    array_columns,
+    array_readers,
+    find_dataset,
+    group_by_dataset,
+    process_alive,
+    read_lease,
+    read_links,
+    read_records,
+    read_specs,
+    release_lease,
+    take_lease,
+)
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.linked_values import Places, beyond, content_hash, iterate_linked, layer_paths, update_hash
+from raggedatlas.catalog.versions import list_versions
+from raggedatlas.errors import ConflictError, DuplicateError, SourceError, ValuesError
+from raggedatlas.ingest.group_changes import change_records, group_metadata_of, records_of
+from raggedatlas.ingest.plan import COUNTS
+from raggedatlas.ingest.values import LayerFit, find_entry
+from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.codecs import is_exact
+from raggedatlas.store.executors import Workers, in_order, run_tasks
+from raggedatlas.store.read import ArrayReader, iterate_slices
+from raggedatlas.store.shards import shards_path
+from raggedatlas.store.sparse import canonicalize
+
+INDICES = "csr/indices"
+
+_LOST = "Datasets that were not finished are still linked; call materialize() again."
+
+
+def materialize(
+    catalog: Catalog, datasets: str | Sequence[str] | None = None, executor: Executor | Workers | None = None
+) -> tuple[str, ...]:
+    """Copy the values of linked datasets into the atlas, in one commit for each dataset.
+
+    Every entry stays where it is in its row, so that pointers of cells and column-sorted copies stay as they are. Snapshots from before
+    keep the dataset as it was then, linked. What a call that died has written is not read by anyone; the next one writes it again.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    datasets : str, sequence of str or None
+        Names or uids; None takes all that are linked.
+    executor : Executor, Workers or None
+        Whose workers read and write, a dataset each; the caller commits.
+
+    Returns
+    -------
+    tuple of str
+        Names of the datasets that were copied now; those that are not linked are left as they are.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such dataset.
+    ValuesError
+        If values are not what the dataset says, such as fractions in a layer of counts, or a cell names a feature twice.
+    DuplicateError
+        If another dataset has the same content.
+    StoreError
+        If a file is not there, or not the recorded one (`StaleSourceError`).
+    ConflictError
+        If another process copies the dataset at this time, or a purge is unfinished.
+    """
+    catalog.require_tip("materialize()")
+    if datasets is None:
+        chosen = [[*own] for own in group_by_dataset(read_records(catalog)).values()]
+    else:
+        names = [datasets] if isinstance(datasets, str) else datasets
+        found = [find_dataset(catalog, name) for name in names]
+        chosen = [*{own[0].uid: own for own in found}.values()]
+    chosen = [own for own in chosen if _is_linked(own)]
+    earlier = _copied_before(catalog, {own[0].uid for own in chosen})
+    begun: list[DatasetRecord] = []
+
+    def tasks() -> Iterator[Callable[[], _Copy | None]]:
+        for own in chosen:
+            _take(catalog, own[0])
+            begun.append(own[0])
+            # As it is now: another process may have finished it before this one had the lease.
+            now = records_of(catalog, own[0].uid)
+            yield partial(_copy_dataset, catalog, now, earlier.get(own[0].uid))
+
+    done: list[str] = []
+    try:
+        copies = in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))
+        for number, copy in enumerate(copies):
+            if copy is not None and _commit(catalog, begun[number], copy):
+                done.append(begun[number].name)
+            release_lease(catalog, begun[number].uid)
+    finally:
+        for first in begun:
+            if read_lease(catalog, first.uid):
+                release_lease(catalog, first.uid)
+    return tuple(done)
+
+
+@dataclass(frozen=True)
+class _GroupCopy:
+    """The arrays of a group in place of linked ones: by path below it, descriptions and checksums."""
+
+    specs: Mapping[str, ArraySpec]
+    checksums: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The arrays of a dataset in place of linked ones.
+
+    Parameters
+    ----------
+    groups : mapping of str to _GroupCopy
+        By group.
+    links : mapping
+        What they take the place of.
+    content_hash : str
+        Hash of the dataset, with its values.
+    written : bool
+        Whether they were written now; a snapshot may have had them.
+    """
+
+    groups: Mapping[str, _GroupCopy]
+    links: Mapping[str, "dict[str, tuple[str, str]]"]
+    content_hash: str
+    written: bool = True
+
+    def discard(self, catalog: Catalog) -> None:
+        """Remove what was written."""
+        for group, copy in self.groups.items() if self.written else ():
+            _remove(catalog, group, copy.specs)
+
+
+def _remove(catalog: Catalog, group: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        catalog.arrays.child(*group.split("/"), *path.split("/")).delete_prefix()
+
+
+def _is_linked(records: Sequence[DatasetRecord]) -> bool:
+    return any(map(read_links, records))
+
+
+def _links(records: Sequence[DatasetRecord]) -> dict[str, dict[str, tuple[str, str]]]:
+    """Return what is linked: group -> path below it -> the array in the file, and the hash of the references; `optimize` moves these."""
+    found = {record.zarr_group: read_links(record) for record in records}
+    return {
+        group: {path: (link.array, link.sha256) for path, link in links.items()}
+        for group, links in found.items()
+        if links
+    }
+
+
+def _take(catalog: Catalog, first: DatasetRecord) -> None:
+    """Take the lease of a dataset, so that no other process writes the same arrays."""
+    lease = read_lease(catalog, first.uid)
+    if lease and lease.get("pid") != os.getpid() and process_alive(lease, catalog.arrays.child(first.uid)):
+        raise ConflictError(
+            f"The dataset {first.name!r} of {catalog.location.uri} is being written by process {lease.get('pid')} of {lease.get('host')}, since "
+            f"{lease.get('started_at')}; wait until it has finished. A process on another machine counts as dead once it has written nothing for an hour."
+        )
+    take_lease(catalog, first.uid)
+
+
+def _copied_before(catalog: Catalog, uids: AbstractSet[str]) -> dict[str, list[DatasetRecord]]:
+    """Return the records of datasets in snapshots that have their values, which are not written over where `restore` has linked them again."""
+    views = [catalog.at(version) for version in list_versions(catalog)] if uids else []
+    each = (item for view in views for item in group_by_dataset(read_records(view)).items())
+    return {uid: own for uid, own in each if uid in uids and not _is_linked(own)}
+
+
+def _copy_dataset(
+    catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
+) -> _Copy | None:
+    """Write the values of a dataset; None if it is not linked any more."""
+    links = _links(records)
+    if not links:
+        return None
+    if earlier is not None:
+        known = {record.zarr_group: record for record in earlier}
+        groups = {group: _taken_over(known[group], [*paths]) for group, paths in links.items()}
+        return _Copy(groups, links, earlier[0].content_hash, written=False)
+    made: dict[str, _Writers] = {}
+    try:
+        return _write_dataset(catalog, records, links, made)
+    except BaseException as error:
+        for group, writers in made.items():
+            _remove(catalog, group, writers.made)
+        if isinstance(error, SourceError | ValuesError):
+            raise type(error)(f"{error} The dataset {records[0].name!r} stays linked; nothing was changed.") from None
+        raise
+
+
+def _write_dataset(
+    catalog: Catalog,
+    records: Sequence[DatasetRecord],
+    links: Mapping[str, dict[str, tuple[str, str]]],
+    made: dict[str, "_Writers"],
+) -> _Copy:
+    """Write the values of a dataset by writers that are noted in `made`, by group."""
+    found = {record.zarr_group: _copy_group(catalog, records, record, made) for record in records}
+    facts = records[0].file_facts.linked
+    text = next((text for _, text in found.values() if text), records[0].content_hash)
+    if facts is not None and facts.hashed == "full" and text != records[0].content_hash:
+        raise SourceError(
+            f"The values of {facts.address} do not have the hash that was recorded when the dataset {records[0].name!r} was linked to it; "
+            "put the file back from a copy, or drop the dataset and add it again."
+        )
+    return _Copy({group: copy for group, (copy, _) in found.items() if copy.specs}, links, text)
+
+
+def _taken_over(record: DatasetRecord, paths: Sequence[str]) -> _GroupCopy:
+    specs, checksums = read_specs(record), record.array_checksums
+    kept = {key: checksums[key] for path in paths for key in (path, shards_path(path)) if key in checksums}
+    return _GroupCopy({path: specs[path] for path in paths}, kept)
+
+
+class _Writers:
+    """Writes arrays of a group in place of linked ones."""
+
+    def __init__(self, catalog: Catalog, record: DatasetRecord) -> None:
+        self.catalog, self.record = catalog, record
+        self.listed = group_metadata_of(catalog, record).listed is not None
+        self.made: dict[str, ArrayWriter] = {}
+
+    def start(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
+        """Start an array; what a call that died has left of it is removed, which no record names."""
+        _remove(self.catalog, self.record.zarr_group, [path])
+        profile = self.catalog.codec()
+        writer = ArrayWriter(self.catalog.arrays, f"{self.record.zarr_group}/{path}", dtype, row_shape, profile=profile)
+        self.made[path] = writer
+        return writer
+
+    def close(self, fits: Mapping[str, LayerFit]) -> _GroupCopy:
+        """Close all; `fits` tells what the values of layers are, by path."""
+        specs, checksums = dict[str, ArraySpec](), dict[str, str]()
+        for path, writer in self.made.items():
+            specs[path] = writer.close(listed=self.listed)
+            checksums |= writer.checksums(path)
+            # For these, the values decide what a query may make of them.
+            if path in fits and writer.dtype in (np.int64, np.uint64):
+                specs[path] = replace(specs[path], largest=fits[path].largest)
+        return _GroupCopy(specs, checksums)
+
+
+def _copy_group(
+    catalog: Catalog, records: Sequence[DatasetRecord], record: DatasetRecord, made: dict[str, _Writers]
+) -> tuple[_GroupCopy, str]:
+    """Write the linked arrays of a group; return them and, of the first group, the hash of the dataset."""
+    readers, known = array_readers(catalog, record), dict[str, np.dtype[Any]]()
+    while True:
+        writers = made[record.zarr_group] = _Writers(catalog, record)
+        try:
+            fits, text = _copy_layers(catalog, records, record, readers, writers, known)
+            break
+        # At most once for each layer.
+        except _DtypeChangedError as error:
+            known |= error.right
+    _copy_others(record, readers, writers)
+    return writers.close(fits), text
+
+
+class _DtypeChangedError(Exception):
+    """Values do not fit the dtype that was chosen from earlier ones; `right` has the one that they all fit, by path."""
+
+    def __init__(self, right: Mapping[str, np.dtype[Any]]) -> None:
+        super().__init__()
+        self.right = right
+
+
+def _copy_layers(
+    catalog: Catalog, records: Sequence[DatasetRecord], record: DatasetRecord, readers: Mapping[str, ArrayReader], writers: _Writers,
+    known: Mapping[str, np.dtype[Any]],
+) -> tuple[dict[str, LayerFit], str]:  # fmt: skip
+    """Write the linked layers of a group and, if it is sparse, the columns of its entries."""
+    space, paths, facts = catalog.space(record.feature_space), layer_paths(record), record.file_facts.layers
+    place = Places(catalog, records[0], record)
+    fits = {
+        path: LayerFit(
+            facts[layer].key if layer in facts else layer, np.dtype(readers[path].spec.dtype), must_count=layer == COUNTS,
+            may_be_signed=True, keep_nonfinite=not space.is_counts, place=place,
+        )
+        for layer, path in paths.items()
+    }  # fmt: skip
+    is_main = record.zarr_group == records[0].zarr_group and record.layers[0] in paths
+    content = content_hash(catalog, [*records]) if is_main else None
+
+    def dtype(path: str) -> np.dtype[Any]:
+        fit = fits[path]
+        if path in known:
+            return known[path]
+        if space.is_counts:
+            return fit.stored
+        return np.dtype(np.uint8) if fit.dtype.kind == "b" else fit.dtype
+
+    columns = writers.start(INDICES, np.uint32) if INDICES in readers and paths else None
+    for rows in iterate_linked(readers, record):
+        main, begins = rows.layers[next(iter(rows.layers))], None
+        if isinstance(main, CsrBlock) and columns is not None:
+            _refuse_entries(main, next(iter(fits.values())), rows.row)
+            ends = main.indptr
+            # Where rows with entries begin: hints by which the packed codec cuts its blocks.
+            begins = ends[:-1][ends[1:] > ends[:-1]]
+            columns.append(main.indices.astype(np.uint32), begins)
+        if content is not None:
+            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row)
+        for layer, block in rows.layers.items():
+            path, values = paths[layer], block.layers["values"]
+            fits[path].observe(block, rows.row)
+            fits[path].judge()
+            writer = writers.made.get(path) or writers.start(path, dtype(path), values.shape[1:])
+            if not is_exact(writer.dtype, dtype(path)):
+                # Of floats: integers hold whole numbers that the dtype of the file does not.
+                raise _DtypeChangedError({path: fits[path].dtype})
+            writer.promote(dtype(path))
+            writer.append(np.ascontiguousarray(values, dtype=dtype(path)), begins)
+    for path in paths.values():
+        if path not in writers.made:
+            writers.start(path, dtype(path), readers[path].spec.row_shape)
+    return fits, "" if content is None else content.hexdigest()
+
+
+def _refuse_entries(block: CsrBlock, fit: LayerFit, row: int) -> None:
+    """Refuse columns that a matrix does not have, and rows that name a column twice."""
+    outside = beyond(block.indices, block.n_cols)
+    if outside.any():
+        at, column = find_entry(block, int(np.argmax(outside)))
+        raise SourceError(f"{fit.key} names column {column:,} of {block.n_cols:,} in cell {row + at}; fix the file.")
+    canonicalize(block, fit.key, row, sum_duplicates=False)
+
+
+def _copy_others(record: DatasetRecord, readers: Mapping[str, ArrayReader], writers: _Writers) -> None:
+    """Write what else of the dataset is linked, as it is."""
+    shapes = {f"{extra.path}/indices": extra for extra in record.file_facts.extras.values()}
+    for path in sorted(read_links(record).keys() - {INDICES, *layer_paths(record).values()}):
+        spec = readers[path].spec
+        kind: DTypeLike = np.uint32 if path in shapes else np.uint8 if spec.dtype == "bool" else spec.dtype
+        writer = writers.start(path, kind, spec.row_shape)
+        for values in iterate_slices(readers[path]):
+            if path in shapes and beyond(values, shapes[path].shape[1]).any():
+                raise SourceError(
+                    f"{path} of {record.zarr_group} names columns that the matrix does not have; fix the file."
+                )
+            writer.append(values.astype(kind, copy=False))
+
+
+def _commit(catalog: Catalog, first: DatasetRecord, copy: _Copy) -> bool:
+    """Put the arrays into the records of a dataset; return whether it was linked until now."""
+    now: list[DatasetRecord] = []
+    changed = False
+
+    def change(old: list[DatasetRecord]) -> list[DatasetRecord]:
+        nonlocal changed
+        now[:] = old
+        if _links(old) != copy.links:
+            return []
+        # Before the commit, whose response may be lost: the next attempt then finds that it was done.
+        changed = True
+        same = [r for r in read_records(catalog.tip()) if r.content_hash == copy.content_hash and r.uid != first.uid]
+        if any(record.feature_space == old[0].feature_space for record in same):
+            raise DuplicateError(
+                f"{first.name!r} has the same cells, features and values as the dataset {same[0].name!r}; it stays linked. Drop one of them with "
+                f"drop_dataset({same[0].uid!r}) or drop_dataset({first.uid!r})."
+            )
+        return [_replaced(record, copy) for record in old]
+
+    try:
+        change_records(catalog, first.uid, "materialize()", change)
+        if not now or _links(now) not in (copy.links, {}):
+            raise ConflictError(
+                f"The dataset {first.name!r} of {catalog.location.uri} was {'changed' if now else 'dropped'} while materialize() copied it; "
+                "call it again."
+            )
+    except (ConflictError, DuplicateError):
+        copy.discard(catalog)
+        raise
+    return changed
+
+
+def _replaced(record: DatasetRecord, copy: _Copy) -> DatasetRecord:
+    own, facts = copy.groups.get(record.zarr_group), record.file_facts
+    update: dict[str, Any] = {
+        "content_hash": copy.content_hash, "facts": facts.model_copy(update={"linked": None}).to_json(),
+    }  # fmt: skip
+    if own is not None:
+        update |= array_columns(read_specs(record) | dict(own.specs), record.array_checksums | dict(own.checksums))
+    return record.model_copy(update=update)

@@ -1,0 +1,176 @@
+"""Linked datasets in the calls that keep an atlas: only their references are files of the store, and all else is as with copied ones."""
+
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.catalog.assets import read_links, read_records
+from raggedatlas.catalog.snapshots import diff_files
+from raggedatlas.store.bundle import SHARED
+from support.atlases import small_anndata
+
+N_CELLS, SPACE = 20, "gene_expression"
+N_DATASETS, WORTH = 6, 4
+NOW = timedelta(0)
+
+
+def made(number: int) -> ad.AnnData:
+    """Return a dataset with several layers and other elements."""
+    adata = small_anndata(number, N_CELLS)
+    adata.layers["half"] = adata.X * 0.5
+    adata.obsm["X_pca"] = np.arange(N_CELLS * 2, dtype=np.float32).reshape(-1, 2) + number
+    adata.uns["note"] = {"text": f"note {number}"}
+    return adata
+
+
+def linked_atlas(folder: Path, numbers: range) -> ra.RaggedAtlas:
+    """Create an atlas ``atlas`` of datasets ``d<number>`` that are linked to files beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in numbers:
+        made(number).write_h5ad(folder / f"d{number}.h5ad")
+    atlas = ra.RaggedAtlas.create(str(folder / "atlas"))
+    atlas.add([folder / f"d{number}.h5ad" for number in numbers], copy=False, progress=False)
+    return atlas
+
+
+@pytest.fixture(autouse=True)
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack fewer datasets than is usual, which takes less time."""
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", WORTH)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an atlas of linked datasets, which a snapshot has, and their files."""
+    folder = tmp_path_factory.mktemp("linked") / "given"
+    linked_atlas(folder, range(N_DATASETS)).snapshot()
+    return folder
+
+
+@pytest.fixture
+def atlas(given: Path, tmp_path: Path) -> ra.RaggedAtlas:
+    # With the times of the files, by which a process recognizes them.
+    shutil.copytree(given, tmp_path / "place")
+    return ra.RaggedAtlas.open(str(tmp_path / "place" / "atlas"))
+
+
+def store(atlas: ra.RaggedAtlas) -> Path:
+    return Path(atlas.uri) / "zarr_store"
+
+
+def problems(atlas: ra.RaggedAtlas, level: str = "deep") -> list[str]:
+    return [problem.rule for problem in atlas.validate(level) if problem.level == "must"]  # type: ignore[arg-type]
+
+
+def assert_content(there: ra.RaggedAtlas | ra.AtlasView, numbers: range | list[int]) -> None:
+    from anndata.tests.helpers import assert_equal
+
+    for number in numbers:
+        assert_equal(there.dataset(f"d{number}").to_anndata(), made(number), exact=True)
+
+
+def shared(atlas: ra.RaggedAtlas) -> list[str]:
+    return [name for name in atlas._catalog.arrays.list_children() if SHARED.fullmatch(name)]
+
+
+def references(atlas: ra.RaggedAtlas) -> set[str]:
+    return {link.references.file for r in read_records(atlas._catalog) for link in read_links(r).values()}
+
+
+def test_their_references_are_all_that_is_stored_of_matrices(atlas: ra.RaggedAtlas) -> None:
+    """No array of a linked matrix has a file in the store, and validation of every level finds nothing wrong."""
+    assert not [path for path in store(atlas).rglob("c") if path.is_dir()]
+    for level in ("quick", "rows", "files", "deep"):
+        assert problems(atlas, level) == []
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_references_move_with_the_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    """Small datasets share files after `optimize`, those too whose references were files of their own; every dataset can be purged."""
+    with monkeypatch.context() as patch:
+        if large:
+            patch.setattr("raggedatlas.store.bundle.MEMBER_BYTES", 2000)
+        atlas = linked_atlas(tmp_path / "place", range(N_DATASETS))
+    atlas.snapshot()
+    assert any("references" in file for file in references(atlas)) == large
+    assert problems(atlas) == []
+    view = atlas.checkout(1)
+    atlas.optimize()
+    assert len(shared(atlas)) == 1
+    assert references(atlas) == {f"{shared(atlas)[0]}/bundle.zip"}
+    atlas.snapshot()
+    assert not [path for path in diff_files(atlas._catalog, 1, 2).changed if path.startswith("zarr_store")]
+    assert problems(atlas) == []
+    assert_content(view, range(N_DATASETS))
+    atlas.drop_snapshot(1)
+    atlas.gc(dry_run=False, grace=NOW)
+    assert {path.name for path in store(atlas).iterdir()} == {"zarr.json", *shared(atlas)}
+    assert_content(atlas, range(N_DATASETS))
+    atlas.purge("d2")
+    assert_content(atlas, [0, 1, 3, 4, 5])
+    assert_content(atlas.checkout(2), [0, 1, 3, 4, 5])
+    assert problems(atlas) == []
+    assert b"note 2" not in b"".join(path.read_bytes() for path in store(atlas).rglob("bundle.zip"))
+
+
+def damage(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(at)
+
+
+def remove(path: Path, _at: int) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("harm", [damage, cut, remove])
+@pytest.mark.parametrize("large", [False, True])
+def test_damaged_references_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path, int], None], large: bool
+) -> None:
+    """By `verify`, whether they are a file of their own or part of a bundle; a lost file by validate('rows'), too."""
+    with monkeypatch.context() as patch:
+        if large:
+            patch.setattr("raggedatlas.store.bundle.MEMBER_BYTES", 2000)
+        atlas = linked_atlas(tmp_path / "place", range(2))
+    record = read_records(atlas._catalog)[0]
+    span = read_links(record)["csr/indices"].references
+    harm(store(atlas) / span.file, span.offset + span.n_bytes // 2)
+    found = [problem for problem in atlas.verify() if problem.rule == "references"]
+    assert {problem.path for problem in found} == {record.zarr_group}
+    lost = {p.path for p in atlas.validate("rows") if p.rule == "missing-array"}
+    assert lost == (set() if harm is damage else {record.zarr_group})
+
+
+def test_they_are_dropped_freed_restored_and_renamed(atlas: ra.RaggedAtlas) -> None:
+    """As other datasets, and the files stay untouched."""
+    before = {path: path.stat() for path in Path(atlas.uri).parent.glob("*.h5ad")}
+    atlas.rename_dataset("d0", "first")
+    atlas.drop_dataset("d1")
+    atlas.gc(dry_run=False, grace=NOW)
+    atlas.snapshot()
+    assert [name.split()[0] for name in atlas.diff(1, 2).datasets_removed] == ["d1"]
+    assert_content(atlas, [2, 3])
+    atlas.restore(1)
+    assert_content(atlas, range(N_DATASETS))
+    assert atlas.repair().notes == ()
+    atlas.drop_dataset("d1")
+    atlas.drop_snapshot(1)
+    freed = atlas.gc(dry_run=False, grace=NOW)
+    assert len(freed.groups) == 1
+    assert problems(atlas) == []
+    after = {path: path.stat() for path in Path(atlas.uri).parent.glob("*.h5ad")}
+    assert {path: stat.st_mtime_ns for path, stat in before.items()} == {
+        path: stat.st_mtime_ns for path, stat in after.items()
+    }

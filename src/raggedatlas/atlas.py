@@ -333,6 +333,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Each dataset is copied in one commit, under its uid and with the uids of its cells; counts are stored in the smallest type that
         holds them, as `add` does it. Snapshots from before keep the dataset as it was, linked. A call that died can be made again.
+        A dataset that is refused keeps no other from being copied; the error of the first one is raised at the end.
 
         Parameters
         ----------

@@ -1,11 +1,10 @@
 """Laws of `materialize`: the dataset that `add` would have made of the file, whatever was linked, and the old or the new one at any time."""
 
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anndata as ad
@@ -22,8 +21,8 @@ from raggedatlas.catalog import linked_values
 from raggedatlas.catalog.assets import array_readers, read_links
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
+from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.read import read_all
-from support.atlases import small_anndata
 
 N_CELLS = SAMPLE_ROWS * 8
 
@@ -61,7 +60,7 @@ def assert_alike(one: RaggedAtlas, other: RaggedAtlas, name: str = "d") -> None:
     assert_equal(one.dataset(name).to_anndata(), other.dataset(name).to_anndata(), exact=True)
 
 
-def is_linked(atlas: RaggedAtlas, name: str = "d") -> bool:
+def is_linked(atlas: RaggedAtlas | AtlasView, name: str = "d") -> bool:
     records = atlas.dataset(name).records
     linked = any(map(read_links, records))
     assert linked == (records[0].file_facts.linked is not None)
@@ -76,7 +75,7 @@ def problems(atlas: RaggedAtlas) -> list[str]:
     n=st.integers(1, 60), width=st.integers(1, 12), seed=st.integers(0, 99), dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u2"]),
     embedded=st.booleans(), full=st.booleans(), step=st.integers(1, 400), gzip=st.booleans(),
 )  # fmt: skip
-def test_it_equals_what_add_would_have_made(  # noqa: PLR0913
+def test_it_equals_what_add_would_have_made(
     n: int, width: int, seed: int, dtype: str, embedded: bool, full: bool, step: int, gzip: bool
 ) -> None:
     """Whatever the form, dtypes, chunks and steps: the arrays, their types, the hash, and the dataset as it is read back."""
@@ -90,7 +89,6 @@ def test_it_equals_what_add_would_have_made(  # noqa: PLR0913
         linked.add(place, copy=False, hash="full" if full else "metadata", progress=False, **options)
         copied.add(place, column_order="file", progress=False, **options)
         before = linked.dataset("d").to_anndata()
-        assert problems(linked) == []
         was = linked.dataset("d").records
         assert linked.materialize() == ("d",)
         assert not is_linked(linked)
@@ -98,3 +96,191 @@ def test_it_equals_what_add_would_have_made(  # noqa: PLR0913
         assert_equal(linked.dataset("d").to_anndata(), before, exact=True)
         assert_alike(linked, copied)
         assert problems(linked) == []
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> RaggedAtlas:
+    """An atlas with the linked dataset ``d``."""
+    made(N_CELLS).write_h5ad(tmp_path / "d.h5ad")
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(tmp_path / "d.h5ad", copy=False, progress=False)
+    return atlas
+
+
+def spoiled(tmp_path: Path, spoil: Callable[[ad.AnnData], object]) -> RaggedAtlas:
+    """Link a file that was spoiled where no sample looks."""
+    adata = made(N_CELLS)
+    spoil(adata)
+    adata.write_h5ad(tmp_path / "spoiled.h5ad")
+    atlas = RaggedAtlas.create(str(tmp_path / "spoiled"))
+    atlas.add(tmp_path / "spoiled.h5ad", "d", copy=False, progress=False)
+    return atlas
+
+
+def fraction(adata: ad.AnnData) -> None:
+    row = SAMPLE_ROWS + 3
+    adata.X.data[adata.X.indptr[row]] = 0.5
+
+
+def negative(adata: ad.AnnData) -> None:
+    row = SAMPLE_ROWS + 3
+    adata.X.data[adata.X.indptr[row]] = -2
+
+
+def not_finite(adata: ad.AnnData) -> None:
+    row = SAMPLE_ROWS + 3
+    adata.layers["half"].data[adata.X.indptr[row]] = np.nan
+
+
+def twice(adata: ad.AnnData) -> None:
+    for matrix in (adata.X, adata.layers["half"]):
+        start = matrix.indptr[SAMPLE_ROWS + 3]
+        matrix.indices[start + 1] = matrix.indices[start]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (fraction, ValuesError, rf"0\.5 at cell 'c{SAMPLE_ROWS + 3}' .*feature 'g"),
+        (negative, ValuesError, rf"-2 at cell 'c{SAMPLE_ROWS + 3}' .*feature 'g"),
+        (not_finite, ValuesError, rf"nan at cell 'c{SAMPLE_ROWS + 3}' .*feature 'g"),
+        (twice, SourceError, rf"feature \d twice in cell {SAMPLE_ROWS + 3}"),
+    ],
+)
+def test_what_add_refuses_stays_linked(
+    tmp_path: Path, unchanged: Callable[[RaggedAtlas], AbstractContextManager[None]], spoil: Callable[[ad.AnnData], None],
+    error: type[Exception], text: str,
+) -> None:  # fmt: skip
+    """Counts that are none, values that are not finite and repeated features, each with its place; validate('deep') knows them, too."""
+    atlas = spoiled(tmp_path, spoil)
+    with unchanged(atlas), pytest.raises(error, match=text):
+        atlas.materialize()
+    assert is_linked(atlas)
+    found = {problem.rule for problem in atlas.validate("deep") if problem.level == "must"}
+    assert found == {fraction: {"counts"}, negative: {"counts"}, not_finite: set(), twice: {"repeated-entries"}}[spoil]
+
+
+def test_a_fraction_that_follows_counts_makes_floats(tmp_path: Path) -> None:
+    """In a layer that is no counts: it has the dtype that `add` gives it."""
+    adata = made(N_CELLS)
+    # More than float32 holds of whole numbers, so that they are not widened to it.
+    adata.layers["half"].data = np.full(adata.X.nnz, 2.0**31, "f4")
+    adata.layers["half"].data[-1] = 0.5
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas, copied = (RaggedAtlas.create(str(tmp_path / name)) for name in ("linked", "copied"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linked_values, "STEP_BYTES", 200)
+        atlas.add(tmp_path / "d.h5ad", layers={"X": "counts", "layers/half": "half"}, copy=False, progress=False)
+        copied.add(
+            tmp_path / "d.h5ad", layers={"X": "counts", "layers/half": "half"}, column_order="file", progress=False
+        )
+        assert atlas.materialize() == ("d",)
+    assert_alike(atlas, copied)
+
+
+def test_a_large_matrix_of_the_extras_comes_too(tmp_path: Path) -> None:
+    """Dense and sparse, as it was in the file."""
+    adata = made(N_CELLS)
+    adata.obsm["wide"] = np.random.default_rng(0).random((N_CELLS, SMALL_BYTES // N_CELLS // 4)).astype("f4")
+    adata.varm["loadings"] = np.ones((adata.n_vars, 2))
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas, copied = (RaggedAtlas.create(str(tmp_path / name)) for name in ("linked", "copied"))
+    atlas.add(tmp_path / "d.h5ad", copy=False, progress=False)
+    copied.add(tmp_path / "d.h5ad", column_order="file", progress=False)
+    assert len(read_links(atlas.dataset("d").records[0])) == 4
+    assert atlas.materialize() == ("d",)
+    assert_alike(atlas, copied)
+    assert problems(atlas) == []
+
+
+def test_it_is_idempotent_and_keeps_what_snapshots_have(
+    linked: RaggedAtlas, unchanged: Callable[[RaggedAtlas], AbstractContextManager[None]]
+) -> None:
+    """The old snapshot stays linked; `restore` links again, and what the newer one has is taken, not written over."""
+    linked.snapshot()
+    before = linked.dataset("d").to_anndata()
+    assert linked.materialize(["d"]) == ("d",)
+    with unchanged(linked):
+        assert linked.materialize() == linked.materialize("d") == ()
+    linked.snapshot()
+    assert [is_linked(linked.checkout(number)) for number in (1, 2)] == [True, False]
+    # With the uids of the cells, which are the index.
+    one, two = (linked.checkout(number).query() for number in (1, 2))
+    for ask in (lambda q: q, lambda q: q.layers("half").features(["g3", "g1"]).where("cell_name < 'c3'")):
+        found = [ask(query).to_anndata() for query in (one, two)]
+        for adata in found:
+            del adata.uns["atlas"]  # the snapshot
+        assert_equal(found[1], found[0])
+    assert linked.diff(1, 2).cells_added == 0
+    shards = {path: path.stat().st_ino for path in Path(linked.uri).rglob("c/0")}
+    linked.restore(1)
+    assert is_linked(linked)
+    assert problems(linked) == []
+    Path(linked.uri).with_name("d.h5ad").unlink()
+    assert linked.materialize() == ("d",)
+    assert {path: path.stat().st_ino for path in Path(linked.uri).rglob("c/0")} == shards
+    for there in (linked, linked.checkout(2)):
+        assert_equal(there.dataset("d").to_anndata(), before, exact=True)
+    assert problems(linked) == []
+
+
+def test_a_column_sorted_copy_is_made_of_linked_values_and_stays(linked: RaggedAtlas) -> None:
+    """`add_csc` reads through the link; the copy is of the same rows afterwards."""
+    assert set(linked.add_csc("d")) == {"counts", "half"}
+    assert problems(linked) == []
+    columns = {path: values for path, values in arrays_of(linked, "d").items() if "/csc/" in path}
+    expected = sp.csc_matrix(made(N_CELLS).X)
+    np.testing.assert_array_equal(columns["gene_expression/csc/layers/counts"][1], expected.data)
+    assert linked.materialize() == ("d",)
+    assert linked.add_csc("d") == ()
+    after = arrays_of(linked, "d")
+    for path, (_, values) in columns.items():
+        np.testing.assert_array_equal(after[path][1], values)
+    assert problems(linked) == []
+
+
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.long)])
+def test_workers_write(tmp_path: Path, kind: str) -> None:
+    """A dataset each; one that is refused keeps no other from it."""
+    for number in range(3):
+        made(N_CELLS, seed=number).write_h5ad(tmp_path / f"d{number}.h5ad")
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add([tmp_path / f"d{number}.h5ad" for number in range(3)], copy=False, progress=False)
+    os.utime(tmp_path / "d1.h5ad", (0, 0))
+    with ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2) as pool:
+        with pytest.raises(StaleSourceError):
+            atlas.materialize(executor=pool)
+        assert [is_linked(atlas, f"d{number}") for number in range(3)] == [False, True, False]
+        assert atlas.materialize(["d0", "d2"], executor=pool) == ()
+    for number in (0, 2):
+        assert_equal(atlas.dataset(f"d{number}").to_anndata(), made(N_CELLS, seed=number), exact=True)
+
+
+def test_it_is_refused(
+    linked: RaggedAtlas, tmp_path: Path, unchanged: Callable[[RaggedAtlas], AbstractContextManager[None]]
+) -> None:
+    """An unknown dataset; content that another dataset has; a file that is gone."""
+    with unchanged(linked), pytest.raises(NotFoundError, match="nope"):
+        linked.materialize(["d", "nope"])
+    linked.add(tmp_path / "d.h5ad", "copy", progress=False)
+    with unchanged(linked), pytest.raises(DuplicateError, match="'copy'"):
+        linked.materialize()
+    linked.drop_dataset("copy")
+    (tmp_path / "d.h5ad").unlink()
+    with pytest.raises(StaleSourceError):
+        linked.materialize()
+    assert is_linked(linked)
+
+
+def test_another_process_is_waited_for(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lives; what it has written when it dies is written again."""
+    from raggedatlas.catalog import assets
+
+    uid = linked.dataset("d").records[0].uid
+    owner = {**assets.this_process(), "pid": os.getppid(), "process_start": assets._process_start(os.getppid())}
+    assets.take_lease(linked._catalog, uid, owner)
+    with pytest.raises(ConflictError, match=str(os.getppid())):
+        linked.materialize()
+    assets.take_lease(linked._catalog, uid, {**owner, "process_start": -1})
+    assert linked.materialize() == ("d",)
+    assert problems(linked) == []

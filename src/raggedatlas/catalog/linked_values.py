@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) ->
 
 def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
     paths = layer_paths(record)
+    # Who reads all values looks at them itself, and can say where one is that is no count.
+    readers = {**readers, **{path: _unsampled(readers[path]) for path in paths.values()}}
     itemsizes = [np.dtype(readers[path].spec.dtype).itemsize for path in paths.values()]
     if not paths:
         return
@@ -105,6 +107,11 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
             },
         )
         row = stop
+
+
+def _unsampled(reader: ArrayReader) -> ArrayReader:
+    link = reader.spec.linked
+    return reader if link is None else replace(reader, spec=replace(reader.spec, linked=replace(link, sampled=False)))
 
 
 def beyond(columns: NDArray[Any], n_columns: int) -> NDArray[np.bool_]:

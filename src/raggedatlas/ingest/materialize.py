@@ -27,7 +27,7 @@ from raggedatlas.catalog.assets import (
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.linked_values import Places, beyond, content_hash, iterate_linked, layer_paths, update_hash
 from raggedatlas.catalog.versions import list_versions
-from raggedatlas.errors import ConflictError, DuplicateError, SourceError, ValuesError
+from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, ValuesError
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of, records_of
 from raggedatlas.ingest.plan import COUNTS
 from raggedatlas.ingest.values import LayerFit, find_entry
@@ -52,6 +52,7 @@ def materialize(
 
     Every entry stays where it is in its row, so that pointers of cells and column-sorted copies stay as they are. Snapshots from before
     keep the dataset as it was then, linked. What a call that died has written is not read by anyone; the next one writes it again.
+    A dataset that is refused keeps no other from being copied; the error of the first one is raised at the end.
 
     Parameters
     ----------
@@ -91,25 +92,34 @@ def materialize(
     earlier = _copied_before(catalog, {own[0].uid for own in chosen})
     begun: list[DatasetRecord] = []
 
-    def tasks() -> Iterator[Callable[[], _Copy | None]]:
+    def tasks() -> Iterator[Callable[[], _Copy | AtlasError | None]]:
         for own in chosen:
             _take(catalog, own[0])
             begun.append(own[0])
             # As it is now: another process may have finished it before this one had the lease.
             now = records_of(catalog, own[0].uid)
-            yield partial(_copy_dataset, catalog, now, earlier.get(own[0].uid))
+            yield partial(_try_copy, catalog, now, earlier.get(own[0].uid))
 
-    done: list[str] = []
+    done, errors = list[str](), list[AtlasError]()
     try:
-        copies = in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))
-        for number, copy in enumerate(copies):
-            if copy is not None and _commit(catalog, begun[number], copy):
-                done.append(begun[number].name)
+        for number, copy in enumerate(in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))):
+            try:
+                if isinstance(copy, AtlasError):
+                    raise copy
+                if copy is not None and _commit(catalog, begun[number], copy):
+                    done.append(begun[number].name)
+            # The others do not depend on it.
+            except AtlasError as error:
+                errors.append(error)
             release_lease(catalog, begun[number].uid)
     finally:
         for first in begun:
             if read_lease(catalog, first.uid):
                 release_lease(catalog, first.uid)
+    if errors:
+        for error in errors[1:]:
+            errors[0].add_note(f"Another dataset was not copied: {error}")
+        raise errors[0]
     return tuple(done)
 
 
@@ -183,6 +193,15 @@ def _copied_before(catalog: Catalog, uids: AbstractSet[str]) -> dict[str, list[D
     views = [catalog.at(version) for version in list_versions(catalog)] if uids else []
     each = (item for view in views for item in group_by_dataset(read_records(view)).items())
     return {uid: own for uid, own in each if uid in uids and not _is_linked(own)}
+
+
+def _try_copy(
+    catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
+) -> _Copy | AtlasError | None:
+    try:
+        return _copy_dataset(catalog, records, earlier)
+    except AtlasError as error:
+        return error
 
 
 def _copy_dataset(

@@ -1,11 +1,6 @@
 """Laws of `materialize`: the dataset that `add` would have made of the file, whatever was linked, and the old or the new one at any time."""
 
-import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import anndata as ad
@@ -20,10 +15,8 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import linked_values
 from raggedatlas.catalog.assets import array_readers, read_links
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
-from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
+from raggedatlas.ingest.linking import SAMPLE_ROWS
 from raggedatlas.store.read import read_all
-from support.atlases import small_anndata
 
 N_CELLS = SAMPLE_ROWS * 8
 
@@ -76,7 +69,7 @@ def problems(atlas: RaggedAtlas) -> list[str]:
     n=st.integers(1, 60), width=st.integers(1, 12), seed=st.integers(0, 99), dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u2"]),
     embedded=st.booleans(), full=st.booleans(), step=st.integers(1, 400), gzip=st.booleans(),
 )  # fmt: skip
-def test_it_equals_what_add_would_have_made(  # noqa: PLR0913
+def test_it_equals_what_add_would_have_made(
     n: int, width: int, seed: int, dtype: str, embedded: bool, full: bool, step: int, gzip: bool
 ) -> None:
     """Whatever the form, dtypes, chunks and steps: the arrays, their types, the hash, and the dataset as it is read back."""

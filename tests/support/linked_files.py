@@ -58,7 +58,26 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
     return write
 
 
+def _dense(**options: Any) -> Any:
+    def write(adata: "ad.AnnData", path: Path) -> None:
+        import h5py
+
+        copy = adata.copy()
+        copy.X = copy.X.toarray()
+        copy.write_h5ad(path)
+        if options:
+            with h5py.File(path, "r+") as file:
+                values, attributes = file["X"][...], dict(file["X"].attrs)
+                del file["X"]
+                chunks = tuple(max(1, min(n, most)) for n, most in zip(values.shape, (3, 4), strict=True))
+                file.create_dataset("X", data=values, chunks=chunks, **options).attrs.update(attributes)
+
+    return write
+
+
 WRITERS: dict[str, Any] = {
+    "dense.h5ad": _dense(),
+    "tiled.h5ad": _dense(compression="gzip"),
     "plain.h5ad": _plain,
     "chunked.h5ad": _rechunked(),
     "gzip.h5ad": _rechunked(compression="gzip", shuffle=True, fletcher32=True),

@@ -332,6 +332,8 @@ class RowGatherer:
         kept = list(map(len, kept_maps))
         before = np.cumsum(n_entries) - n_entries
         self.facts = np.stack([n_entries, before, np.diff(bounds) - 1, np.array(kept, np.int64)], axis=1)
+        # Rows of dense matrices have an entry in every column, of which the result keeps those that are not zero.
+        self.has_zeros = np.array([group.columns.spec.is_columns for group in groups] + [False], bool)
         self.own = threading.local()
 
     @property
@@ -388,6 +390,8 @@ class RowGatherer:
                 map_decode(run, _cut(rows.order, rows.length, self.threads))
         if counts is not None and int(counts.sum()) < total:
             at, indices, layers = _compact(at, counts, indices, layers)
+        if self.has_zeros.any() and layers:
+            at, indices, layers = _drop_zeros(at, indices, layers, self.has_zeros[group])
         return at, indices if self.wide_columns is None else self.wide_columns[indices], layers
 
     def _arrange(
@@ -538,6 +542,18 @@ def _as_columns(columns: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         # Negative ones become more than half of what the type holds, and fewer columns are read.
         return columns.view(dtype)
     return np.minimum(columns.astype(np.uint64), np.iinfo(dtype).max).astype(dtype)
+
+
+def _drop_zeros(
+    at: NDArray[np.int64], indices: NDArray[np.int32], layers: Mapping[str, NDArray[Any]], rows: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], dict[str, NDArray[Any]]]:
+    """Leave out the entries of some rows that are zero in every layer."""
+    kept = np.repeat(~rows, np.diff(at))
+    for values in layers.values():
+        kept |= values != 0
+    bounds = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(kept, out=bounds[1:])
+    return bounds[at], indices[kept], {layer: values[kept] for layer, values in layers.items()}
 
 
 def _compact(

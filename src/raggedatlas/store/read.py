@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -204,6 +204,8 @@ def read_ranges(
     first = np.ascontiguousarray(starts, dtype=np.int64)
     last = np.ascontiguousarray(ends, dtype=np.int64)
     _check_bounds(reader, first, last)
+    if reader.spec.is_columns or (reader.spec.linked is not None and reader.spec.linked.matrix is not None):
+        return _read_complete_rows(reader, first, last, out)
     linked = _linked_array(reader)
     if linked is not None:
         first, last = _join_ranges(first, last)
@@ -485,6 +487,35 @@ def _read_wave(
         _decode_run(reader, plan, wave.start, frames, run, out=out)
 
     map_decode(decode, runs)
+
+
+def _read_complete_rows(
+    reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Read entries of a matrix that has one in every column of every row: its columns, or the values of a dense array."""
+    spec = reader.spec
+    link = spec.linked
+    width = spec.chunk_shape[0] if link is None or link.matrix is None else link.matrix[1]
+    some = starts < ends
+    starts, ends = starts[some], ends[some]
+    first, last = starts // width, -(-ends // width)
+    lengths = (last - first) * width
+    if link is None or link.matrix is None or link.chunks is None:
+        values = np.tile(np.arange(width, dtype=spec.dtype), int((last - first).sum()))
+    else:
+        rows = replace(spec, shape=link.matrix, chunk_shape=link.chunks, linked=replace(link, matrix=None, chunks=None))
+        values = read_ranges(replace(reader, spec=rows), first, last).reshape(-1)
+    if int(lengths.sum()) != int((ends - starts).sum()):
+        # Parts of rows, as a walk over all entries in steps has them.
+        places = np.cumsum(lengths) - lengths + starts - first * width
+        bounds = zip(places.tolist(), (places + ends - starts).tolist(), strict=True)
+        values = np.concatenate([values[:0], *(values[start:stop] for start, stop in bounds)])
+    if out is None:
+        return values
+    if out.shape != values.shape or out.dtype != values.dtype:
+        raise SchemaError(f"{reader.name} is read into a {spec.dtype} array of shape {values.shape}, got {out.shape}.")
+    out[:] = values
+    return out
 
 
 def _read_pieces(reader: ArrayReader, linked: LinkedArray, plan: _ChunkPieces, out: NDArray[Any]) -> None:

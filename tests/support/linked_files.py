@@ -1,5 +1,6 @@
 """Files of cells in all the ways in which linked matrices are stored."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,10 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
         before = ad.settings.zarr_write_format
         ad.settings.zarr_write_format = version
         try:
-            adata.write_zarr(path)
+            # Of releases to come, in which other formats and shards are the default.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                adata.write_zarr(path)
         finally:
             ad.settings.zarr_write_format = before
         root = zarr.open_group(path, mode="r+", use_consolidated=False)
@@ -53,7 +57,9 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
                 overwrite=True, attributes=attributes,
             )  # fmt: skip
             made[...] = values
-        zarr.consolidate_metadata(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(path)
 
     return write
 

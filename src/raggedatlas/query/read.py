@@ -804,7 +804,8 @@ def _find_entries(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray
     """Find the entries of the selected columns of a group, and the cell of each."""
     group = part.groups[number]
     copy, column_map = group.copy, space.column_maps[group.layout_uid]
-    assert copy is not None and group.indices is not None
+    assert copy is not None
+    assert group.indices is not None
     local = np.flatnonzero(column_map >= 0)
     # In the order of the result: rows get their columns in the order in which the columns are written.
     local = local[np.argsort(column_map[local], kind="stable")]

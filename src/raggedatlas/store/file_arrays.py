@@ -12,7 +12,7 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
 from raggedatlas.store.references import ChunkTable
-from raggedatlas.store.runtime import LRUCache, map_decode
+from raggedatlas.store.runtime import LRUCache, map_decode, shared_pool
 
 _BYTES_PER_TASK = 2**18
 _AS_IS = ChunkDecoder("none", checksum=False)
@@ -118,16 +118,20 @@ def read_pieces(array: FileArray, plan: ChunkPieces, out: NDArray[Any], threads:
 def cut_ranges(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
     """Divide ordered ranges into jobs of one file and about so many bytes; long ranges are parts of several."""
     jobs: list[list[Range]] = []
-    left = 0
+    left = -1
     for item in ranges:
-        for start in range(0, item.room.size, n_bytes):
-            part = Range(item.number, item.offset + start, item.room[start : start + n_bytes])
-            if jobs and jobs[-1][0].number == item.number and part.room.size <= left:
+        parts, size = [item], item.room.size
+        if size > n_bytes:
+            starts = range(0, size, n_bytes)
+            parts = [Range(item.number, item.offset + at, item.room[at : at + n_bytes]) for at in starts]
+        for part in parts:
+            size = part.room.size
+            if size <= left and jobs[-1][0].number == item.number:
                 jobs[-1].append(part)
-                left -= part.room.size
+                left -= size
             else:
                 jobs.append([part])
-                left = n_bytes - part.room.size
+                left = n_bytes - size
     return jobs
 
 
@@ -170,46 +174,51 @@ def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:
 def _read_chunks(array: FileArray, plan: ChunkPieces, bands: range, out: NDArray[Any], threads: int) -> None:
     """Decode chunks, all that the same rows are in, and place their pieces."""
     table, across, kept = array.table, array.n_across, array.kept
-    numbers = array.numbers(plan.chunks[bands.start : bands.stop])
-    objects, offsets, sizes = (item[numbers] for item in (table.objects, table.offsets, table.sizes))
-    held = [None if kept is None else kept.get((array.key, n)) for n in numbers.tolist()]
-    wanted = [i for i in np.flatnonzero(sizes >= 0).tolist() if held[i] is None]
-    ends = np.cumsum(sizes[wanted])
-    buffer = np.empty(int(sizes[wanted].sum()), np.uint8)
-    raw = {i: buffer[start:end] for i, (start, end) in zip(wanted, pairwise([0, *ends.tolist()]), strict=True)}
-    ranges = [Range(int(objects[i]), int(offsets[i]), data) for i, data in raw.items()]
-    array.fetch(ranges, np.unique(objects[sizes >= 0]).tolist())
+    chunks = array.numbers(plan.chunks[bands.start : bands.stop])
+    objects, offsets, sizes = (item[chunks] for item in (table.objects, table.offsets, table.sizes))
+    numbers, stored = chunks.tolist(), np.flatnonzero(sizes >= 0)
+    held = [None if kept is None else kept.get((array.key, number)) for number in numbers]
+    wanted = [i for i in stored.tolist() if held[i] is None]
+    ends = np.cumsum(sizes[wanted]).tolist()
+    buffer = shared_pool().take(ends[-1] if ends else 0, np.dtype(np.uint8))
+    raw = {i: buffer[start:end] for i, (start, end) in zip(wanted, pairwise([0, *ends]), strict=True)}
+    places = zip(objects[wanted].tolist(), offsets[wanted].tolist(), raw.values(), strict=True)
+    array.fetch([Range(*place) for place in places], np.unique(objects[stored]).tolist())
+    # Lists, of which an item takes a fraction of the time that one of an array does.
+    bounds = plan.bounds[bands.start : bands.stop + 1].tolist()
+    low, high = bounds[0], bounds[-1]
+    sources, lengths, targets = (item[low:high].tolist() for item in (plan.sources, plan.lengths, plan.targets))
+    n_rows, grid, complete = array.chunk_shape[0], array.grid, array.chunk_shape[1:] == array.shape[1:]
 
     def decode(i: int, chunk: NDArray[Any]) -> None:
-        number = int(numbers[i])
+        as_is = array.as_is is not None and array.as_is[numbers[i]]
         try:
-            (_AS_IS if array.as_is is not None and array.as_is[number] else array.decoder)(raw[i], chunk)
+            (_AS_IS if as_is else array.decoder)(raw[i], chunk)
         except CorruptError as error:
-            raise array.fault(number, str(error)) from error
+            raise array.fault(numbers[i], str(error)) from error
 
     def place(i: int) -> None:
-        band = bands.start + i // across
-        first, last = plan.bounds[band : band + 2].tolist()
-        pieces = zip(*(item[first:last].tolist() for item in (plan.sources, plan.lengths, plan.targets)), strict=True)
+        band = i // across
+        first, last = bounds[band] - low, bounds[band + 1] - low
         chunk = held[i]
         if chunk is None and i in raw:
-            whole = last == first + 1 and plan.lengths[first] == array.chunk_shape[0]
+            whole = last == first + 1 and lengths[first] == n_rows
             # Rows that are read whole are decoded where they belong, and not kept: who reads in order does not come back.
-            if whole and array.chunk_shape[1:] == array.shape[1:]:
-                decode(i, out[plan.targets[first] : plan.targets[first] + plan.lengths[first]])
+            if whole and complete:
+                decode(i, out[targets[first] : targets[first] + n_rows])
                 return
             chunk = np.empty(array.chunk_shape, array.dtype)
             decode(i, chunk)
             if not whole and kept is not None:
-                kept.put((array.key, int(numbers[i])), chunk)
-        spans, left = list[slice](), int(numbers[i]) % across
-        for n, width in zip(array.grid[:0:-1], array.chunk_shape[:0:-1], strict=True):
+                kept.put((array.key, numbers[i]), chunk)
+        spans, left = list[slice](), numbers[i] % across
+        for n, width in zip(grid[:0:-1], array.chunk_shape[:0:-1], strict=True):
             left, corner = divmod(left, n)
             spans.insert(0, slice(corner * width, (corner + 1) * width))
-        for start, n, at in pieces:
-            target = out[(slice(at, at + n), *spans)]
+        for piece in range(first, last):
+            target = out[(slice(targets[piece], targets[piece] + lengths[piece]), *spans)]
             # The last chunks of an axis may be larger than what is left of it.
-            inside = slice(start, start + n), *map(slice, target.shape[1:])
+            inside = slice(sources[piece], sources[piece] + lengths[piece]), *map(slice, target.shape[1:])
             target[...] = array.fill if chunk is None else chunk[inside]
 
     def work(run: tuple[int, int]) -> None:

@@ -80,6 +80,10 @@ class LinkedSource:
             "and add the file again."
         )
 
+    def name_array(self, array: str) -> str:
+        """Return an array with its file and dataset, for messages."""
+        return f"{array} in {self.location} (linked by the dataset {self.dataset!r})"
+
     def shown(self, key: str) -> str:
         """Return the address of one of its objects, for messages."""
         return f"{self.location}/{key}" if key else str(self.location)
@@ -131,11 +135,15 @@ def open_linked(location: Location, spec: ArraySpec, source: LinkedSource, decod
     # A chunk may be kept longer than the reader lives, and is found by all that it depends on.
     key = source.location.uri, link.sha256, link.array, spec.shape, spec.dtype, chunk_shape, spec.codecs
     fetch = partial(fetch_ranges, source, references.objects)
-    return FileArray(spec.shape, dtype, chunk_shape, table, decoder, spec.fill(), fetch, _damaged, key=key)
+    fault, kept = partial(damaged_chunk, source, link.array), process_cache("chunks")
+    return FileArray(spec.shape, dtype, chunk_shape, table, decoder, spec.fill(), fetch, fault, kept, key)
 
 
-def _damaged(number: int, fault: str) -> CorruptError:
-    return CorruptError(f"Chunk {number} is damaged: {fault}")
+def damaged_chunk(source: LinkedSource, array: str, number: int, fault: str) -> CorruptError:
+    """Return the error of a chunk that does not decode."""
+    return CorruptError(
+        f"Chunk {number} of {source.name_array(array)} is damaged: {fault.rstrip('.')}. {source.remedy}"
+    )
 
 
 def load_references(location: Location, link: Link) -> References:

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from raggedatlas.store.codecs import (
     extend_checksum,
 )
 from raggedatlas.store.file_arrays import FileArray, read_pieces
-from raggedatlas.store.linked import LinkedSource, check_sizes, open_linked
+from raggedatlas.store.linked import LinkedSource, check_sizes, damaged_chunk, open_linked
 from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces, join_ranges, plan_pieces
-from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests, process_cache
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
 from raggedatlas.store.shards import (
     SMALL_SHARD,
     Shard,
@@ -75,7 +75,7 @@ class ArrayReader:
     def name(self) -> str:
         """Address of the array, for messages."""
         if self.source is not None and self.spec.linked is not None:
-            return f"{self.spec.linked.array} in {self.source.location} (linked by the dataset {self.source.dataset!r})"
+            return self.source.name_array(self.spec.linked.array)
         return f"{self.location.uri}/{self.spec.path}"
 
     @property
@@ -405,8 +405,7 @@ def _linked_array(reader: ArrayReader) -> FileArray | None:
     if reader.source is None:
         return None
     array = open_linked(reader.location, reader.spec, reader.source, reader.decoder)
-    kept = process_cache("chunks") if reader.keeps_chunks else None
-    return replace(array, kept=kept, fault=partial(bad_chunk, reader))
+    return array if reader.keeps_chunks else replace(array, kept=None)
 
 
 def _refuse_hollow(reader: ArrayReader, plan: ChunkPieces, linked: FileArray | None) -> None:
@@ -668,8 +667,8 @@ def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
     """Return the error of a damaged chunk, with its file."""
     spec = reader.spec
     rows = spec.chunk_shape[0]
-    if reader.source is not None:
-        return CorruptError(f"Chunk {chunk} of {reader.name} is damaged: {fault.rstrip('.')}. {reader.remedy}")
+    if reader.source is not None and spec.linked is not None:
+        return damaged_chunk(reader.source, spec.linked.array, chunk, fault)
     key = shard_key(spec.row_shape, chunk // spec.chunks_per_shard)
     span = f"rows {chunk * rows} to {min((chunk + 1) * rows, spec.n_rows)}"
     return CorruptError(

@@ -323,7 +323,7 @@ def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noq
     --------
     >>> import h5py
     >>> with h5py.File("x", "w", driver="core", backing_store=False) as file:
-    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), chunks=(2, 2)))
+    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), "f4", chunks=(2, 2)))
     >>> table.sizes.tolist()
     [-1, -1, -1, -1]
     """

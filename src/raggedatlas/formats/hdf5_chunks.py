@@ -205,30 +205,6 @@ def remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
     return opened
 
 
-def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader:  # noqa: ANN401
-    row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
-    step = max(1, SPAN_BYTES // max(1, row_bytes))
-    n = -(-dataset.shape[0] // step)
-    offsets = offset + np.arange(n, dtype=np.int64) * step * row_bytes
-    # `_copy` computes sizes itself; here 0 only says that the rows are present, as -1 would not.
-    placed = _Placed(offsets, np.zeros(n, np.int64), np.ones(n, np.bool_))
-    return Hdf5ChunkReader(dataset, (step, *dataset.shape[1:]), placed, ())
-
-
-def filters_of(dataset: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:  # noqa: ANN401  (an h5py.Dataset)
-    """Return the number and the settings of each filter of an HDF5 dataset, in the order of encoding."""
-    plist = dataset.id.get_create_plist()
-    found = (plist.get_filter(i) for i in range(plist.get_nfilters()))
-    return tuple((int(code), tuple(map(int, settings))) for code, _, settings, _ in found)
-
-
-def is_native(dataset: Any) -> bool:  # noqa: ANN401  (an h5py.Dataset)
-    """Return whether the bytes of the values are those of NumPy's dtype: HDF5 also has types of other precision and padding."""
-    import h5py
-
-    return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)))
-
-
 def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noqa: ANN401  (an h5py.Dataset)
     """Find the chunks of an HDF5 dataset in its file.
 

@@ -166,18 +166,15 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
     """
     if type(array).__module__.partition(".")[0] != "h5py":
         return None
-    import h5py
-
     # Chunks in the cache of an open writer are not in the file yet.
     file, dtype = array.file, array.dtype
     if file.mode != "r" or not (file.driver == "sec2" or remote_file(file) is not None):
         return None
     if not array.shape or not array.size or array.is_virtual:
         return None
-    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not array.id.get_type().equal(h5py.h5t.py_create(dtype)):
+    if dtype.kind not in "iuf" or dtype.itemsize > 8 or not is_native(array):
         return None
-    plist = array.id.get_create_plist()
-    filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
+    filters = tuple(code for code, _ in filters_of(array))
     if array.chunks is None:
         table, _ = locate_chunks(array)
         if filters or table.sizes[0] < 0:
@@ -203,6 +200,20 @@ def remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
     """Return the remote file that h5py reads through, which it names by its `repr`."""
     opened: RemoteFile | None = find_shared(f"file {file.filename}") if file.driver == "fileobj" else None
     return opened
+
+
+def filters_of(dataset: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:  # noqa: ANN401  (an h5py.Dataset)
+    """Return the number and the settings of each filter of an HDF5 dataset, in the order of encoding."""
+    plist = dataset.id.get_create_plist()
+    found = (plist.get_filter(i) for i in range(plist.get_nfilters()))
+    return tuple((int(code), tuple(map(int, settings))) for code, _, settings, _ in found)
+
+
+def is_native(dataset: Any) -> bool:  # noqa: ANN401  (an h5py.Dataset)
+    """Return whether the bytes of the values are those of NumPy's dtype: HDF5 also has types of other precision and padding."""
+    import h5py
+
+    return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)))
 
 
 def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noqa: ANN401  (an h5py.Dataset)

@@ -259,7 +259,7 @@ def _change_array(path: Path, chance: random.Random) -> str:
 
     catalog = _catalog(path)
     record = chance.choice([record for record in read_records(catalog) if record.array_specs])
-    readers = array_readers(catalog.arrays, record)
+    readers = array_readers(catalog, record)
     name = chance.choice(sorted(readers))
     spec, values = readers[name].spec, read_all(readers[name])
     flat = values.reshape(-1)

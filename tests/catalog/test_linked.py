@@ -1,11 +1,15 @@
 """Linked datasets in the calls that keep an atlas: only their references are files of the store, and all else is as with copied ones."""
 
+import itertools
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
 import anndata as ad
+import h5py
 import numpy as np
 import pytest
 
@@ -174,3 +178,76 @@ def test_they_are_dropped_freed_restored_and_renamed(atlas: ra.RaggedAtlas) -> N
     assert {path: stat.st_mtime_ns for path, stat in before.items()} == {
         path: stat.st_mtime_ns for path, stat in after.items()
     }
+
+
+def test_a_killed_materialize_leaves_the_old_or_the_new(
+    given: Path, tmp_path: Path, dying: Callable[..., AbstractContextManager[list[str]]]
+) -> None:
+    """Before any of its writes: the dataset reads the same, and the next call completes it."""
+    n_killed = 0
+    for n in itertools.count():
+        shutil.copytree(given, tmp_path / str(n))
+        atlas = ra.RaggedAtlas.open(str(tmp_path / str(n) / "atlas"))
+        with dying(n, files=True) as done:
+            atlas.materialize("d1")
+        n_killed += len(done) == n
+        atlas = ra.RaggedAtlas.open(atlas.uri)
+        assert_content(atlas, [1])
+        atlas.materialize("d1")
+        assert not any(map(read_links, atlas.dataset("d1").records))
+        assert_content(atlas, [1])
+        assert_content(atlas.checkout(1), [1])
+        assert problems(atlas, "files") == []
+        shutil.rmtree(tmp_path / str(n))
+        if len(done) < n:
+            break
+    assert n_killed > 5
+
+
+@pytest.mark.parametrize(
+    ("harm", "rule"),
+    [
+        (lambda path: os.utime(path, (0, 0)), "source-changed"),
+        (lambda path: path.unlink(), "source-changed"),
+        (lambda path: made(9).write_h5ad(path), "source-changed"),
+    ],
+)
+def test_a_changed_source_is_a_problem_of_its_dataset_only(
+    atlas: ra.RaggedAtlas, harm: Callable[[Path], object], rule: str
+) -> None:
+    """Found by validate('deep'), which reads the files; the others read none."""
+    record = atlas.dataset("d3").records[0]
+    harm(Path(atlas.uri).parent / "d3.h5ad")
+    for level in ("quick", "rows", "files"):
+        assert problems(atlas, level) == []
+    found = [(p.rule, p.path) for p in atlas.validate("deep") if p.level == "must"]
+    assert found == [(rule, record.zarr_group)]
+    assert_content(atlas, [2])
+
+
+def test_values_are_compared_with_a_hash_of_all(tmp_path: Path) -> None:
+    """Where it was recorded: bytes that were changed so that nothing of the file shows it are found."""
+    place = tmp_path / "d.h5ad"
+    made(0).write_h5ad(place)
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(place, copy=False, hash="full", progress=False)
+    assert problems(atlas) == []
+    times = place.stat()
+    with h5py.File(place, "r+") as file:
+        file["X/data"][3] += 1
+    with place.open("r+b") as opened:
+        opened.truncate(times.st_size)
+    os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert problems(atlas) == ["content-hash"]
+
+
+def test_columns_beyond_the_matrix_are_found(tmp_path: Path) -> None:
+    """By validate('deep'), with what no sample has looked at."""
+    place = tmp_path / "d.h5ad"
+    adata = small_anndata(0, 200)
+    adata.write_h5ad(place)
+    with h5py.File(place, "r+") as file:
+        file["X/indices"][adata.X.indptr[31]] = 99
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(place, copy=False, progress=False)
+    assert problems(atlas) == ["feature-bounds"]

@@ -134,7 +134,7 @@ def test_values_that_were_changed_with_all_their_checksums_are_found(two: Two) -
     snapshots.snapshot(catalog)
     (group,) = [group for group in assets.read_records(catalog) if group.uid == first]
     assert verify(catalog) == []
-    reader = assets.array_readers(catalog.arrays, group)["csr/layers/counts"]
+    reader = assets.array_readers(catalog, group)["csr/layers/counts"]
     before = read_all(reader)
     values = before.copy()
     forge(values)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import raggedatlas as ra
-from raggedatlas.errors import CorruptError, NotFoundError, SourceError
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats import linking
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.linking import Linker, decodable
@@ -645,6 +645,18 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, change: Callab
             change(path)
         with pytest.raises(SourceError, match="changed while it was read"):
             linker.references()
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    """Before linking, and after it."""
+    small_anndata().write_h5ad(tmp_path / "x.h5ad")
+    with closing(open_source(tmp_path / "x.h5ad")) as source:
+        linker = Linker(source, tmp_path / "x.h5ad")
+        linker.add("X")
+        (tmp_path / "x.h5ad").unlink()
+        for link in (linker.references, lambda: Linker(source, tmp_path / "x.h5ad")):
+            with pytest.raises(StoreError, match=r"no such file"):
+                link()
 
 
 def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:

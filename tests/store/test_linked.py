@@ -22,11 +22,12 @@ from numcodecs.fletcher32 import Fletcher32
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, StaleSourceError, StoreError, ValuesError
-from raggedatlas.store import linked, read
+from raggedatlas.store import file_arrays, linked
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import DTYPES, ChunkDecoder, chunk_decoder, extend_checksum, with_checksum
+from raggedatlas.store.file_arrays import Range
 from raggedatlas.store.gather import RowGatherer, RowGroup
-from raggedatlas.store.linked import LinkedSource
+from raggedatlas.store.linked import LinkedSource, fetch_ranges
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_all, read_ranges, read_rows, read_slice, verify
 from raggedatlas.store.references import ChunkTable, References, SourceObjects
@@ -106,8 +107,8 @@ def test_ranges_are_those_of_numpy(data: st.DataObject) -> None:
             write_hdf5(file, values, **settings)
         reader = link_hdf5(Path(folder), file, "X/data")
         reader = replace(reader, threads=data.draw(st.integers(1, 4)))
-        patch.setattr(read, "WAVE_BYTES", data.draw(st.sampled_from([1, 300, 2**20])))
-        patch.setattr(read, "_BYTES_PER_TASK", 1)
+        patch.setattr(file_arrays, "WAVE_BYTES", data.draw(st.sampled_from([1, 300, 2**20])))
+        patch.setattr(file_arrays, "_BYTES_PER_TASK", 1)
         patch.setattr(linked, "LOCAL_BYTES", data.draw(st.sampled_from([5, 2**20])))
         for _ in range(2):
             found = read_ranges(reader, [a for a, _ in asked], [b for _, b in asked])
@@ -187,9 +188,9 @@ def test_only_the_rows_are_read_where_nothing_is_encoded(tmp_path: Path, monkeyp
 
     def noted(source: Any, objects: Any, ranges: Any, touched: Any = ()) -> None:
         asked.extend((item.offset, item.room.size) for item in ranges)
-        linked.fetch_ranges(source, objects, ranges, touched)
+        fetch_ranges(source, objects, ranges, touched)
 
-    monkeypatch.setattr(read, "fetch_ranges", noted)
+    monkeypatch.setattr(linked, "fetch_ranges", noted)
     for settings in ({}, {"chunks": (1000,)}):
         write_hdf5(tmp_path / "x.h5", values, **settings)
         reader = link_hdf5(tmp_path, tmp_path / "x.h5", "X/data")
@@ -714,7 +715,7 @@ def test_requests_fetch_little_more_than_is_needed(tmp_path: Path) -> None:
 
     def fetched(offsets: list[int], size: int) -> tuple[int, int]:
         seen.clear()
-        ranges = [linked.Range(0, int(at), np.empty(size, np.uint8)) for at in offsets]
+        ranges = [Range(0, int(at), np.empty(size, np.uint8)) for at in offsets]
         linked.fetch_ranges(LinkedSource(Location("https://host/x.h5ad"), DATASET), objects, ranges)
         return len(seen), sum(stop - start for start, stop in seen)
 

@@ -1,5 +1,6 @@
 """Files of cells in all the ways in which linked matrices are stored."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,10 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
         before = ad.settings.zarr_write_format
         ad.settings.zarr_write_format = version
         try:
-            adata.write_zarr(path)
+            # Of releases to come, in which other formats and shards are the default.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                adata.write_zarr(path)
         finally:
             ad.settings.zarr_write_format = before
         root = zarr.open_group(path, mode="r+", use_consolidated=False)
@@ -53,12 +57,33 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
                 overwrite=True, attributes=attributes,
             )  # fmt: skip
             made[...] = values
-        zarr.consolidate_metadata(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(path)
+
+    return write
+
+
+def _dense(**options: Any) -> Any:
+    def write(adata: "ad.AnnData", path: Path) -> None:
+        import h5py
+
+        copy = adata.copy()
+        copy.X = copy.X.toarray()
+        copy.write_h5ad(path)
+        if options:
+            with h5py.File(path, "r+") as file:
+                values, attributes = file["X"][...], dict(file["X"].attrs)
+                del file["X"]
+                chunks = tuple(max(1, min(n, most)) for n, most in zip(values.shape, (3, 4), strict=True))
+                file.create_dataset("X", data=values, chunks=chunks, **options).attrs.update(attributes)
 
     return write
 
 
 WRITERS: dict[str, Any] = {
+    "dense.h5ad": _dense(),
+    "tiled.h5ad": _dense(compression="gzip"),
     "plain.h5ad": _plain,
     "chunked.h5ad": _rechunked(),
     "gzip.h5ad": _rechunked(compression="gzip", shuffle=True, fletcher32=True),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from raggedatlas.catalog.assets import is_atlas_group, read_specs
+from raggedatlas.catalog.assets import has_complete_rows, is_atlas_group, read_specs
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord, Span
 from raggedatlas.model.spaces import FeatureSpace
@@ -37,12 +37,14 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
         specs, checksums, _ = read_specs(record), record.array_checksums, record.file_facts
     except AtlasError as error:
         return [wrong(f"its record describes invalid arrays: {error}")]
-    sparse = "csr/indices" in specs
+    sparse = "csr/indices" in specs or has_complete_rows(record, specs)
     prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
-    wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} if sparse else set())
+    wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} & {*specs} if sparse else set())
     problems = [wrong(f"the array {path} is not described") for path in sorted(wanted - set(specs))]
     lengths = dict.fromkeys(wanted & set(specs), length)
-    lengths |= {path: record.n_entries for path in specs if path.startswith(("csc/layers/", "csc/indices"))}
+    # The column-sorted copy of a dense matrix has no zeros.
+    if not has_complete_rows(record, specs):
+        lengths |= {path: record.n_entries for path in specs if path.startswith(("csc/layers/", "csc/indices"))}
     lengths |= {"csr/indptr": record.n_cells + 1, "csc/indptr": record.n_features + 1, COLUMNS: record.n_features}
     for path, n in lengths.items():
         if path in specs and specs[path].n_rows != n:
@@ -218,7 +220,8 @@ def _check_references(arrays: Location, group: str, specs: Mapping[str, ArraySpe
                 read[span] = References.from_bytes(data, span.file)
             table = read[span].arrays.get(link.array)
             # An array that is stored in one piece has one reference.
-            wanted = product(-(-n // chunk) for n, chunk in zip(spec.shape, spec.chunk_shape, strict=True))
+            shape, chunks = link.matrix or spec.shape, link.chunks or spec.chunk_shape
+            wanted = product(-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True))
             if table is None or len(table.sizes) not in (1, wanted):
                 n = 0 if table is None else len(table.sizes)
                 raise CorruptError(f"the references in {span.file} have {n:,} chunks of {path}, not {wanted:,}")

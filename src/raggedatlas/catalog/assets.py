@@ -33,7 +33,7 @@ from raggedatlas.model.records import (
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.validation import Problem
 from raggedatlas.model.wings import asset_tables, every_wing
-from raggedatlas.store.arrays import ArraySpec, create_group, read_group, write_group_attributes
+from raggedatlas.store.arrays import COLUMNS_CODEC, ArraySpec, create_group, read_group, write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import in_list
@@ -769,10 +769,19 @@ def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayRea
     StoreError
         If it is linked to a file that may not be read.
     """
-    checksums = record.array_checksums
-    return {
-        path: open_array(catalog, record, spec, checksums.get(path, "")) for path, spec in read_specs(record).items()
-    }
+    checksums, specs = record.array_checksums, read_specs(record)
+    found = {path: open_array(catalog, record, spec, checksums.get(path, "")) for path, spec in specs.items()}
+    if has_complete_rows(record, specs):
+        shape, path = (record.n_entries,), f"{record.zarr_group}/csr/indices"
+        columns = ArraySpec(path, shape, "uint32", (record.n_features,), None, COLUMNS_CODEC)
+        found["csr/indices"] = ArrayReader(catalog.arrays, columns)
+    return found
+
+
+def has_complete_rows(record: DatasetRecord, paths: Collection[str]) -> bool:
+    """Return whether a sparse group has an entry for every column of every row, and so no array of columns: it is linked to a dense matrix, or was."""
+    complete = record.n_entries == record.n_cells * record.n_features > 0
+    return complete and "csr/indptr" in paths and "csr/indices" not in paths
 
 
 def open_array(catalog: Catalog, record: DatasetRecord, spec: ArraySpec, checksum: str = "") -> ArrayReader:

@@ -129,9 +129,14 @@ def content_hash(catalog: Catalog, records: list[DatasetRecord]) -> ContentHash:
     return ContentHash(read_frame(catalog, first, "obs"), () if layout is None else tuple(layout.features.tolist()))
 
 
-def update_hash(content: ContentHash, block: Block, key: str, row: int) -> None:
-    """Add rows of the main matrix to the hash of a dataset, in the form that `add` has them."""
+def update_hash(content: ContentHash, block: Block, key: str, row: int, *, complete: bool = False) -> None:
+    """Add rows of the main matrix to the hash of a dataset, in the form that `add` has them: without zeros, if it is dense (`complete`)."""
     if isinstance(block, CsrBlock):
+        if complete:
+            values = block.layers["values"]
+            kept = values != 0
+            bounds = np.concatenate([[0], np.cumsum(kept)])[block.indptr]
+            block = CsrBlock(bounds, block.indices[kept], {"values": values[kept]}, block.n_cols)
         block, _ = canonicalize(block, key, row, sum_duplicates=True)
     content.update(block)
 
@@ -215,7 +220,13 @@ def _check_values(
                 except SourceError as error:
                     repeated = str(error).partition(";")[0]
         if content is not None and not n_beyond:
-            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row)
+            update_hash(
+                content,
+                rows.layers[record.layers[0]],
+                record.zarr_group,
+                rows.row,
+                complete="csr/indices" not in read_links(record),
+            )
     walked = {"csr/indices", *layer_paths(record).values()}
     shapes = {f"{extra.path}/indices": extra.shape for extra in facts.extras.values()}
     for path in sorted(read_links(record).keys() - walked):

@@ -1,11 +1,11 @@
-"""Read chunks of HDF5 datasets without the HDF5 library: `pread`, deflate and byte shuffling in several threads."""
+"""Read HDF5 datasets without the HDF5 library: where their chunks are, and their bytes in several threads."""
 
 import functools
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.store.byte_filters import inflate, unshuffle
+from raggedatlas.store.codecs import ChunkDecoder
+from raggedatlas.store.file_arrays import FileArray, Range, cut_ranges, read_pieces
+from raggedatlas.store.pieces import plan_pieces
 from raggedatlas.store.ranges import RemoteFile
 from raggedatlas.store.references import ChunkTable
-from raggedatlas.store.runtime import DECODE_THREADS, find_shared, map_decode, shared_pool
+from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, find_shared, map_decode, shared_pool
 
 SMALLEST = 1 << 12
 """Smaller chunks (bytes) are read through the HDF5 library, whose loop over them is faster than ours."""
 
-SPAN_BYTES = 1 << 20
-"""Minimum work of one thread, in decoded bytes."""
-
 COPY_BYTES = 1 << 22
-"""Minimum work of one thread for uncompressed data, in bytes: handing over less costs more than copying it."""
+"""Minimum work of one thread that reads bytes: handing over less costs more than copying it."""
 
 LARGEST_BAND = 1 << 28
 """Larger rows of chunks (bytes) are read through the HDF5 library."""
 
-AHEAD_BYTES = 8 << 20
-"""Bytes of a remote file that a thread asks for before it decodes the first of them."""
+AHEAD_BYTES = 64 << 20
+"""Bytes of a remote file that a read asks for at most before it needs them: half of what is held of a file."""
 
 KEPT_BYTES = 1 << 26
 """Larger blocks (bytes) do not come from the buffer pool, which would hold their memory as long as the reader exists."""
 
 _DEFLATE, _SHUFFLE = 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """Offsets and sizes of the chunks of a dataset by grid position; a size of -1 means that the chunk was never written."""
-
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    plain: NDArray[np.bool_]
 
 
 class Hdf5ChunkReader:
@@ -56,31 +46,40 @@ class Hdf5ChunkReader:
     dataset : h5py.Dataset
         Dataset accepted by `open_chunk_reader`.
     chunks : tuple of int
-        Chunk shape; for a contiguous dataset, a number of rows and the other axes.
-    placed : _Placed
-        Location of the chunks.
+        Chunk shape; for a contiguous dataset, its shape.
+    table : ChunkTable
+        Where the chunks are.
+    as_is : (n,) bool
+        Which of them skipped the filters.
     filters : tuple of int
         HDF5 filter numbers in the order of encoding.
     """
 
-    def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
-        self._dataset, self._placed, self._filters = dataset, placed, filters
-        self._file = dataset.file
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401
+        chunks: tuple[int, ...],
+        table: ChunkTable,
+        as_is: NDArray[np.bool_],
+        filters: tuple[int, ...],
+    ) -> None:
+        self._dataset, self._file = dataset, dataset.file
         self._remote = remote_file(self._file)
         self.shape: tuple[int, ...] = tuple(dataset.shape)
-        self._chunks, self._dtype = chunks, dataset.dtype
-        self._grid = tuple(-(-n // c) for n, c in zip(self.shape, chunks, strict=True))
-        self._across = int(np.prod(self._grid[1:], dtype=np.int64))
-        self._step = chunks[0]
-        self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self._dtype.itemsize
-        self._contiguous = dataset.chunks is None
-        self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
-        self._held: tuple[int, NDArray[Any]] | None = None
+        dtype = dataset.dtype
+        decoder = ChunkDecoder(
+            "zlib" if _DEFLATE in filters else "none", checksum=False,
+            shuffled=dtype.itemsize if _SHUFFLE in filters else 1,
+        )  # fmt: skip
+        self._array = FileArray(
+            self.shape, dtype, chunks, table, decoder, np.asarray(dataset.fillvalue, dtype), self._fetch,
+            lambda _, fault: ValueError(fault), as_is=as_is,
+        )  # fmt: skip
+        # One row of chunks, of which the next read takes the rest. Memory of those before is used again.
+        kept: LRUCache[NDArray[Any]] = LRUCache(self._array.n_bytes * self._array.n_across, attrgetter("nbytes"))
+        self._array = replace(self._array, kept=kept)
         self._descriptor = -1
         self._ring = shared_pool()
-        stored = np.maximum(placed.sizes, 0).sum() if not self._contiguous else dataset.size * dataset.dtype.itemsize
-        # Bands that a remote file is asked for at once.
-        self._portion = max(1, int(AHEAD_BYTES * len(placed.sizes) // self._across // max(int(stored), 1)))
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the stored dtype.
@@ -92,129 +91,52 @@ class Hdf5ChunkReader:
         SourceError
             If the file was closed.
         """
-        shape = (stop - start, *self.shape[1:])
+        shape, array = (stop - start, *self.shape[1:]), self._array
         # From the pool if small: the system zeroes new pages, which takes longer than reading.
         n = int(np.prod(shape, dtype=np.int64))
-        if n * self._dtype.itemsize > KEPT_BYTES:
-            out = np.empty(shape, self._dtype)
+        if n * array.dtype.itemsize > KEPT_BYTES:
+            out = np.empty(shape, array.dtype)
         else:
-            out = self._ring.take(n, self._dtype).reshape(shape)
+            out = self._ring.take(n, array.dtype).reshape(shape)
         if not out.size:
             return out
         # Asked for in each call: once the file is closed, the number may belong to another file.
         if not self._dataset.id.valid:
             raise SourceError("The file was closed while its matrices were still read; open it again.")
         self._descriptor = -1 if self._remote is not None else int(self._file.id.get_vfd_handle())
-        first, last = start // self._step, -(-stop // self._step)
-        if self._whole_rows and not self._filters:
-            self._spread(first, last, lambda a, b: self._copy(a, b, start, out))
-            self._load_ahead(first, last)
-            return out
-        kept: dict[int, NDArray[Any]] = {} if self._held is None else dict((self._held,))
-        # Only the first and last band can be partly outside the block; the last one is kept for the next block.
-        for band in {first, last - 1} - set(kept):
-            low = band * self._step
-            if low < start or low + self._step > stop:
-                kept[band] = np.empty((min(self._step, self.shape[0] - low), *self.shape[1:]), self._dtype)
-        old = self._held[0] if self._held is not None else -1
-
-        # Threads only fill arrays that exist by now, and no two of them get the same band.
-        def decode(a: int, b: int) -> None:
-            for band in range(a, b):
-                if not (band - a) % self._portion:
-                    # The next portion too, which arrives while this one is decoded.
-                    self._load(band, min(band + 2 * self._portion, b))
-                low = band * self._step
-                if band != old:
-                    whole = kept.get(band)
-                    self._band(band, out[low - start : low - start + self._step] if whole is None else whole)
-                if band in kept:
-                    end = min(low + self._step, stop, self.shape[0])
-                    begin = max(low, start)
-                    out[begin - start : end - start] = kept[band][begin - low : end - low]
-
-        self._spread(first, last, decode)
-        self._held = (last - 1, kept[last - 1]) if last - 1 in kept else None
-        self._load_ahead(first, last)
+        # Matrices are read in order: what comes behind arrives while this is decoded.
+        self._load(start, min(stop + (stop - start), self.shape[0]))
+        plan = plan_pieces(np.array([start]), np.array([stop]), array.chunk_shape[0])
+        read_pieces(array, plan, out, DECODE_THREADS)
         return out
 
-    def _load_ahead(self, first: int, last: int) -> None:
-        """Begin to fetch as many bands of a remote file as were read, since matrices are read in order."""
-        self._load(last, min(last + min(last - first, 2 * self._portion), self._grid[0]))
-
-    def _load(self, first: int, last: int) -> None:
-        """Begin to fetch bands of a remote file."""
-        if self._remote is None or last <= first:
+    def _load(self, start: int, stop: int) -> None:
+        """Begin to fetch rows of a remote file, as many as there is room for."""
+        if self._remote is None:
             return
-        part = slice(first * self._across, last * self._across)
-        offsets, sizes = self._placed.offsets[part], self._placed.sizes[part]
-        if self._contiguous:
-            n_rows = min(last * self._step, self.shape[0]) - first * self._step
-            self._remote.load([(int(offsets[0]), n_rows * self._row_bytes)])
-        else:
-            there = sizes > 0
-            self._remote.load(zip(offsets[there].tolist(), sizes[there].tolist(), strict=True))
+        array, table = self._array, self._array.table
+        if array.in_rows and array.chunk_shape == self.shape:
+            width = int(table.sizes[0]) // self.shape[0]
+            self._remote.load([(int(table.offsets[0]) + start * width, min((stop - start) * width, AHEAD_BYTES))])
+            return
+        rows = array.chunk_shape[0]
+        numbers = array.numbers(np.arange(start // rows, -(-stop // rows)))
+        numbers = numbers[table.sizes[numbers] > 0]
+        numbers = numbers[np.cumsum(table.sizes[numbers]) <= AHEAD_BYTES]
+        self._remote.load(zip(table.offsets[numbers].tolist(), table.sizes[numbers].tolist(), strict=True))
 
-    def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
-        """Distribute ranges of bands over the threads."""
-        n_bytes = (last - first) * self._step * max(self._row_bytes, 1)
+    def _fetch(self, ranges: Sequence[Range], _: Sequence[int]) -> None:
+        """Read ranges of bytes."""
+        if self._remote is not None and not self._array.in_rows:
+            self._remote.load((item.offset, item.room.size) for item in ranges)
         # Copying uses half of the threads, and leaves the others to the consumers of the rows.
-        copying = max(1, DECODE_THREADS // 2), n_bytes // COPY_BYTES
-        most = (4 * DECODE_THREADS, n_bytes // SPAN_BYTES) if self._filters else copying
-        n = min(last - first, max(1, min(most)))
-        edges = np.linspace(first, last, n + 1).astype(int).tolist()
-        map_decode(lambda span: work(*span), list(pairwise(edges)))
+        n = max(1, DECODE_THREADS // 2)
+        jobs = cut_ranges(ranges, max(COPY_BYTES, -(-sum(item.room.size for item in ranges) // n)))
+        map_decode(self._fetch_job, jobs)
 
-    def _copy(self, first: int, last: int, start: int, out: NDArray[Any]) -> None:
-        """Read bands that are stored as they are, neighbours in the file at once."""
-        stop = start + len(out)
-        rows = np.arange(first, last) * self._step
-        low, high = np.maximum(rows, start), np.minimum(rows + self._step, stop)
-        offsets = self._placed.offsets[first:last] + (low - rows) * self._row_bytes
-        sizes = (high - low) * self._row_bytes
-        absent = self._placed.sizes[first:last] < 0
-        joined = (offsets[1:] == offsets[:-1] + sizes[:-1]) & ~absent[1:] & ~absent[:-1]
-        edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), last - first]
-        for a, b in pairwise(edges):
-            part = out[low[a] - start : high[b - 1] - start]
-            if absent[a]:
-                part[...] = self._dataset.fillvalue
-            else:
-                self._fetch_into(int(offsets[a]), part.reshape(-1).view(np.uint8).data)
-
-    def _band(self, band: int, out: NDArray[Any]) -> None:
-        """Decode one row of chunks."""
-        for i in range(self._across):
-            tile = self._tile(band * self._across + i, out if self._whole_rows else None)
-            if tile is None:
-                continue
-            corner = np.unravel_index(i, self._grid[1:])
-            spans = [slice(c * w, c * w + w) for c, w in zip(corner, self._chunks[1:], strict=True)]
-            target = out[(slice(None), *spans)]
-            target[...] = tile[tuple(slice(n) for n in target.shape)]
-
-    def _tile(self, number: int, out: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Decode one chunk, into `out` where it fills that whole."""
-        # The last chunk is stored at full size, while `out` ends with the array.
-        if out is not None and len(out) != self._step:
-            out = None
-        tile = np.empty(self._chunks, self._dtype) if out is None else out
-        size = int(self._placed.sizes[number])
-        if size < 0:
-            tile[...] = self._dataset.fillvalue
-        else:
-            data: Any = np.empty(size, np.uint8)
-            self._fetch_into(int(self._placed.offsets[number]), data.data)
-            filters = () if self._placed.plain[number] else self._filters
-            if _DEFLATE in filters:
-                data = inflate(data, tile.nbytes)
-            if len(data) != tile.nbytes:
-                raise ValueError(f"a chunk has {len(data):,} bytes instead of {tile.nbytes:,}")
-            if _SHUFFLE in filters:
-                unshuffle(data, tile.reshape(-1))
-            else:
-                tile.reshape(-1)[...] = np.frombuffer(data, self._dtype)
-        return None if out is not None else tile
+    def _fetch_job(self, job: Sequence[Range]) -> None:
+        for item in job:
+            self._fetch_into(item.offset, item.room.data)
 
     def _fetch_into(self, offset: int, room: memoryview) -> None:
         while len(room):
@@ -254,8 +176,10 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
         return None
     filters = tuple(code for code, _ in filters_of(array))
     if array.chunks is None:
-        piece = locate_chunks(array)[0]
-        return None if piece.sizes[0] < 0 or filters else _contiguous(array, int(piece.offsets[0]))
+        table, _ = locate_chunks(array)
+        if filters or table.sizes[0] < 0:
+            return None
+        return Hdf5ChunkReader(array, tuple(array.shape), table, np.ones(1, np.bool_), ())
     if filters not in ((), (_DEFLATE,), (_SHUFFLE, _DEFLATE)):
         return None
     chunk_bytes = int(np.prod(array.chunks, dtype=object)) * array.dtype.itemsize
@@ -269,24 +193,13 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
     # If a chunk skipped only some filters, HDF5 reads the dataset.
     if not np.isin(skipped, (0, every)).all():
         return None
-    placed = _Placed(table.offsets, table.sizes, skipped == every)
-    return Hdf5ChunkReader(array, tuple(array.chunks), placed, filters)
+    return Hdf5ChunkReader(array, tuple(array.chunks), table, skipped == every, filters)
 
 
 def remote_file(file: Any) -> RemoteFile | None:  # noqa: ANN401  (an h5py.File)
     """Return the remote file that h5py reads through, which it names by its `repr`."""
     opened: RemoteFile | None = find_shared(f"file {file.filename}") if file.driver == "fileobj" else None
     return opened
-
-
-def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader:  # noqa: ANN401
-    row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
-    step = max(1, SPAN_BYTES // max(1, row_bytes))
-    n = -(-dataset.shape[0] // step)
-    offsets = offset + np.arange(n, dtype=np.int64) * step * row_bytes
-    # `_copy` computes sizes itself; here 0 only says that the rows are present, as -1 would not.
-    placed = _Placed(offsets, np.zeros(n, np.int64), np.ones(n, np.bool_))
-    return Hdf5ChunkReader(dataset, (step, *dataset.shape[1:]), placed, ())
 
 
 def filters_of(dataset: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:  # noqa: ANN401  (an h5py.Dataset)
@@ -322,7 +235,7 @@ def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noq
     --------
     >>> import h5py
     >>> with h5py.File("x", "w", driver="core", backing_store=False) as file:
-    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), chunks=(2, 2)))
+    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), "f4", chunks=(2, 2)))
     >>> table.sizes.tolist()
     [-1, -1, -1, -1]
     """

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.containers import is_tree, readable
 from raggedatlas.formats.hdf5_chunks import filters_of, is_native, locate_chunks, remote_file
 from raggedatlas.model.protocols import Source
-from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import DTYPES, chunk_decoder, codecs_json
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.ranges import ObjectFacts, RemoteFile
@@ -61,7 +61,7 @@ class Linker:
 
     def __init__(self, source: Source, place: AnyPath) -> None:
         self._source, self._place = source, as_path(place)
-        self._files: _Files | None = None
+        self._files: _SourceFiles | None = None
         if self._place.suffix != ".zip":
             self._files = _ZarrFolder(self._place) if is_tree(self._place) else _Hdf5File(self._place)
         self._tables: dict[str, ChunkTable] = {}
@@ -133,7 +133,7 @@ def decodable(codecs: Codecs) -> bool:
         return False
 
 
-class _Files(Protocol):
+class _SourceFiles(Protocol):
     """The files of a source."""
 
     def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
@@ -150,7 +150,8 @@ class _Hdf5File:
 
     def __init__(self, place: AnyPath) -> None:
         self._place = place
-        self._stamp = _stamp(place.stat()) if isinstance(place, Path) else None
+        with store_errors(f"read {place}"):
+            self._stamp = _stamp(place.stat()) if isinstance(place, Path) else None
         self._remote: RemoteFile | None = None
         self._end = 0
 
@@ -164,7 +165,7 @@ class _Hdf5File:
             raise _refusal(where, f"its values are not stored as {dtype} but in a type of HDF5's own")
         chunks = array.chunks or _rows_of(array.shape, dtype)
         with readable(str(self._place), path):
-            _check_number(where, array.shape, chunks)
+            _check_number(where, array.shape, array.chunks or array.shape)
             codecs = _hdf5_codecs(where, array, dtype)
             # The piece of a contiguous array has no offset if it was never written, or is within the array's description.
             if array.chunks is None and array.id.get_offset() is None and array.id.get_storage_size():
@@ -217,6 +218,14 @@ class _Hdf5File:
         self._remote = remote
 
 
+class _ZarrFile(NamedTuple):
+    """A chunk or shard of a Zarr array: its place in the grid, its key in the folder, and what is known of it."""
+
+    at: tuple[int, ...]
+    key: str
+    facts: ObjectFacts
+
+
 class _ZarrFolder:
     """A Zarr folder, of which each chunk or shard is an object."""
 
@@ -233,33 +242,37 @@ class _ZarrFolder:
             )
         dtype = _native(where, array)
         file, metadata = _metadata(array)
-        if self._look([f"{array.path}/{file}"])[0] is None:
+        if self._look([f"{array.path}/{file}".lstrip("/")])[0] is None:
             raise _refusal(where, "the source reads another folder")
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
         _check_codecs(where, codecs)
         _check_number(where, array.shape, inner)
-        grid = _grid(array.shape, outer)
-        coordinates = [tuple(map(int, at)) for at in np.ndindex(*grid)]
+        coordinates = [*np.ndindex(*_grid(array.shape, outer))]
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
-        found = {
-            at: (key, facts)
+        found = [
+            _ZarrFile(at, key, facts)
             for at, key, facts in zip(coordinates, keys, self._look(keys), strict=True)
-            if facts is not None
-        }
-        n = int(np.prod(_grid(array.shape, inner), dtype=np.int64))
+            if facts
+        ]
+        grid = _grid(array.shape, inner)
+        n = product(grid)
         table = ChunkTable(np.zeros(n, np.int32), np.zeros(n, np.int64), np.full(n, -1, np.int64))
-        indexes = map_requests(lambda one: self._index(where, stored, *one), [*found.values()])
-        per_shard = np.array([o // i for o, i in zip(outer, inner, strict=True)], np.int64)
-        within = np.indices(tuple(per_shard.tolist())).reshape(len(inner), -1).T
-        inner_grid = _grid(array.shape, inner)
-        for (at, (key, facts)), index in zip(found.items(), indexes, strict=True):
-            chunks = within + np.array(at, np.int64) * per_shard
-            # The last shards have room for chunks beyond the array.
-            inside = (chunks < inner_grid).all(axis=1)
-            numbers = np.ravel_multi_index(tuple(chunks[inside].T), inner_grid)
-            table.objects[numbers] = self._number(key, facts)
-            table.offsets[numbers], table.sizes[numbers] = index[inside].T
+        if stored.slots:
+            indexes = map_requests(lambda one: self._index(where, stored, one), found)
+            per_shard = tuple(o // i for o, i in zip(outer, inner, strict=True))
+            within = np.indices(per_shard).reshape(len(inner), -1).T
+            for one, index in zip(found, indexes, strict=True):
+                chunks = within + np.multiply(one.at, per_shard)
+                # The last shards have room for chunks beyond the array.
+                inside = (chunks < grid).all(axis=1)
+                numbers = np.ravel_multi_index(tuple(chunks[inside].T), grid)
+                table.objects[numbers] = self._number(one)
+                table.offsets[numbers], table.sizes[numbers] = index[inside].T
+        elif found:
+            numbers = np.ravel_multi_index(tuple(np.array([one.at for one in found]).T), grid)
+            table.objects[numbers] = [self._number(one) for one in found]
+            table.sizes[numbers] = [one.facts.n_bytes for one in found]
         spec = ArraySpec(
             path, tuple(array.shape), dtype.name, inner, None, codecs_json(codecs), _json(array.fill_value)
         )
@@ -271,10 +284,10 @@ class _ZarrFolder:
         )
         return SourceObjects(tuple(self._numbers), n_bytes, modified, tuple(facts.etag for facts in self._facts))
 
-    def _number(self, key: str, facts: ObjectFacts) -> int:
-        number = self._numbers.setdefault(key, len(self._facts))
+    def _number(self, file: _ZarrFile) -> int:
+        number = self._numbers.setdefault(file.key, len(self._facts))
         if number == len(self._facts):
-            self._facts.append(facts)
+            self._facts.append(file.facts)
         return number
 
     def _look(self, keys: Sequence[str]) -> list[ObjectFacts | None]:
@@ -284,16 +297,14 @@ class _ZarrFolder:
         with store_errors(f"look for files of {self._place}"):
             return [_facts_of(self._place / key) for key in keys]
 
-    def _index(self, where: str, stored: StoredArray, key: str, facts: ObjectFacts) -> NDArray[np.int64]:
-        """Return offset and size of each chunk in a file."""
-        if not stored.slots:
-            return np.array([[0, facts.n_bytes]])
-        n = min(stored.index_size, facts.n_bytes)
-        start = 0 if stored.index_first else facts.n_bytes - n
-        data, seen = self._read(key, start, start + n)
-        if not seen.is_same(facts) or len(data) != n:
-            raise _changed(f"{where}: {key}")
-        return shard_index(stored, np.frombuffer(data, np.uint8), facts.n_bytes)
+    def _index(self, where: str, stored: StoredArray, shard: _ZarrFile) -> NDArray[np.int64]:
+        """Return offset and size of each chunk in a shard."""
+        n = min(stored.index_size, shard.facts.n_bytes)
+        start = 0 if stored.index_first else shard.facts.n_bytes - n
+        data, seen = self._read(shard.key, start, start + n)
+        if not seen.is_same(shard.facts) or len(data) != n:
+            raise _changed(f"{where}: {shard.key}")
+        return shard_index(stored, np.frombuffer(data, np.uint8), shard.facts.n_bytes)
 
     def _read(self, key: str, start: int, stop: int) -> tuple[bytes, ObjectFacts]:
         """Return bytes of a file, and what is known of it."""
@@ -357,13 +368,11 @@ def _native(where: str, array: Any) -> np.dtype[Any]:  # noqa: ANN401
 
 
 def _grid(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
-    return tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
+    return tuple(-(-n // max(1, c)) for n, c in zip(shape, chunks, strict=True))
 
 
 def _check_number(where: str, shape: Sequence[int], chunks: Sequence[int]) -> None:
-    n = 1
-    for size in _grid(shape, chunks):
-        n *= size
+    n = product(_grid(shape, chunks))
     if n > MOST_CHUNKS:
         raise _refusal(where, f"it has {n:,} chunks, and {MOST_CHUNKS:,} are the most")
 
@@ -371,7 +380,7 @@ def _check_number(where: str, shape: Sequence[int], chunks: Sequence[int]) -> No
 def _rows_of(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
     """Return the shape of the rows that are read at once of an array in one piece."""
     across = tuple(max(1, n) for n in shape[1:])
-    row = int(np.prod(across, dtype=object)) * dtype.itemsize
+    row = product(across) * dtype.itemsize
     return (max(1, min(shape[0], PIECE_BYTES // row)), *across)
 
 
@@ -425,7 +434,7 @@ def _check_skipped(where: str, array: Any, table: ChunkTable, skipped: NDArray[n
     """Refuse chunks that skipped a filter, which references cannot tell: but for LZF, whose output is smaller unless it was skipped."""
     codes = [code for code, _ in filters_of(array)]
     lzf = 1 << codes.index(_LZF) if _LZF in codes and set(codes) <= {_SHUFFLE, _FLETCHER, _LZF} else 0
-    full = int(np.prod(array.chunks or array.shape, dtype=object)) * array.dtype.itemsize
+    full = product(array.chunks or array.shape) * array.dtype.itemsize
     full += _FLETCHER_BYTES * codes.count(_FLETCHER)
     odd = (skipped & ~np.uint32(lzf)) != 0
     if lzf:

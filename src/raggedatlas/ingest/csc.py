@@ -143,7 +143,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
         for writer, values in zip(writers.values(), arrays, strict=True):
             writer.append(values, columns)
 
-    bounds = _column_bounds(readers["csr/indices"], record.n_features)
+    bounds = _column_bounds(readers, record.n_features)
     made: dict[str, ArrayWriter] = {}
     if first_time:
         made["csc/indptr"] = create("csc/indptr", np.dtype(np.int64))
@@ -183,24 +183,28 @@ def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
     change_records(catalog, record.uid, "add_csc()", change)
 
 
-def _column_bounds(indices: ArrayReader, n_columns: int) -> NDArray[np.int64]:
+def _column_bounds(readers: Mapping[str, ArrayReader], n_columns: int) -> NDArray[np.int64]:
     """Count the entries of every column: where each begins and the last ends, (n_columns + 1,) int64."""
-    bounds = np.zeros(n_columns + 1, np.int64)
-    n = indices.spec.n_rows
-    for start in range(0, n, STEP_ENTRIES):
-        bounds[1:] += count_columns(read_slice(indices, start, min(n, start + STEP_ENTRIES)), n_columns)
+    bounds, n = np.zeros(n_columns + 1, np.int64), 0
+    for columns, _ in _entries(readers, []):
+        bounds[1:] += count_columns(columns, n_columns)
+        n += len(columns)
     np.cumsum(bounds, out=bounds)
     # `count_columns` ignores columns beyond the last, so the sum falls short if there are any.
     if bounds[-1] != n:
         raise CorruptError(
-            f"{indices.name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
+            f"{readers['csr/indices'].name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
         )
     return bounds
 
 
 def _entries(readers: Mapping[str, ArrayReader], sources: Sequence[str | None]) -> Iterator[Entries]:
-    """Yield all entries in the order of the rows, at most `STEP_ENTRIES` at a time; the source None means the row numbers."""
+    """Yield all entries in the order of the rows, at most `STEP_ENTRIES` at a time; the source None means the row numbers.
+
+    Of a dense matrix these are the values that are not zero in every layer.
+    """
     indices, pointers = readers["csr/indices"], readers["csr/indptr"]
+    layers = [reader for path, reader in readers.items() if path.startswith("csr/layers/")]
     n = indices.spec.n_rows
     indptr = read_bounds(pointers, pointers.spec.n_rows - 1, n)
     for start in range(0, n, STEP_ENTRIES):
@@ -211,10 +215,12 @@ def _entries(readers: Mapping[str, ArrayReader], sources: Sequence[str | None]) 
         # The first and the last row may extend beyond the step.
         bounds = np.clip(indptr[first : last + 1], start, stop)
         rows = np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
-        yield (
-            read_slice(indices, start, stop),
-            [rows if source is None else read_slice(readers[source], start, stop) for source in sources],
-        )
+        columns = read_slice(indices, start, stop)
+        arrays = [rows if source is None else read_slice(readers[source], start, stop) for source in sources]
+        if indices.spec.is_columns:
+            kept = np.any([read_slice(layer, start, stop) != 0 for layer in layers], axis=0)
+            columns, arrays = columns[kept], [values[kept] for values in arrays]
+        yield columns, arrays
 
 
 def _by_band(entries: Callable[[], Iterator[Entries]], edges: Sequence[int]) -> Iterator[Iterator[Entries]]:

@@ -387,7 +387,9 @@ def link_group(
             kept = {"csr/indptr": _filled(catalog, f"{path}/csr/indptr", linked.indptr, catalog.codec())}
             _close_arrays(written, kept, bundle if written.listed else None)
         for own, spec in linked.specs.items():
-            written.specs[own] = links.link(spec, f"{path}/{own}", sampled=own in linked.sampled)
+            written.specs[own] = links.link(
+                spec, f"{path}/{own}", sampled=own in linked.sampled, entries=linked.indptr is not None
+            )
     return PendingWrite(written, contextlib.ExitStack(), _nothing_left)
 
 

@@ -101,11 +101,20 @@ class LinkPlan:
             catalog.arrays.write_bytes(path, self.content)
         self._place = Span(path, 0, len(self.content)) if added is None else added[path]
 
-    def link(self, spec: ArraySpec, path: str, *, sampled: bool = False) -> ArraySpec:
-        """Return the description of an array at a path of the store, whose bytes are in the source."""
+    def link(self, spec: ArraySpec, path: str, *, sampled: bool = False, entries: bool = False) -> ArraySpec:
+        """Return the description of an array at a path of the store, whose bytes are in the source.
+
+        With `entries`, a dense matrix is described as the entries of its rows, one row after the other.
+        """
         assert self._place is not None
         digest = hashlib.sha256(self.content).hexdigest()
-        return replace(spec, path=path, linked=Link(self.address, spec.path, self._place, digest, sampled))
+        link = Link(self.address, spec.path, self._place, digest, sampled)
+        if entries and len(spec.shape) == 2:
+            (n_rows, n_columns), (chunk_rows, chunk_columns) = spec.shape, spec.chunk_shape
+            link = replace(link, matrix=(n_rows, n_columns), chunks=(chunk_rows, chunk_columns))
+            # The entries of one row of chunks.
+            spec = replace(spec, shape=(n_rows * n_columns,), chunk_shape=(chunk_rows * n_columns,))
+        return replace(spec, path=path, linked=link)
 
 
 def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: str) -> LinkPlan:
@@ -170,10 +179,10 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
     specs, sampled = dict[str, ArraySpec](), set[str]()
     for plan in group.layers:
         info = plan.info
-        if sparse and info.form != "csr":
+        if sparse and info.form == "csc":
             raise SourceError(
-                f"{info.key} is stored as {info.form}, whose rows cannot be read one by one; only CSR matrices are linked. Add the file with "
-                "copy=True, or convert the matrix to CSR first."
+                f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy=True, or convert the matrix "
+                "to CSR first."
             )
         arrays = linker.add(info.key)
         fit = _sample(source, plan, group)
@@ -183,12 +192,16 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
         path = f"csr/layers/{name}" if sparse else f"layers/{name}"
         if name == "counts" and arrays["data"].dtype[0] not in "bu":
             sampled.add(path)
-        if sparse:
+        if sparse and info.form == "csr":
             # Layers of a group have the same entries, so those of the first are those of all.
             specs.setdefault("csr/indices", arrays["indices"])
         specs[path] = arrays["data"]
         layers[name], stored[name] = plan, np.dtype(arrays["data"].dtype)
-    indptr = _read_indptr(source, group.layers[0].info.key) if sparse else None
+    indptr = None
+    if sparse:
+        info = group.layers[0].info
+        dense = info.form == "dense"
+        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else _read_indptr(source, info.key)
     return LinkedGroup(layers, stored, specs, frozenset(sampled), indptr)
 
 

@@ -117,8 +117,8 @@ def materialize(
             if read_lease(catalog, first.uid):
                 release_lease(catalog, first.uid)
     if errors:
-        for error in errors[1:]:
-            errors[0].add_note(f"Another dataset was not copied: {error}")
+        for other in errors[1:]:
+            errors[0].add_note(f"Another dataset was not copied: {other}")
         raise errors[0]
     return tuple(done)
 
@@ -328,7 +328,8 @@ def _copy_layers(
             return fit.stored
         return np.dtype(np.uint8) if fit.dtype.kind == "b" else fit.dtype
 
-    columns = writers.start(INDICES, np.uint32) if INDICES in readers and paths else None
+    # A matrix with an entry in every column of every row has no array of columns.
+    columns = writers.start(INDICES, np.uint32) if INDICES in read_links(record) else None
     for rows in iterate_linked(readers, record):
         main, begins = rows.layers[next(iter(rows.layers))], None
         if isinstance(main, CsrBlock) and columns is not None:
@@ -338,7 +339,7 @@ def _copy_layers(
             begins = ends[:-1][ends[1:] > ends[:-1]]
             columns.append(main.indices.astype(np.uint32), begins)
         if content is not None:
-            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row)
+            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row, complete=columns is None)
         for layer, block in rows.layers.items():
             path, values = paths[layer], block.layers["values"]
             fits[path].observe(block, rows.row)

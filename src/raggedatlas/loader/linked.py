@@ -12,7 +12,7 @@ from raggedatlas.loader.cells import PlannedCells
 from raggedatlas.query.cells import BLOCK_CELLS
 from raggedatlas.query.read import PartPlan
 from raggedatlas.store.read import ArrayReader
-from raggedatlas.store.runtime import DECODE_THREADS
+from raggedatlas.store.runtime import CACHE_SIZES, DECODE_THREADS
 
 DECODED_BYTES = 250 * 2**20
 """Bytes that a core decodes in a second, by which the warning about random reads estimates; gzip, measured in benchmarks/linked.py."""
@@ -41,6 +41,10 @@ class _LinkedGroup:
     def decoded_bytes(self, n_rows: int | None = None) -> int:
         """Return the decoded bytes of some entries or rows of every array; None counts a chunk of each."""
         return sum((r.spec.chunk_shape[0] if n_rows is None else n_rows) * _row_bytes(r) for r in self.arrays)
+
+
+KEPT_BYTES = CACHE_SIZES["chunks"]
+"""Decoded chunks that a process keeps: files that are no larger are decoded once, in whatever order cells come."""
 
 
 def chunk_blocks(cells: PlannedCells, rows: NDArray[np.int64] | None, block_size: int) -> NDArray[np.int64] | None:
@@ -93,12 +97,14 @@ def warn_of_random_reads(cells: PlannedCells) -> None:
     # Every cell needs a chunk of each array; those of a batch rarely share one.
     per_cell = sum(group.decoded_bytes() for group in groups) / len(groups)
     rate = DECODE_THREADS * DECODED_BYTES
-    seconds = sum(group.decoded_bytes(group.arrays[0].spec.n_rows) for group in groups) / rate
+    total = sum(group.decoded_bytes(group.arrays[0].spec.n_rows) for group in groups)
+    if total <= KEPT_BYTES:
+        return
     shown = f"{names[0]!r}" if len(names) == 1 else f"{len(names):,} datasets, first {names[0]!r},"
     warnings.warn(
         f"The values of {shown} are in compressed files, of which a random cell decodes whole chunks: about {rate / per_cell:,.0f} cells per "
         f"second here. shuffle='blocks' decodes every chunk about once; atlas.materialize() copies the values into the atlas, which decodes "
-        f"them once too (about {max(1, seconds):,.0f} s), and reads random cells at full speed.",
+        f"them once too (about {max(1, total / rate):,.0f} s), and reads random cells at full speed.",
         UserWarning,
         stacklevel=3,
     )

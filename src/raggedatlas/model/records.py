@@ -272,6 +272,8 @@ class Link:
         SHA-256 of the references.
     sampled : bool
         Whether only a sample shows that the values are counts; then they are checked whenever they are read.
+    matrix, chunks : tuple of int or None
+        Shape of the array in the file, and of its chunks, where rows of a dense matrix are read as entries, one after the other.
 
     Raises
     ------
@@ -284,9 +286,20 @@ class Link:
     references: Span
     sha256: str
     sampled: bool = False
+    matrix: tuple[int, int] | None = None
+    chunks: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check what may come from a damaged record."""
+        for name in ("matrix", "chunks"):
+            sizes: object = getattr(self, name)
+            if sizes is not None:
+                sizes = tuple(sizes) if isinstance(sizes, list | tuple) else ()
+                if len(sizes) != 2 or any(type(n) is not int or not 0 < n < 2**62 for n in sizes):
+                    raise ValueError(f"{name} is {sizes}, which is no shape of a matrix")
+                object.__setattr__(self, name, sizes)
+        if (self.matrix is None) != (self.chunks is None):
+            raise ValueError("matrix and chunks come together")
         if isinstance(self.references, dict):
             object.__setattr__(self, "references", Span(**self.references))
         texts: tuple[object, ...] = (self.source, self.array, self.sha256)

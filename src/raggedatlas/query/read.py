@@ -805,12 +805,14 @@ def _find_entries(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray
     group = part.groups[number]
     copy, column_map = group.copy, space.column_maps[group.layout_uid]
     assert copy is not None
+    assert group.indices is not None
     local = np.flatnonzero(column_map >= 0)
     # In the order of the result: rows get their columns in the order in which the columns are written.
     local = local[np.argsort(column_map[local], kind="stable")]
     here = np.flatnonzero(part.code == number)
     start, end, n = part.start[here], part.end[here], copy.row_indptr.spec.n_rows - 1
-    n_entries = copy.indices.spec.n_rows
+    # Of the rows: the copy of a dense matrix has fewer, as it leaves out zeros.
+    n_entries = group.indices.spec.n_rows
     # Ranges that are contiguous and cover all entries are the stored rows in order.
     if len(start) == n and n and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]):
         cell_of = np.arange(n, dtype=np.int32)

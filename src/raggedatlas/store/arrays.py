@@ -44,6 +44,9 @@ MAX_CHUNK_BYTES = 512 * 2**20
 MAX_SHARD_CHUNKS = 2**22
 MAX_RANK = 32
 
+COLUMNS_CODEC = "columns of complete rows"
+"""In place of codecs: see `ArraySpec.is_columns`."""
+
 
 def product(sizes: Iterable[int]) -> int:
     """Multiply integers without overflow."""
@@ -179,6 +182,11 @@ class ArraySpec:
         if self.shard_shape is None:
             return 1
         return product(self.shard_shape) // product(self.chunk_shape)
+
+    @property
+    def is_columns(self) -> bool:
+        """Whether nothing is stored, as the entries are the columns of complete rows: 0, 1, ... up to the length of a chunk, again and again."""
+        return self.codecs == COLUMNS_CODEC
 
     def decoder(self) -> ChunkDecoder | None:
         """Return the decoder of one chunk, or None where chunks must go through zarr-python."""

@@ -100,7 +100,7 @@ class ChunkDecoder:
         CorruptError
             If the checksum, the declared size or the compressed frame is wrong. `out` may then be half written.
         """
-        data = np.frombuffer(raw, dtype=np.uint8)
+        data = raw if isinstance(raw, np.ndarray) else np.frombuffer(raw, dtype=np.uint8)
         if self.checksum:
             if data.size < 4:
                 raise CorruptError(f"A chunk of {data.size} bytes has no room for its checksum.")
@@ -111,13 +111,17 @@ class ChunkDecoder:
             decode_packed(data, out.reshape(-1))
             return
         room = out.reshape(-1).view(np.uint8)
-        sorted_bytes = np.empty(room.size, np.uint8) if self.shuffled > 1 else room
         if self.fletcher:
             data = _without_fletcher(data)
         try:
-            _DECODERS[self.compressor](data, sorted_bytes)
             if self.shuffled > 1:
-                unshuffle(sorted_bytes, room.view(f"V{self.shuffled}"))
+                unshuffle(
+                    _decompress(self.compressor, data, np.empty(room.size, np.uint8)), room.view(f"V{self.shuffled}")
+                )
+            else:
+                decoded = _decompress(self.compressor, data, room)
+                if decoded is not room:
+                    room[:] = decoded
         except (RuntimeError, ValueError) as error:
             if isinstance(error, CorruptError):
                 raise
@@ -160,7 +164,11 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
     endian = stages[0][1].get("endian", "little")
     shuffled = stages[1][1].get("elementsize", 4) if names[1:2] == ["shuffle"] else 1
     compressor = names[1 + (names[1:2] == ["shuffle"]) :]
-    if endian not in {"little", "big"} or len(compressor) > 1 or (compressor and compressor[0] not in _DECODERS):
+    if (
+        endian not in {"little", "big"}
+        or len(compressor) > 1
+        or (compressor and compressor[0] not in {*_DECODERS, *_INFLATED})
+    ):
         return None
     if type(shuffled) is not int or not 1 <= shuffled <= _LARGEST_ELEMENT:
         return None
@@ -261,12 +269,6 @@ def _expect(declared: int, out: NDArray[np.uint8], kind: str) -> None:
         raise CorruptError(f"A {kind} chunk declares {declared} bytes where {out.size} were expected.")
 
 
-def _decode_plain(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Copy an uncompressed chunk."""
-    _expect(data.size, out, "plain")
-    out[:] = data
-
-
 def _decode_blosc(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Decompress a Blosc chunk."""
     from numcodecs import blosc
@@ -294,16 +296,6 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
     raw = np.ascontiguousarray(data)
     if out.dtype.kind != "u" or library().ra_unpack(raw, raw.size, out.size, out.itemsize, out) != GOOD:
         raise CorruptError(f"A packed chunk of {raw.size:,} bytes is not one of {out.size:,} {out.dtype} values.")
-
-
-def _decode_gzip(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Decompress a chunk that is a gzip file."""
-    out[:] = np.frombuffer(inflate(data, out.size, wrapped=True), np.uint8)
-
-
-def _decode_zlib(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Decompress a chunk that is a zlib stream."""
-    out[:] = np.frombuffer(inflate(data, out.size), np.uint8)
 
 
 def _decode_lz4(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
@@ -340,14 +332,24 @@ def _without_fletcher(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {
-    "none": _decode_plain,
     "blosc": _decode_blosc,
     "zstd": _decode_zstd,
-    "gzip": _decode_gzip,
-    "zlib": _decode_zlib,
     "lz4": _decode_lz4,
     "lzf": _decode_lzf,
 }
+_INFLATED = ("gzip", "zlib")
+"""Compressors that write to memory of their own."""
+
+
+def _decompress(compressor: str, data: NDArray[np.uint8], room: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Decompress bytes to exactly the size of some room; return this, or other memory that they are already in."""
+    if compressor in _INFLATED:
+        return np.frombuffer(inflate(data, room.size, wrapped=compressor == "gzip"), np.uint8)
+    if compressor == "none":
+        _expect(data.size, room, "plain")
+        return data
+    _DECODERS[compressor](data, room)
+    return room
 
 
 def crc32c(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:

@@ -35,6 +35,7 @@ from raggedatlas.store.native import (
     Result,
     Room,
     Rows,
+    csr_of,
     library,
 )  # fmt: skip
 from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind, read_ranges
@@ -94,11 +95,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Touched:
-    """The chunks of an array that rows touch, what must be kept until they are read, and the first entry of each row there."""
+    """The chunks of an array that rows touch, what must be kept until they are read, and the first entry of each row there.
+
+    `ascends` tells of columns whether those of every row of a linked file ascend strictly, so that none is named twice; those of an atlas do.
+    """
 
     frames: Frames
     kept: list[Any]
     start: NDArray[np.int64]
+    ascends: bool = True
 
 
 class _ChunkTable:
@@ -189,7 +194,21 @@ class _ChunkTable:
             slot = int(self.first_slot[number])
             addresses[slot], sizes[slot] = ANY.address(values), values.nbytes
             kept.append(values)
-        return _Touched((addresses, sizes, states), kept, start)
+        return _Touched((addresses, sizes, states), kept, start, self._ascend(rows, places, streams))
+
+    def _ascend(self, rows: _Rows, places: Mapping[int, NDArray[np.int64]], streams: Sequence[NDArray[Any]]) -> bool:
+        """Return whether the columns of every row of linked files ascend strictly."""
+        for (number, here), values in zip(places.items(), streams, strict=True):
+            reader = self.readers[number]
+            if reader.source is None or reader.spec.is_columns or self.convert is not _as_columns:
+                continue
+            bounds = np.zeros(len(here) + 1, np.int64)
+            np.cumsum(rows.length[here], out=bounds[1:])
+            given, where = csr_of(bounds, values), ctypes.c_int64()
+            # Columns beyond the last are found where they are mapped.
+            if library().ra_check_order(ctypes.byref(given), np.iinfo(np.int64).max, ctypes.byref(where)) != GOOD:
+                return False
+        return True
 
     def native(self, frames: Frames) -> Array:
         """Return what the library takes, of some frames."""
@@ -316,7 +335,6 @@ class RowGatherer:
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
         self.complete = all(-1 not in m for m in ends)
         # What this package has written names no column twice in a row; of other files that is seen only where columns are sorted.
-        self.linked = any(group.columns.source is not None for group in groups)
         bounds = np.cumsum([0, *map(len, ends)])
         kept_maps = [m[m >= 0] for m in ends]
         monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
@@ -332,6 +350,8 @@ class RowGatherer:
         kept = list(map(len, kept_maps))
         before = np.cumsum(n_entries) - n_entries
         self.facts = np.stack([n_entries, before, np.diff(bounds) - 1, np.array(kept, np.int64)], axis=1)
+        # Rows of dense matrices have an entry in every column, of which the result keeps those that are not zero.
+        self.has_zeros = np.array([group.columns.spec.is_columns for group in groups] + [False], bool)
         self.own = threading.local()
 
     @property
@@ -352,7 +372,7 @@ class RowGatherer:
         start, end : (n,) int64
             Entries of every row in the arrays of its group.
         sort : bool
-            Whether the columns of every row are sorted. If not, no column is left out and no group is linked, they come as stored.
+            Whether the columns of every row are sorted. If not, and no column is left out, they come as stored.
 
         Returns
         -------
@@ -365,8 +385,6 @@ class RowGatherer:
             If a range is outside its group, a chunk is damaged, or a column is not one of its group.
         """
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
-        # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out.
-        plain = self.complete and not sort and not self.linked
         columns, indices = None, np.empty(0, _INT32)
         layers: dict[str, NDArray[Any]] = {}
         for layer, table in self.values.items():
@@ -375,6 +393,8 @@ class RowGatherer:
             columns = columns or self.columns.touched(rows, mapped=mapped)
             indices = indices if layers else self.pool.take(total, _INT32)
             layers[layer] = self.pool.take(total, self.dtypes[layer])
+            # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out and none is named twice.
+            plain = self.complete and not sort and columns.ascends
             counts = None if plain else np.zeros(len(group), np.int64)
             out = Result(
                 OUT_I32.address(indices), OUT.address(layers[layer]), 0 if counts is None else OUT_I64.address(counts), total,
@@ -388,6 +408,8 @@ class RowGatherer:
                 map_decode(run, _cut(rows.order, rows.length, self.threads))
         if counts is not None and int(counts.sum()) < total:
             at, indices, layers = _compact(at, counts, indices, layers)
+        if self.has_zeros.any() and layers:
+            at, indices, layers = _drop_zeros(at, indices, layers, self.has_zeros[group])
         return at, indices if self.wide_columns is None else self.wide_columns[indices], layers
 
     def _arrange(
@@ -538,6 +560,18 @@ def _as_columns(columns: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         # Negative ones become more than half of what the type holds, and fewer columns are read.
         return columns.view(dtype)
     return np.minimum(columns.astype(np.uint64), np.iinfo(dtype).max).astype(dtype)
+
+
+def _drop_zeros(
+    at: NDArray[np.int64], indices: NDArray[np.int32], layers: Mapping[str, NDArray[Any]], rows: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], dict[str, NDArray[Any]]]:
+    """Leave out the entries of some rows that are zero in every layer."""
+    kept = np.repeat(~rows, np.diff(at))
+    for values in layers.values():
+        kept |= values != 0
+    bounds = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(kept, out=bounds[1:])
+    return bounds[at], indices[kept], {layer: values[kept] for layer, values in layers.items()}
 
 
 def _compact(

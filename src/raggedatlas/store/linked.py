@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -16,9 +17,10 @@ from raggedatlas.errors import CorruptError, LimitError, NotFoundError, StaleSou
 from raggedatlas.model.records import Link
 from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import ChunkDecoder
+from raggedatlas.store.file_arrays import FileArray, Range, cut_ranges
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import explained
-from raggedatlas.store.references import ChunkTable, References, SourceObjects
+from raggedatlas.store.references import References, SourceObjects
 from raggedatlas.store.runtime import FETCH_THREADS, map_decode, map_fetches, map_requests, process_cache
 from raggedatlas.store.storage_errors import store_errors
 
@@ -78,65 +80,16 @@ class LinkedSource:
             "and add the file again."
         )
 
+    def name_array(self, array: str) -> str:
+        """Return an array with its file and dataset, for messages."""
+        return f"{array} in {self.location} (linked by the dataset {self.dataset!r})"
+
     def shown(self, key: str) -> str:
         """Return the address of one of its objects, for messages."""
         return f"{self.location}/{key}" if key else str(self.location)
 
 
-class Range(NamedTuple):
-    """Bytes of an object of a source, and where they are written."""
-
-    number: int
-    offset: int
-    room: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class LinkedArray:
-    """The chunks of one linked array, checked against what is declared of it.
-
-    Parameters
-    ----------
-    source : LinkedSource
-        Where the files are.
-    objects : SourceObjects
-        How these were when they were linked.
-    table : ChunkTable
-        Where they are.
-    chunk_shape : tuple of int
-        Shape of what is stored in one piece: a chunk, or all of a contiguous array.
-    grid : tuple of int
-        Number of chunks along each axis.
-    decoder : ChunkDecoder
-        How one is decoded.
-    n_bytes : int
-        Decoded bytes of one.
-    """
-
-    source: LinkedSource
-    objects: SourceObjects
-    table: ChunkTable
-    chunk_shape: tuple[int, ...]
-    grid: tuple[int, ...]
-    decoder: ChunkDecoder
-    n_bytes: int
-
-    @property
-    def n_across(self) -> int:
-        """Chunks that the same rows are in; 1 where chunks hold whole rows."""
-        return product(self.grid[1:])
-
-    @property
-    def in_rows(self) -> bool:
-        """Whether any rows can be read alone, without the chunk that they are in."""
-        return self.decoder.is_plain and self.n_across == 1
-
-    def numbers(self, bands: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the chunks that are next to each other in rows of the grid."""
-        return (bands[:, None] * self.n_across + np.arange(self.n_across)).reshape(-1)
-
-
-def open_linked(location: Location, spec: ArraySpec, source: LinkedSource) -> LinkedArray:
+def open_linked(location: Location, spec: ArraySpec, source: LinkedSource, decoder: ChunkDecoder | None) -> FileArray:
     """Look up the chunks of a linked array.
 
     Parameters
@@ -147,6 +100,8 @@ def open_linked(location: Location, spec: ArraySpec, source: LinkedSource) -> Li
         What is declared of the array.
     source : LinkedSource
         The file that it is in.
+    decoder : ChunkDecoder or None
+        How its chunks are decoded; None where they cannot be.
 
     Raises
     ------
@@ -155,7 +110,7 @@ def open_linked(location: Location, spec: ArraySpec, source: LinkedSource) -> Li
     StoreError
         If chunks of this kind are not read where they are.
     """
-    link, decoder = spec.linked, spec.decoder()
+    link = spec.linked
     assert link is not None
     if decoder is None:
         raise StoreError(
@@ -167,25 +122,27 @@ def open_linked(location: Location, spec: ArraySpec, source: LinkedSource) -> Li
     table = references.arrays.get(link.array)
     if table is None:
         raise CorruptError(f"{where} do not name it; restore them from a copy, or link the dataset again.")
-    n_bytes = np.dtype(spec.dtype).itemsize * product(spec.shape)
-    grid = tuple(-(-n // c) for n, c in zip(spec.shape, spec.chunk_shape, strict=True))
-    chunk_shape = spec.chunk_shape
-    n_stored, n_chunks = len(table.sizes), product(grid)
+    dtype, chunk_shape = np.dtype(spec.dtype), spec.chunk_shape
+    n_stored, n_chunks = len(table.sizes), product(-(-n // c) for n, c in zip(spec.shape, chunk_shape, strict=True))
     # One piece that has as many bytes as the array. If nothing is stored of it, it is told by the missing chunks.
-    if n_stored == 1 and decoder.is_plain and (table.sizes[0] == n_bytes or (table.sizes[0] < 0 and n_chunks != 1)):
-        grid, chunk_shape = tuple(1 for _ in grid), tuple(max(1, n) for n in spec.shape)
+    is_all = n_stored == 1 and table.sizes[0] == dtype.itemsize * product(spec.shape)
+    if decoder.is_plain and (is_all or (n_stored == 1 != n_chunks and table.sizes[0] < 0)):
+        chunk_shape = tuple(max(1, n) for n in spec.shape)
     elif n_stored != n_chunks:
         raise CorruptError(
             f"{where} have {n_stored:,} chunks, but it is declared with {n_chunks:,}; restore them from a copy, or link the dataset again."
         )
-    return LinkedArray(
-        source,
-        references.objects,
-        table,
-        chunk_shape,
-        grid,
-        decoder,
-        product(chunk_shape) * np.dtype(spec.dtype).itemsize,
+    # A chunk may be kept longer than the reader lives, and is found by all that it depends on.
+    key = source.location.uri, link.sha256, link.array, spec.shape, spec.dtype, chunk_shape, spec.codecs
+    fetch = partial(fetch_ranges, source, references.objects)
+    fault, kept = partial(damaged_chunk, source, link.array), process_cache("chunks")
+    return FileArray(spec.shape, dtype, chunk_shape, table, decoder, spec.fill(), fetch, fault, kept, key)
+
+
+def damaged_chunk(source: LinkedSource, array: str, number: int, fault: str) -> CorruptError:
+    """Return the error of a chunk that does not decode."""
+    return CorruptError(
+        f"Chunk {number} of {source.name_array(array)} is damaged: {fault.rstrip('.')}. {source.remedy}"
     )
 
 
@@ -217,7 +174,7 @@ def load_references(location: Location, link: Link) -> References:
     return found
 
 
-def check_sizes(array: LinkedArray, name: str, numbers: NDArray[np.int64]) -> None:
+def check_sizes(source: LinkedSource, array: FileArray, name: str, numbers: NDArray[np.int64]) -> None:
     """Refuse chunks that are larger than they can be, before memory is taken for them.
 
     Raises
@@ -233,12 +190,12 @@ def check_sizes(array: LinkedArray, name: str, numbers: NDArray[np.int64]) -> No
         if (stored != array.n_bytes).any():
             raise CorruptError(
                 f"A chunk of {name} has {int(stored[stored != array.n_bytes][0]):,} bytes according to its references; its shape needs "
-                f"{array.n_bytes:,}. Link the dataset {array.source.dataset!r} again."
+                f"{array.n_bytes:,}. Link the dataset {source.dataset!r} again."
             )
     elif stored.size and stored.max() > 2 * array.n_bytes + _SLACK_BYTES:
         raise LimitError(
             f"A chunk of {name} has {int(stored.max()):,} bytes according to its references and decodes to {array.n_bytes:,}; no codec makes "
-            f"that of it. The references are damaged or made to exhaust memory; link the dataset {array.source.dataset!r} again."
+            f"that of it. The references are damaged or made to exhaust memory; link the dataset {source.dataset!r} again."
         )
 
 
@@ -297,7 +254,7 @@ def fetch_ranges(
     wanted = [item for item in (*ranges, *(probe.ranges if probe else ())) if item.room.size]
     wanted.sort(key=lambda item: (item.number, item.offset))
     if local:
-        jobs = _cut(wanted, LOCAL_BYTES)
+        jobs = cut_ranges(wanted, LOCAL_BYTES)
         map_decode(lambda job: _read_local(source, objects, job, stamps[job[0].number]), jobs)
     else:
         jobs = _joined(wanted)
@@ -398,22 +355,6 @@ def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> _Seen
     return _Seen(_compare_local(source, objects, number, info), info.st_ctime_ns)
 
 
-def _cut(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
-    """Divide ordered ranges into jobs of one file and about so many bytes; long ranges are parts of several."""
-    jobs: list[list[Range]] = []
-    left = 0
-    for item in ranges:
-        for start in range(0, item.room.size, n_bytes):
-            part = Range(item.number, item.offset + start, item.room[start : start + n_bytes])
-            if jobs and jobs[-1][0].number == item.number and part.room.size <= left:
-                jobs[-1].append(part)
-                left -= part.room.size
-            else:
-                jobs.append([part])
-                left = n_bytes - part.room.size
-    return jobs
-
-
 def _read_local(source: LinkedSource, objects: SourceObjects, job: Sequence[Range], seen: _Seen) -> None:
     """Read ranges of one local file, which must be the recorded one before and after."""
     number = job[0].number
@@ -449,7 +390,7 @@ def _joined(ranges: Sequence[Range]) -> list[list[Range]]:
     """Divide ordered ranges into requests: neighbours share one if the bytes between them cost less than another."""
     jobs: list[list[Range]] = []
     start = end = 0
-    for item in (part for whole in ranges for parts in _cut([whole], REQUEST_BYTES) for part in parts):
+    for item in (part for whole in ranges for parts in cut_ranges([whole], REQUEST_BYTES) for part in parts):
         stop = item.offset + item.room.size
         near = jobs and jobs[-1][0].number == item.number and item.offset - end <= _MOST_BETWEEN
         if near and max(stop, end) - start <= REQUEST_BYTES:

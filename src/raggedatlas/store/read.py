@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +17,12 @@ from raggedatlas.store.codecs import (
     ChunkDecoder,
     extend_checksum,
 )
-from raggedatlas.store.linked import LinkedArray, LinkedSource, Range, check_sizes, fetch_ranges, open_linked
+from raggedatlas.store.file_arrays import FileArray, read_pieces
+from raggedatlas.store.linked import LinkedSource, check_sizes, damaged_chunk, open_linked
 from raggedatlas.store.location import Location, list_files
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
-from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests, process_cache
+from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces, join_ranges, plan_pieces
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
 from raggedatlas.store.shards import (
     SMALL_SHARD,
     Shard,
@@ -34,11 +36,9 @@ from raggedatlas.store.shards import (
     shard_key,
 )
 
-WAVE_BYTES = 64 * 2**20
 _LARGE_BYTES = 256 * 2**20
 _MOST_ZERO_RATIO = 2**16
 _CHUNKS_PER_TASK = 8
-_BYTES_PER_TASK = 2**18
 _MOST_PROBLEMS = 20
 _VALUES_AT_ONCE = 2**16
 
@@ -75,7 +75,7 @@ class ArrayReader:
     def name(self) -> str:
         """Address of the array, for messages."""
         if self.source is not None and self.spec.linked is not None:
-            return f"{self.spec.linked.array} in {self.source.location} (linked by the dataset {self.source.dataset!r})"
+            return self.source.name_array(self.spec.linked.array)
         return f"{self.location.uri}/{self.spec.path}"
 
     @property
@@ -146,22 +146,6 @@ class ArrayReader:
 
 
 @dataclass(frozen=True)
-class _ChunkPieces:
-    """Which chunks a read touches, ascending, and the pieces of each.
-
-    `bounds` has one entry more than `chunks`; the other three describe pieces: first row inside the chunk, number of
-    rows, first row in the output.
-    """
-
-    chunks: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    sources: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    n_rows: int
-
-
-@dataclass(frozen=True)
 class Frames:
     """The stored bytes of some chunks: addresses and sizes (-1: not stored), and what keeps them alive."""
 
@@ -204,10 +188,12 @@ def read_ranges(
     first = np.ascontiguousarray(starts, dtype=np.int64)
     last = np.ascontiguousarray(ends, dtype=np.int64)
     _check_bounds(reader, first, last)
+    if reader.spec.is_columns or (reader.spec.linked is not None and reader.spec.linked.matrix is not None):
+        return _read_complete_rows(reader, first, last, out)
     linked = _linked_array(reader)
     if linked is not None:
-        first, last = _join_ranges(first, last)
-    plan = _plan(first, last, (linked or reader.spec).chunk_shape[0])
+        first, last = join_ranges(first, last)
+    plan = plan_pieces(first, last, (linked or reader.spec).chunk_shape[0])
     _refuse_hollow(reader, plan, linked)
     shape = (plan.n_rows, *reader.spec.row_shape)
     if out is None:
@@ -216,12 +202,12 @@ def read_ranges(
         raise SchemaError(
             f"{reader.name} is read into a contiguous {reader.spec.dtype} array of shape {shape}, got {out.shape}."
         )
-    if out.size and linked is not None and linked.in_rows:
-        _read_pieces(reader, linked, plan, out)
+    if out.size and linked is not None:
+        read_pieces(linked, plan, out, reader.threads)
     elif out.size:
         step = max(1, WAVE_BYTES // _chunk_bytes(reader.spec))
         for start in range(0, plan.chunks.size, step):
-            _read_wave(reader, plan, slice(start, start + step), out, linked)
+            _read_wave(reader, plan, slice(start, start + step), out)
     if reader.spec.linked is not None and reader.spec.linked.sampled:
         _refuse_other_than_counts(reader, out)
     return out
@@ -414,43 +400,21 @@ def _check_bounds(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[
         )
 
 
-def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -> _ChunkPieces:
-    """Cut ranges at chunk borders and sort the pieces by chunk."""
-    starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
-    n_pieces = library().ra_count_pieces(starts, ends, starts.size, chunk_rows)
-    pieces = np.empty((4, n_pieces), np.int64)
-    library().ra_split_ranges(starts, ends, starts.size, chunk_rows, pieces, n_pieces)
-    chunks, sources, lengths, targets = pieces
-    if chunks.size and (chunks[1:] < chunks[:-1]).any():
-        order = np.argsort(chunks, kind="stable")
-        chunks, sources, lengths, targets = (item[order] for item in (chunks, sources, lengths, targets))
-    new = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]])) if chunks.size else chunks
-    bounds = np.append(new, chunks.size).astype(np.int64)
-    return _ChunkPieces(chunks[new], bounds, sources, lengths, targets, int((ends - starts).sum()))
-
-
-def _join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Join ranges that follow each other, as those of neighbouring rows do; what is read is the same."""
-    some = starts < ends
-    starts, ends = starts[some], ends[some]
-    new = starts[1:] != ends[:-1]
-    return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
-
-
-def _linked_array(reader: ArrayReader) -> LinkedArray | None:
+def _linked_array(reader: ArrayReader) -> FileArray | None:
     """Return the chunks of a linked array, None for others."""
-    if reader.spec.linked is None:
+    if reader.source is None:
         return None
-    assert reader.source is not None
-    return open_linked(reader.location, reader.spec, reader.source)
+    array = open_linked(reader.location, reader.spec, reader.source, reader.decoder)
+    return array if reader.keeps_chunks else replace(array, kept=None)
 
 
-def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces, linked: LinkedArray | None) -> None:
+def _refuse_hollow(reader: ArrayReader, plan: ChunkPieces, linked: FileArray | None) -> None:
     """Check, before large allocations, that the stored bytes exist and can hold the requested rows."""
     spec = reader.spec
     n_bytes = plan.chunks.size * (linked.n_bytes * linked.n_across if linked is not None else _chunk_bytes(spec))
     if linked is not None:
-        check_sizes(linked, reader.name, linked.numbers(plan.chunks))
+        assert reader.source is not None
+        check_sizes(reader.source, linked, reader.name, linked.numbers(plan.chunks))
     if n_bytes <= _LARGE_BYTES or reader.decoder is None:
         return
     # Even a chunk that is not stored has 16 bytes in its shard's index, which bounds the ratio of usual arrays.
@@ -465,14 +429,9 @@ def _refuse_hollow(reader: ArrayReader, plan: _ChunkPieces, linked: LinkedArray 
         )
 
 
-def _read_wave(
-    reader: ArrayReader, plan: _ChunkPieces, wave: slice, out: NDArray[Any], linked: LinkedArray | None
-) -> None:
+def _read_wave(reader: ArrayReader, plan: ChunkPieces, wave: slice, out: NDArray[Any]) -> None:
     """Decode some chunks and place their pieces; the threads share the chunks in runs."""
     n = len(plan.chunks[wave])
-    if linked is not None:
-        _read_linked(reader, linked, plan, range(wave.start, wave.start + n), out)
-        return
     if reader.decoder is None:
         _decode_foreign(reader, plan, range(wave.start, wave.start + n), out)
         return
@@ -487,91 +446,33 @@ def _read_wave(
     map_decode(decode, runs)
 
 
-def _read_pieces(reader: ArrayReader, linked: LinkedArray, plan: _ChunkPieces, out: NDArray[Any]) -> None:
-    """Read the rows of chunks that are stored as they are, and nothing else of these chunks."""
-    chunks = np.repeat(plan.chunks, np.diff(plan.bounds))
-    table, width = linked.table, out.nbytes // len(out)
-    stored = table.sizes[chunks] >= 0
-    for i in np.flatnonzero(~stored).tolist():
-        out[plan.targets[i] : plan.targets[i] + plan.lengths[i]] = reader.spec.fill()
-    # In the order of the output, where what follows in the file as well is one range.
-    order = np.flatnonzero(stored)[np.argsort(plan.targets[stored])]
-    chunks, sources, starts = chunks[order], plan.sources[order], plan.targets[order]
-    stops = starts + plan.lengths[order]
-    numbers, offsets = table.objects[chunks], table.offsets[chunks] + sources * width
-    new = (
-        (numbers[1:] != numbers[:-1])
-        | (offsets[1:] - offsets[:-1] != (stops - starts)[:-1] * width)
-        | (starts[1:] != stops[:-1])
-    )
-    first = np.append(True, new)[: order.size]
-    starts, stops = starts[first], stops[np.append(new, True)[: order.size]]
-    room = _bytes_of(out)
-    places = zip(
-        *(item.tolist() for item in (numbers[first], offsets[first], starts * width, stops * width)), strict=True
-    )
-    fetch_ranges(linked.source, linked.objects, [Range(n, at, room[start:stop]) for n, at, start, stop in places])
-    if linked.decoder.swapped:
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            out[start:stop].byteswap(inplace=True)
-
-
-def _read_linked(reader: ArrayReader, linked: LinkedArray, plan: _ChunkPieces, bands: range, out: NDArray[Any]) -> None:
-    """Decode chunks of a linked array, all that the same rows are in, and place their pieces."""
-    spec, table, across = reader.spec, linked.table, linked.n_across
-    numbers = linked.numbers(plan.chunks[bands.start : bands.stop])
-    objects, offsets, sizes = (item[numbers] for item in (table.objects, table.offsets, table.sizes))
-    kept: LRUCache[NDArray[Any]] = process_cache("chunks")
-    assert spec.linked is not None
-    link = spec.linked.sha256, spec.linked.array
-    array = linked.source.location.uri, *link, spec.shape, spec.dtype, spec.chunk_shape, spec.codecs
-    held = [kept.get((array, n)) if reader.keeps_chunks else None for n in numbers.tolist()]
-    wanted = [i for i in np.flatnonzero(sizes >= 0).tolist() if held[i] is None]
-    ends = np.cumsum(sizes[wanted])
-    parts = np.split(np.empty(int(sizes[wanted].sum()), np.uint8), ends[:-1])
-    raw = dict(zip(wanted, parts, strict=False))
-    ranges = [Range(int(objects[i]), int(offsets[i]), data) for i, data in raw.items()]
-    fetch_ranges(linked.source, linked.objects, ranges, np.unique(objects[sizes >= 0]).tolist())
-
-    def decode(i: int, chunk: NDArray[Any]) -> None:
-        try:
-            linked.decoder(raw[i], chunk)
-        except CorruptError as error:
-            raise bad_chunk(reader, int(numbers[i]), str(error)) from error
-
-    def place(i: int) -> None:
-        band = bands.start + i // across
-        first, last = plan.bounds[band : band + 2].tolist()
-        pieces = zip(*(item[first:last].tolist() for item in (plan.sources, plan.lengths, plan.targets)), strict=True)
-        chunk = held[i]
-        if chunk is None and i in raw:
-            whole = last == first + 1 and plan.lengths[first] == linked.chunk_shape[0]
-            # Rows that are read whole are decoded where they belong, and not kept: who reads in order does not come back.
-            if whole and across == 1:
-                decode(i, out[plan.targets[first] : plan.targets[first] + plan.lengths[first]])
-                return
-            chunk = np.empty(linked.chunk_shape, spec.dtype)
-            decode(i, chunk)
-            if not whole and reader.keeps_chunks:
-                kept.put((array, int(numbers[i])), chunk)
-        spans, left = list[slice](), int(numbers[i]) % across
-        for n, width in zip(linked.grid[:0:-1], linked.chunk_shape[:0:-1], strict=True):
-            left, corner = divmod(left, n)
-            spans.insert(0, slice(corner * width, (corner + 1) * width))
-        for start, n, at in pieces:
-            target = out[(slice(at, at + n), *spans)]
-            # The last chunks of an axis may be larger than what is left of it.
-            inside = slice(start, start + n), *map(slice, target.shape[1:])
-            target[...] = spec.fill() if chunk is None else chunk[inside]
-
-    def work(run: tuple[int, int]) -> None:
-        for i in range(*run):
-            place(i)
-
-    n_tasks = 1
-    if reader.threads > 1:
-        n_tasks = max(1, min(4 * reader.threads, len(numbers), len(wanted) * linked.n_bytes // _BYTES_PER_TASK))
-    map_decode(work, list(pairwise([len(numbers) * task // n_tasks for task in range(n_tasks + 1)])))
+def _read_complete_rows(
+    reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Read entries of a matrix that has one in every column of every row: its columns, or the values of a dense array."""
+    spec = reader.spec
+    link = spec.linked
+    width = spec.chunk_shape[0] if link is None or link.matrix is None else link.matrix[1]
+    some = starts < ends
+    starts, ends = starts[some], ends[some]
+    first, last = starts // width, -(-ends // width)
+    lengths = (last - first) * width
+    if link is None or link.matrix is None or link.chunks is None:
+        values = np.tile(np.arange(width, dtype=spec.dtype), int((last - first).sum()))
+    else:
+        rows = replace(spec, shape=link.matrix, chunk_shape=link.chunks, linked=replace(link, matrix=None, chunks=None))
+        values = read_ranges(replace(reader, spec=rows), first, last).reshape(-1)
+    if int(lengths.sum()) != int((ends - starts).sum()):
+        # Parts of rows, as a walk over all entries in steps has them.
+        places = np.cumsum(lengths) - lengths + starts - first * width
+        bounds = zip(places.tolist(), (places + ends - starts).tolist(), strict=True)
+        values = np.concatenate([values[:0], *(values[start:stop] for start, stop in bounds)])
+    if out is None:
+        return values
+    if out.shape != values.shape or out.dtype != values.dtype:
+        raise SchemaError(f"{reader.name} is read into a {spec.dtype} array of shape {values.shape}, got {out.shape}.")
+    out[:] = values
+    return out
 
 
 def _refuse_other_than_counts(reader: ArrayReader, values: NDArray[Any]) -> None:
@@ -651,7 +552,7 @@ def native_kind(reader: ArrayReader) -> int | None:
 
 def _decode_run(
     reader: ArrayReader,
-    plan: _ChunkPieces,
+    plan: ChunkPieces,
     offset: int,
     frames: Frames,
     run: tuple[int, int],
@@ -689,7 +590,7 @@ class _Target:
     `scratch` has room for a decoded chunk, `fill` is one row of fill values.
     """
 
-    plan: _ChunkPieces
+    plan: ChunkPieces
     scratch: NDArray[Any]
     fill: NDArray[Any]
     out: NDArray[Any]
@@ -737,7 +638,7 @@ def _decode_one(
     decoder(memoryview(raw), scratch)
 
 
-def _decode_foreign(reader: ArrayReader, plan: _ChunkPieces, chunks: range, out: NDArray[Any]) -> None:
+def _decode_foreign(reader: ArrayReader, plan: ChunkPieces, chunks: range, out: NDArray[Any]) -> None:
     """Read chunks of an array that only zarr-python knows, and place their pieces."""
     from zarr import open_array
 
@@ -766,8 +667,8 @@ def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
     """Return the error of a damaged chunk, with its file."""
     spec = reader.spec
     rows = spec.chunk_shape[0]
-    if reader.source is not None:
-        return CorruptError(f"Chunk {chunk} of {reader.name} is damaged: {fault.rstrip('.')}. {reader.remedy}")
+    if reader.source is not None and spec.linked is not None:
+        return damaged_chunk(reader.source, spec.linked.array, chunk, fault)
     key = shard_key(spec.row_shape, chunk // spec.chunks_per_shard)
     span = f"rows {chunk * rows} to {min((chunk + 1) * rows, spec.n_rows)}"
     return CorruptError(

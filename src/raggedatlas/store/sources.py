@@ -86,12 +86,13 @@ class SourceAccess:
             # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
             same = self.atlas.uri.startswith(f"{scheme}://")
             return Location(source, self.atlas.storage_options if same else {})
-        if Path(source).is_absolute():
-            return Location(source)
+        # `recorded_address` names no local file in an atlas that others read from elsewhere.
         if not self.atlas.is_local:
             raise StoreError(
-                f"{self.atlas} names the source {source!r}, which is relative to a local folder; run validate('deep')."
+                f"{self.atlas} is linked to the local file {source!r}, which is not read; drop the dataset."
             )
+        if Path(source).is_absolute():
+            return Location(source)
         return Location(str(self.atlas.path / source))
 
     def _shown(self) -> str:
@@ -115,12 +116,11 @@ def recorded_address(place: AnyPath, atlas: Location) -> str:
     """
     location = place if isinstance(place, Location) else Location(str(place))
     if location.is_web:
-        parts = urlsplit(location.uri)
-        names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-        if parts.username or parts.password or names - _PLAIN_PARAMETERS:
+        names = {name.lower() for name, _ in parse_qsl(urlsplit(location.uri).query, keep_blank_values=True)}
+        if names - _PLAIN_PARAMETERS:
             raise SourceError(
-                f"{location} is given with {'a user name' if parts.username else 'parameters'} that may be a secret or expire, which an atlas "
-                "does not store. Give an address without, or its object store (s3://, gs://, az://), or add the file with copy=True."
+                f"{location} is given with parameters that may be a secret or expire, which an atlas does not store. Give an address without, or "
+                "its object store (s3://, gs://, az://), or add the file with copy=True."
             )
         return location.uri
     if not location.is_local:

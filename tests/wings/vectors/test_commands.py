@@ -30,7 +30,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_shapes_from_the_shell(place: Path) -> None:
     """add --link, query --within and export --within give what the library gives."""
     added = ask(
-        "add", place / "atlas", place / "cells.zv", "--link-by", "segment_id", "--space", "segmentation_boundary", "--json"
+        "add",
+        place / "atlas",
+        place / "cells.zv",
+        "--link-by",
+        "segment_id",
+        "--space",
+        "segmentation_boundary",
+        "--json",
     )
     assert '"n_cells": 16' in added.stdout, added.output
     refused = ask("add", place / "atlas", place / "cells.zv", "--link-by", "segment_id")

@@ -1,0 +1,231 @@
+"""Arrays in files that others have written (HDF5, and what datasets are linked to): their chunks, from bytes to rows."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.codecs import ChunkDecoder
+from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
+from raggedatlas.store.references import ChunkTable
+from raggedatlas.store.runtime import LRUCache, map_decode, shared_pool
+
+_BYTES_PER_TASK = 2**18
+_AS_IS = ChunkDecoder("none", checksum=False)
+
+
+class Range(NamedTuple):
+    """Bytes of one of the files, and where they are written."""
+
+    number: int
+    offset: int
+    room: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class FileArray:
+    """An array in a file, and how its bytes are read.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the array.
+    dtype : dtype
+        Of what is read.
+    chunk_shape : tuple of int
+        Shape of what is stored in one piece: a chunk, or all of a contiguous array.
+    table : ChunkTable
+        Where the chunks are.
+    decoder : ChunkDecoder
+        How one is decoded.
+    fill : 0-d array
+        Value of elements that are not stored.
+    fetch : callable
+        Reads ranges of bytes, and is told from which files chunks are used that were kept.
+    fault : callable
+        Takes the number of a chunk and what is wrong with it, and returns the error.
+    kept : LRUCache or None
+        Where decoded chunks are kept of which a part was read.
+    key : hashable
+        Of the array in this cache.
+    as_is : (n,) bool, optional
+        Which chunks are stored as they are, without what `decoder` reverses.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_shape: tuple[int, ...]
+    table: ChunkTable
+    decoder: ChunkDecoder
+    fill: NDArray[Any]
+    fetch: Callable[[Sequence[Range], Sequence[int]], None]
+    fault: Callable[[int, str], Exception]
+    kept: LRUCache[NDArray[Any]] | None = None
+    key: Hashable = None
+    as_is: NDArray[np.bool_] | None = None
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of chunks along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+    @property
+    def n_across(self) -> int:
+        """Chunks that the same rows are in; 1 where chunks hold whole rows."""
+        return _product(self.grid[1:])
+
+    @property
+    def n_bytes(self) -> int:
+        """Decoded bytes of a chunk."""
+        return _product(self.chunk_shape) * self.dtype.itemsize
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether any rows can be read alone, without the chunk that they are in."""
+        return self.decoder.is_plain and self.chunk_shape[1:] == self.shape[1:]
+
+    def numbers(self, bands: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the chunks of some rows of the grid."""
+        return (bands[:, None] * self.n_across + np.arange(self.n_across)).reshape(-1)
+
+
+def read_pieces(array: FileArray, plan: ChunkPieces, out: NDArray[Any], threads: int) -> None:
+    """Read pieces of an array.
+
+    Parameters
+    ----------
+    array : FileArray
+        The array.
+    plan : ChunkPieces
+        Made for the rows of its chunks.
+    out : (n, *row_shape)
+        Contiguous output of its dtype, with at least one element.
+    threads : int
+        Threads that decode.
+    """
+    if array.in_rows:
+        _read_rows(array, plan, out)
+        return
+    step = max(1, WAVE_BYTES // (array.n_bytes * array.n_across))
+    for start in range(0, plan.chunks.size, step):
+        _read_chunks(array, plan, range(start, min(start + step, plan.chunks.size)), out, threads)
+
+
+def cut_ranges(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
+    """Divide ordered ranges into jobs of one file and about so many bytes; long ranges are parts of several."""
+    jobs: list[list[Range]] = []
+    left = -1
+    for item in ranges:
+        parts, size = [item], item.room.size
+        if size > n_bytes:
+            starts = range(0, size, n_bytes)
+            parts = [Range(item.number, item.offset + at, item.room[at : at + n_bytes]) for at in starts]
+        for part in parts:
+            size = part.room.size
+            if size <= left and jobs[-1][0].number == item.number:
+                jobs[-1].append(part)
+                left -= size
+            else:
+                jobs.append([part])
+                left = n_bytes - size
+    return jobs
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:
+    """Read the rows of chunks that are stored as they are, and nothing else of these chunks."""
+    chunks = np.repeat(plan.chunks, np.diff(plan.bounds))
+    table, width = array.table, out.nbytes // len(out)
+    stored = table.sizes[chunks] >= 0
+    for i in np.flatnonzero(~stored).tolist():
+        out[plan.targets[i] : plan.targets[i] + plan.lengths[i]] = array.fill
+    # In the order of the output, where what follows in the file as well is one range.
+    order = np.flatnonzero(stored)[np.argsort(plan.targets[stored])]
+    chunks, sources, starts = chunks[order], plan.sources[order], plan.targets[order]
+    stops = starts + plan.lengths[order]
+    numbers, offsets = table.objects[chunks], table.offsets[chunks] + sources * width
+    new = (
+        (numbers[1:] != numbers[:-1])
+        | (offsets[1:] - offsets[:-1] != (stops - starts)[:-1] * width)
+        | (starts[1:] != stops[:-1])
+    )
+    first = np.append(True, new)[: order.size]
+    starts, stops = starts[first], stops[np.append(new, True)[: order.size]]
+    room = out.reshape(-1).view(np.uint8)
+    places = zip(
+        *(item.tolist() for item in (numbers[first], offsets[first], starts * width, stops * width)), strict=True
+    )
+    array.fetch([Range(n, at, room[start:stop]) for n, at, start, stop in places], ())
+    if array.decoder.swapped:
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            out[start:stop].byteswap(inplace=True)
+
+
+def _read_chunks(array: FileArray, plan: ChunkPieces, bands: range, out: NDArray[Any], threads: int) -> None:
+    """Decode chunks, all that the same rows are in, and place their pieces."""
+    table, across, kept = array.table, array.n_across, array.kept
+    chunks = array.numbers(plan.chunks[bands.start : bands.stop])
+    objects, offsets, sizes = (item[chunks] for item in (table.objects, table.offsets, table.sizes))
+    numbers, stored = chunks.tolist(), np.flatnonzero(sizes >= 0)
+    held = [None if kept is None else kept.get((array.key, number)) for number in numbers]
+    wanted = [i for i in stored.tolist() if held[i] is None]
+    ends = np.cumsum(sizes[wanted]).tolist()
+    buffer = shared_pool().take(ends[-1] if ends else 0, np.dtype(np.uint8))
+    raw = {i: buffer[start:end] for i, (start, end) in zip(wanted, pairwise([0, *ends]), strict=True)}
+    places = zip(objects[wanted].tolist(), offsets[wanted].tolist(), raw.values(), strict=True)
+    array.fetch([Range(*place) for place in places], np.unique(objects[stored]).tolist())
+    # Lists, of which an item takes a fraction of the time that one of an array does.
+    bounds = plan.bounds[bands.start : bands.stop + 1].tolist()
+    low, high = bounds[0], bounds[-1]
+    sources, lengths, targets = (item[low:high].tolist() for item in (plan.sources, plan.lengths, plan.targets))
+    n_rows, grid, complete = array.chunk_shape[0], array.grid, array.chunk_shape[1:] == array.shape[1:]
+
+    def decode(i: int, chunk: NDArray[Any]) -> None:
+        as_is = array.as_is is not None and array.as_is[numbers[i]]
+        try:
+            (_AS_IS if as_is else array.decoder)(raw[i], chunk)
+        except CorruptError as error:
+            raise array.fault(numbers[i], str(error)) from error
+
+    def place(i: int) -> None:
+        band = i // across
+        first, last = bounds[band] - low, bounds[band + 1] - low
+        chunk = held[i]
+        if chunk is None and i in raw:
+            whole = last == first + 1 and lengths[first] == n_rows
+            # Rows that are read whole are decoded where they belong, and not kept: who reads in order does not come back.
+            if whole and complete:
+                decode(i, out[targets[first] : targets[first] + n_rows])
+                return
+            chunk = np.empty(array.chunk_shape, array.dtype)
+            decode(i, chunk)
+            if not whole and kept is not None:
+                kept.put((array.key, numbers[i]), chunk)
+        spans, left = list[slice](), numbers[i] % across
+        for n, width in zip(grid[:0:-1], array.chunk_shape[:0:-1], strict=True):
+            left, corner = divmod(left, n)
+            spans.insert(0, slice(corner * width, (corner + 1) * width))
+        for piece in range(first, last):
+            target = out[(slice(targets[piece], targets[piece] + lengths[piece]), *spans)]
+            # The last chunks of an axis may be larger than what is left of it.
+            inside = slice(sources[piece], sources[piece] + lengths[piece]), *map(slice, target.shape[1:])
+            target[...] = array.fill if chunk is None else chunk[inside]
+
+    def work(run: tuple[int, int]) -> None:
+        for i in range(*run):
+            place(i)
+
+    n_tasks = 1
+    if threads > 1:
+        n_tasks = max(1, min(4 * threads, len(numbers), len(wanted) * array.n_bytes // _BYTES_PER_TASK))
+    map_decode(work, list(pairwise([len(numbers) * task // n_tasks for task in range(n_tasks + 1)])))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.arrays import product
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
 from raggedatlas.store.references import ChunkTable
@@ -76,12 +77,12 @@ class FileArray:
     @property
     def n_across(self) -> int:
         """Chunks that the same rows are in; 1 where chunks hold whole rows."""
-        return _product(self.grid[1:])
+        return product(self.grid[1:])
 
     @property
     def n_bytes(self) -> int:
         """Decoded bytes of a chunk."""
-        return _product(self.chunk_shape) * self.dtype.itemsize
+        return product(self.chunk_shape) * self.dtype.itemsize
 
     @property
     def in_rows(self) -> bool:
@@ -133,13 +134,6 @@ def cut_ranges(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
                 jobs.append([part])
                 left = n_bytes - size
     return jobs
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.arrays import product
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.native import CUT_SHORT, GOOD, REFUSED, UNKNOWN_CALL, library
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
@@ -184,12 +185,12 @@ class FileArray:
     @property
     def n_across(self) -> int:
         """Chunks that the same rows are in; 1 where chunks hold whole rows."""
-        return _product(self.grid[1:])
+        return product(self.grid[1:])
 
     @property
     def n_bytes(self) -> int:
         """Decoded bytes of a chunk."""
-        return _product(self.chunk_shape) * self.dtype.itemsize
+        return product(self.chunk_shape) * self.dtype.itemsize
 
     @property
     def in_rows(self) -> bool:
@@ -221,13 +222,6 @@ def read_pieces(array: FileArray, plan: ChunkPieces, out: NDArray[Any], threads:
     step = max(1, WAVE_BYTES // (array.n_bytes * array.n_across))
     for start in range(0, plan.chunks.size, step):
         _read_chunks(array, plan, range(start, min(start + step, plan.chunks.size)), out, threads)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:

@@ -182,9 +182,7 @@ def main() -> None:
                     for way in ("copy", "link"):
                         words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
                         found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
-                found.setdefault(f"sparse_dataset {kind}", []).append(
-                    _one("backed", str(file), str(asked.seconds))
-                )
+                found.setdefault(f"sparse_dataset {kind}", []).append(_one("backed", str(file), str(asked.seconds)))
             if asked.peers:
                 found.setdefault("annbatch", []).append(_annbatch(asked.peers, files["gzip"], folder, asked.seconds))
         sizes = {kind: file.stat().st_size for kind, file in files.items()}

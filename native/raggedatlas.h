@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 6
+#define RA_ABI 7
 
 enum ra_status {
     RA_GOOD = 0,
@@ -58,6 +58,8 @@ enum ra_status {
     RA_BAD_OFFSETS = 21, /* its offsets fall or do not begin at 0 */
     RA_BEYOND = 22,      /* it names a row that there is not */
     RA_MISSING = 23,     /* it is asked for a fragment that there is not */
+    RA_REFUSED = 24,     /* the operating system refused a call */
+    RA_UNKNOWN_CALL = 25, /* the operating system has no such call */
 };
 
 /* ---- levels.c: which vector instructions are used ---- */
@@ -85,6 +87,14 @@ RA_API uint32_t ra_crc32c(uint32_t crc, const uint8_t *data, int64_t n_bytes);
 /* Replace numbers, (n,), from 0 to below `size`, at most 2**62, by their images under a permutation of these, which `keys`
  * select: a Feistel network with a round for each key. Returns RA_OUTSIDE for a number that is not among them. */
 RA_API int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys);
+
+/* ---- files.c: ranges of bytes of a file ---- */
+
+/* Read ranges of an open file, the descriptor `file`, whose position stays: `sizes[i]` bytes from `offsets[i]` on to `out + targets[i]`. Ranges
+ * that are outside of `out`, (n_out,), are refused. Returns RA_CUT_SHORT where the file ends before the range `where` does, RA_REFUSED with the
+ * error number in `where`, and on Windows RA_UNKNOWN_CALL. */
+RA_API int32_t ra_read_file(int32_t file, const int64_t *offsets, const int64_t *sizes, const int64_t *targets, int64_t n, uint8_t *out,
+                            int64_t n_out, int64_t *where);
 
 /* ---- frames.c: chunks that are plain or Blosc, in runs ---- */
 

@@ -82,7 +82,7 @@ static void packing(const uint8_t *choice, const uint8_t *data, int64_t size)
     expect(!memcmp(back, values, (size_t)(n * itemsize)), "what was packed comes back");
 }
 
-/* A plain or Blosc chunk, and pieces of it that the input chooses. */
+/* A plain or Blosc chunk, and pieces of it that the input chooses; and an LZF stream. */
 static void frames(const uint8_t *choice, const uint8_t *data, int64_t size)
 {
     int64_t width = itemsize_of(choice[0]), chunk_bytes = width * (1 + load16(choice + 1) % 4000), where = -1;
@@ -103,6 +103,7 @@ static void frames(const uint8_t *choice, const uint8_t *data, int64_t size)
     struct ra_pieces pieces = {bounds, piece, piece + 1, piece + 2, 1};
     ra_decode_chunks(&chunks, &pieces, kind, checksum, chunk_bytes, room(chunk_bytes, 1), room(chunk_bytes, 1),
                      room(width, 1), width, room(chunk_bytes, 1), chunk_bytes, &where);
+    ra_decode_lzf(copy_of(data, size), size, room(chunk_bytes, 1), chunk_bytes);
 }
 
 /* Bounds, columns, maps and values of sparse rows. */

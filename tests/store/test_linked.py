@@ -25,7 +25,7 @@ from raggedatlas.errors import CorruptError, LimitError, StaleSourceError, Store
 from raggedatlas.store import file_arrays, linked
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import DTYPES, ChunkDecoder, chunk_decoder, extend_checksum, with_checksum
-from raggedatlas.store.file_arrays import Range
+from raggedatlas.store.file_arrays import Ranges
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.linked import LinkedSource, fetch_ranges
 from raggedatlas.store.location import Location
@@ -187,7 +187,7 @@ def test_only_the_rows_are_read_where_nothing_is_encoded(tmp_path: Path, monkeyp
     asked: list[tuple[int, int]] = []
 
     def noted(source: Any, objects: Any, ranges: Any, touched: Any = ()) -> None:
-        asked.extend((item.offset, item.room.size) for item in ranges)
+        asked.extend(zip(ranges.offsets.tolist(), ranges.sizes.tolist(), strict=True))
         fetch_ranges(source, objects, ranges, touched)
 
     monkeypatch.setattr(linked, "fetch_ranges", noted)
@@ -307,29 +307,15 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     file = tmp_path / "x.h5"
     write_hdf5(file, np.arange(10_000, dtype="u4"))
     reader = link_hdf5(tmp_path, file, "X/data")
-    fdopen, look_up = os.fdopen, linked._look_up
+    read_file, look_up = linked.read_file, linked._look_up
 
-    def opened(*args: Any, **kinds: Any) -> Any:
-        inner = fdopen(*args, **kinds)
-
-        class Changing:
-            fileno, seek = inner.fileno, inner.seek
-
-            def __enter__(self) -> "Changing":
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                inner.close()
-
-            def readinto(self, room: Any) -> int:
-                n: int = inner.readinto(room)
-                touch(file)
-                return n
-
-        return Changing()
+    def written_to(*args: Any) -> bool:
+        complete = read_file(*args)
+        touch(file)
+        return complete
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", opened)
+        patch.setattr(linked, "read_file", written_to)
         with pytest.raises(StaleSourceError, match="it was written on"):
             read_slice(reader, 0, 10)
     reader = link_hdf5(tmp_path, file, "X/data")
@@ -715,7 +701,8 @@ def test_requests_fetch_little_more_than_is_needed(tmp_path: Path) -> None:
 
     def fetched(offsets: list[int], size: int) -> tuple[int, int]:
         seen.clear()
-        ranges = [Range(0, int(at), np.empty(size, np.uint8)) for at in offsets]
+        n, sizes = len(offsets), np.full(len(offsets), size)
+        ranges = Ranges.of(np.zeros(n), np.array(offsets), sizes, np.arange(n) * size, np.empty(n * size, np.uint8))
         linked.fetch_ranges(LinkedSource(Location("https://host/x.h5ad"), DATASET), objects, ranges)
         return len(seen), sum(stop - start for start, stop in seen)
 

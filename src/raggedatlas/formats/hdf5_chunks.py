@@ -1,7 +1,6 @@
 """Read HDF5 datasets without the HDF5 library: where their chunks are, and their bytes in several threads."""
 
 import functools
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.store.codecs import ChunkDecoder
-from raggedatlas.store.file_arrays import FileArray, Range, cut_ranges, read_pieces
+from raggedatlas.store.file_arrays import FileArray, Ranges, read_file, read_pieces
 from raggedatlas.store.pieces import plan_pieces
 from raggedatlas.store.ranges import RemoteFile
 from raggedatlas.store.references import ChunkTable
@@ -125,29 +124,29 @@ class Hdf5ChunkReader:
         numbers = numbers[np.cumsum(table.sizes[numbers]) <= AHEAD_BYTES]
         self._remote.load(zip(table.offsets[numbers].tolist(), table.sizes[numbers].tolist(), strict=True))
 
-    def _fetch(self, ranges: Sequence[Range], _: Sequence[int]) -> None:
+    def _fetch(self, ranges: Ranges, _: Sequence[int]) -> None:
         """Read ranges of bytes."""
         if self._remote is not None and not self._array.in_rows:
-            self._remote.load((item.offset, item.room.size) for item in ranges)
+            self._remote.load(zip(ranges.offsets.tolist(), ranges.sizes.tolist(), strict=True))
         # Copying uses half of the threads, and leaves the others to the consumers of the rows.
         n = max(1, DECODE_THREADS // 2)
-        jobs = cut_ranges(ranges, max(COPY_BYTES, -(-sum(item.room.size for item in ranges) // n)))
-        map_decode(self._fetch_job, jobs)
+        map_decode(self._fetch_job, ranges.jobs(max(COPY_BYTES, -(-int(ranges.sizes.sum()) // n))))
 
-    def _fetch_job(self, job: Sequence[Range]) -> None:
-        for item in job:
-            self._fetch_into(item.offset, item.room.data)
+    def _fetch_job(self, job: Ranges) -> None:
+        # HDF5 owns the descriptor, whose position stays as it is.
+        if not (read_file(self._descriptor, job) if self._remote is None else self._read_remote(self._remote, job)):
+            raise OSError("the file ends within a chunk")
 
-    def _fetch_into(self, offset: int, room: memoryview) -> None:
-        while len(room):
-            if self._remote is not None:
-                n = self._remote.read_at(offset, room)
-            else:
-                # HDF5 owns the descriptor; pread does not move its position.
-                n = os.preadv(self._descriptor, [room], offset)
-            if not n:
-                raise OSError("the file ends within a chunk")
-            room, offset = room[n:], offset + n
+    def _read_remote(self, file: RemoteFile, job: Ranges) -> bool:
+        columns = (column.tolist() for column in (job.offsets, job.sizes, job.targets))
+        for offset, size, target in zip(*columns, strict=True):
+            done = 0
+            while done < size:
+                n = file.read_at(offset + done, job.room[target + done : target + size].data)
+                if not n:
+                    return False
+                done += n
+        return True
 
 
 def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (any array)

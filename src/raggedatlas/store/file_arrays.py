@@ -1,15 +1,20 @@
 """Arrays in files that others have written (HDF5, and what datasets are linked to): their chunks, from bytes to rows."""
 
+import os
+import threading
 from collections.abc import Callable, Hashable, Sequence
+from ctypes import c_int64
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.arrays import product
 from raggedatlas.store.codecs import ChunkDecoder
+from raggedatlas.store.native import CUT_SHORT, GOOD, REFUSED, UNKNOWN_CALL, library
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
 from raggedatlas.store.references import ChunkTable
 from raggedatlas.store.runtime import LRUCache, map_decode, shared_pool
@@ -18,12 +23,116 @@ _BYTES_PER_TASK = 2**18
 _AS_IS = ChunkDecoder("none", checksum=False)
 
 
-class Range(NamedTuple):
-    """Bytes of one of the files, and where they are written."""
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Ranges of bytes of some files, and where each is written; as arrays, since a batch of rows has thousands.
 
-    number: int
-    offset: int
+    Parameters
+    ----------
+    numbers : (n,) int64
+        Which of the files.
+    offsets, sizes : (n,) int64
+        The bytes.
+    targets : (n,) int64
+        Where each begins in `room`.
+    room : (n_bytes,) uint8
+        What is written to; the ranges do not overlap there.
+    """
+
+    numbers: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    targets: NDArray[np.int64]
     room: NDArray[np.uint8]
+
+    @classmethod
+    def of(
+        cls,
+        numbers: NDArray[Any],
+        offsets: NDArray[Any],
+        sizes: NDArray[Any],
+        targets: NDArray[Any],
+        room: NDArray[np.uint8],
+    ) -> "Ranges":
+        """Make them of integers of any type; empty ranges are left out."""
+        some = sizes > 0
+        first, second, third, fourth = (
+            np.ascontiguousarray(column[some], np.int64) for column in (numbers, offsets, sizes, targets)
+        )
+        return cls(first, second, third, fourth, room)
+
+    def __len__(self) -> int:
+        """Count the ranges."""
+        return len(self.sizes)
+
+    def take(self, which: NDArray[np.int64] | slice) -> "Ranges":
+        """Return some of them."""
+        return Ranges(self.numbers[which], self.offsets[which], self.sizes[which], self.targets[which], self.room)
+
+    def ordered(self) -> "Ranges":
+        """Return them by file and offset."""
+        return self.take(np.lexsort((self.offsets, self.numbers)))
+
+    def split(self, n_bytes: int) -> "Ranges":
+        """Return them with those cut that are longer than so many bytes."""
+        if not (self.sizes > n_bytes).any():
+            return self
+        parts = -(-self.sizes // n_bytes)
+        of = np.repeat(np.arange(len(self)), parts)
+        begins = (np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)) * n_bytes
+        sizes = np.minimum(self.sizes[of] - begins, n_bytes)
+        return Ranges(self.numbers[of], self.offsets[of] + begins, sizes, self.targets[of] + begins, self.room)
+
+    def jobs(self, n_bytes: int) -> "list[Ranges]":
+        """Divide them into parts of one file and about so many bytes, in their order."""
+        if not len(self):
+            return []
+        whole = self.split(n_bytes)
+        ends = np.cumsum(whole.sizes)
+        # A job ends with its file, and where the bytes so far go beyond the next multiple.
+        new = (np.diff(whole.numbers) != 0) | (np.diff((ends - 1) // n_bytes) != 0)
+        edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(whole)]
+        return [whole.take(slice(start, stop)) for start, stop in pairwise(edges)]
+
+
+_SEEKING = threading.Lock()
+
+
+def read_file(descriptor: int, ranges: Ranges) -> bool:
+    """Read ranges of one open file; return whether it has all of them.
+
+    Raises
+    ------
+    OSError
+        If the system refuses.
+    """
+    where = c_int64()
+    status = library().ra_read_file(
+        descriptor, ranges.offsets, ranges.sizes, ranges.targets, len(ranges), ranges.room, ranges.room.size, where
+    )
+    if status == UNKNOWN_CALL:
+        return _read_in_turn(descriptor, ranges)
+    if status == REFUSED:
+        raise OSError(where.value, os.strerror(where.value))
+    if status not in (GOOD, CUT_SHORT):
+        raise CorruptError(f"Range {where.value:,} of a file lies outside of what was made room for; report this.")
+    return bool(status == GOOD)
+
+
+def _read_in_turn(descriptor: int, ranges: Ranges) -> bool:
+    """Read ranges where the system reads at the position of the file alone, which its threads share."""
+    columns = (column.tolist() for column in (ranges.offsets, ranges.sizes, ranges.targets))
+    with _SEEKING:
+        for offset, size, target in zip(*columns, strict=True):
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            done = 0
+            while done < size:
+                part = os.read(descriptor, size - done)
+                if not part:
+                    return False
+                ranges.room[target + done : target + done + len(part)] = np.frombuffer(part, np.uint8)
+                done += len(part)
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +171,7 @@ class FileArray:
     table: ChunkTable
     decoder: ChunkDecoder
     fill: NDArray[Any]
-    fetch: Callable[[Sequence[Range], Sequence[int]], None]
+    fetch: Callable[[Ranges, Sequence[int]], None]
     fault: Callable[[int, str], Exception]
     kept: LRUCache[NDArray[Any]] | None = None
     key: Hashable = None
@@ -76,12 +185,12 @@ class FileArray:
     @property
     def n_across(self) -> int:
         """Chunks that the same rows are in; 1 where chunks hold whole rows."""
-        return _product(self.grid[1:])
+        return product(self.grid[1:])
 
     @property
     def n_bytes(self) -> int:
         """Decoded bytes of a chunk."""
-        return _product(self.chunk_shape) * self.dtype.itemsize
+        return product(self.chunk_shape) * self.dtype.itemsize
 
     @property
     def in_rows(self) -> bool:
@@ -115,33 +224,6 @@ def read_pieces(array: FileArray, plan: ChunkPieces, out: NDArray[Any], threads:
         _read_chunks(array, plan, range(start, min(start + step, plan.chunks.size)), out, threads)
 
 
-def cut_ranges(ranges: Sequence[Range], n_bytes: int) -> list[list[Range]]:
-    """Divide ordered ranges into jobs of one file and about so many bytes; long ranges are parts of several."""
-    jobs: list[list[Range]] = []
-    left = -1
-    for item in ranges:
-        parts, size = [item], item.room.size
-        if size > n_bytes:
-            starts = range(0, size, n_bytes)
-            parts = [Range(item.number, item.offset + at, item.room[at : at + n_bytes]) for at in starts]
-        for part in parts:
-            size = part.room.size
-            if size <= left and jobs[-1][0].number == item.number:
-                jobs[-1].append(part)
-                left -= size
-            else:
-                jobs.append([part])
-                left = n_bytes - size
-    return jobs
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
 def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:
     """Read the rows of chunks that are stored as they are, and nothing else of these chunks."""
     chunks = np.repeat(plan.chunks, np.diff(plan.bounds))
@@ -162,10 +244,7 @@ def _read_rows(array: FileArray, plan: ChunkPieces, out: NDArray[Any]) -> None:
     first = np.append(True, new)[: order.size]
     starts, stops = starts[first], stops[np.append(new, True)[: order.size]]
     room = out.reshape(-1).view(np.uint8)
-    places = zip(
-        *(item.tolist() for item in (numbers[first], offsets[first], starts * width, stops * width)), strict=True
-    )
-    array.fetch([Range(n, at, room[start:stop]) for n, at, start, stop in places], ())
+    array.fetch(Ranges.of(numbers[first], offsets[first], (stops - starts) * width, starts * width, room), ())
     if array.decoder.swapped:
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             out[start:stop].byteswap(inplace=True)
@@ -182,8 +261,10 @@ def _read_chunks(array: FileArray, plan: ChunkPieces, bands: range, out: NDArray
     ends = np.cumsum(sizes[wanted]).tolist()
     buffer = shared_pool().take(ends[-1] if ends else 0, np.dtype(np.uint8))
     raw = {i: buffer[start:end] for i, (start, end) in zip(wanted, pairwise([0, *ends]), strict=True)}
-    places = zip(objects[wanted].tolist(), offsets[wanted].tolist(), raw.values(), strict=True)
-    array.fetch([Range(*place) for place in places], np.unique(objects[stored]).tolist())
+    ranges = Ranges.of(
+        objects[wanted], offsets[wanted], sizes[wanted], np.array(ends, np.int64) - sizes[wanted], buffer
+    )
+    array.fetch(ranges, np.unique(objects[stored]).tolist())
     # Lists, of which an item takes a fraction of the time that one of an array does.
     bounds = plan.bounds[bands.start : bands.stop + 1].tolist()
     low, high = bounds[0], bounds[-1]

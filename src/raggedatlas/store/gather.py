@@ -39,7 +39,7 @@ from raggedatlas.store.native import (
     library,
 )  # fmt: skip
 from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind, read_ranges
-from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_fetches, map_groups
+from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_fetches, map_groups, shared_pool
 from raggedatlas.store.sparse import move_runs
 
 _ENTRIES_PER_THREAD = 2**19
@@ -183,8 +183,10 @@ class _ChunkTable:
         addresses, sizes, kept = addresses.copy(), sizes.copy(), list(found.kept)
 
         def read(number: int) -> NDArray[Any]:
-            here, dtype = places[number], self.dtypes[number]
-            values = read_ranges(self.readers[number], rows.start[here], rows.start[here] + rows.length[here])
+            here, dtype, reader = places[number], self.dtypes[number], self.readers[number]
+            # Reused memory: the system zeroes new pages, which takes longer than reading into them.
+            room = shared_pool().take(int(rows.length[here].sum()), np.dtype(reader.spec.dtype))
+            values = read_ranges(reader, rows.start[here], rows.start[here] + rows.length[here], room)
             return values if values.dtype == dtype else self.convert(values, dtype)
 
         # On a local disk as many threads as cores are enough.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from raggedatlas.errors import CorruptError, LimitError, NotFoundError, StaleSou
 from raggedatlas.model.records import Link
 from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import ChunkDecoder
-from raggedatlas.store.file_arrays import FileArray, Range, cut_ranges
+from raggedatlas.store.file_arrays import FileArray, Ranges, read_file
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import explained
 from raggedatlas.store.references import References, SourceObjects
@@ -220,9 +221,7 @@ def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
     return hashlib.sha256(read(0, n) + read(n_bytes - n, n)).hexdigest()
 
 
-def fetch_ranges(
-    source: LinkedSource, objects: SourceObjects, ranges: Sequence[Range], touched: Sequence[int] = ()
-) -> None:
+def fetch_ranges(source: LinkedSource, objects: SourceObjects, ranges: Ranges, touched: Sequence[int] = ()) -> None:
     """Read ranges of bytes of the recorded files, several at once.
 
     Parameters
@@ -231,8 +230,8 @@ def fetch_ranges(
         Where the files are.
     objects : SourceObjects
         How they were when they were linked.
-    ranges : sequence of Range
-        What is read, and where to; the rooms do not overlap.
+    ranges : Ranges
+        What is read, and where to.
     touched : sequence of int
         Objects whose values are already held, which are compared too where that takes no request.
 
@@ -244,21 +243,20 @@ def fetch_ranges(
         If it cannot be read.
     """
     local = source.location.is_local
-    numbers = sorted({item.number for item in ranges} | (set(touched) if local else set()))
+    numbers = sorted({*np.unique(ranges.numbers).tolist(), *(touched if local else ())})
     for number in numbers:
         _check_key(source, objects.keys[number])
     stamps = {number: _look_up(source, objects, number) for number in numbers} if local else {}
     # Names and times can be the same although the content is not.
     one_file = numbers == [0] and len(objects.keys) == 1
     probe = _Probe.of(source, objects, stamps) if objects.probe and one_file else None
-    wanted = [item for item in (*ranges, *(probe.ranges if probe else ())) if item.room.size]
-    wanted.sort(key=lambda item: (item.number, item.offset))
+    wanted = [part.ordered() for part in (ranges, *([probe.ranges] if probe else ()))]
     if local:
-        jobs = cut_ranges(wanted, LOCAL_BYTES)
-        map_decode(lambda job: _read_local(source, objects, job, stamps[job[0].number]), jobs)
+        jobs = [job for part in wanted for job in part.jobs(LOCAL_BYTES)]
+        map_decode(lambda job: _read_local(source, objects, job, stamps[int(job.numbers[0])]), jobs)
     else:
-        jobs = _joined(wanted)
-        total = sum(int(item.room.size) for job in jobs for item in job)
+        jobs = [job for part in wanted for job in _joined(part)]
+        total = sum(int(job.sizes.sum()) for job in jobs)
         (map_fetches if total <= _HELD_BYTES else map_requests)(lambda job: _read_remote(source, objects, job), jobs)
     if probe is not None:
         probe.compare(source, objects)
@@ -269,7 +267,7 @@ class _Probe:
     """The first and last bytes of a file, which this process has not compared yet."""
 
     key: object
-    ranges: tuple[Range, Range]
+    ranges: Ranges
 
     @classmethod
     def of(cls, source: LinkedSource, objects: SourceObjects, stamps: dict[int, "_Seen"]) -> "_Probe | None":
@@ -281,11 +279,12 @@ class _Probe:
         if process_cache("probed").get(key):
             return None
         n = min(n_bytes, PROBE_BYTES)
-        return cls(key, (Range(0, 0, np.empty(n, np.uint8)), Range(0, n_bytes - n, np.empty(n, np.uint8))))
+        targets, offsets = np.array([0, n]), np.array([0, n_bytes - n])
+        return cls(key, Ranges.of(np.zeros(2), offsets, np.full(2, n), targets, np.empty(2 * n, np.uint8)))
 
     def compare(self, source: LinkedSource, objects: SourceObjects) -> None:
         """Refuse a file that begins or ends differently."""
-        first, last = (item.room.tobytes() for item in self.ranges)
+        first, last = (half.tobytes() for half in np.split(self.ranges.room, 2))
         if file_probe(lambda offset, _: last if offset else first, int(objects.n_bytes[0])) != objects.probe:
             raise _stale(source, objects, 0, "its size and time are those recorded, but it begins or ends differently")
         process_cache("probed").put(self.key, value=True)
@@ -355,9 +354,9 @@ def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> _Seen
     return _Seen(_compare_local(source, objects, number, info), info.st_ctime_ns)
 
 
-def _read_local(source: LinkedSource, objects: SourceObjects, job: Sequence[Range], seen: _Seen) -> None:
+def _read_local(source: LinkedSource, objects: SourceObjects, job: Ranges, seen: _Seen) -> None:
     """Read ranges of one local file, which must be the recorded one before and after."""
-    number = job[0].number
+    number = int(job.numbers[0])
     key = objects.keys[number]
     flags = _OPEN_FLAGS | (getattr(os, "O_NOFOLLOW", 0) if key else 0)
     try:
@@ -371,45 +370,37 @@ def _read_local(source: LinkedSource, objects: SourceObjects, job: Sequence[Rang
                     raise _stale(source, objects, number, "it was replaced while it was read")
 
             check()
-            for item in job:
-                file.seek(item.offset)
-                room = item.room.data
-                while room:
-                    n = file.readinto(room)
-                    if not n:
-                        check()
-                        raise _stale(source, objects, number, "it ends within a chunk")
-                    room = room[n:]
+            complete = read_file(file.fileno(), job)
             # What was read is of the recorded file only if nobody wrote to it meanwhile.
             check()
+            if not complete:
+                raise _stale(source, objects, number, "it ends within a chunk")
     except FileNotFoundError:
         raise _stale(source, objects, number, "it is missing") from None
 
 
-def _joined(ranges: Sequence[Range]) -> list[list[Range]]:
+def _joined(ranges: Ranges) -> list[Ranges]:
     """Divide ordered ranges into requests: neighbours share one if the bytes between them cost less than another."""
-    jobs: list[list[Range]] = []
-    start = end = 0
-    for item in (part for whole in ranges for parts in cut_ranges([whole], REQUEST_BYTES) for part in parts):
-        stop = item.offset + item.room.size
-        near = jobs and jobs[-1][0].number == item.number and item.offset - end <= _MOST_BETWEEN
+    parts = ranges.split(REQUEST_BYTES)
+    edges: list[int] = []
+    start = end = last = -1
+    columns = (column.tolist() for column in (parts.numbers, parts.offsets, parts.offsets + parts.sizes))
+    for i, (number, offset, stop) in enumerate(zip(*columns, strict=True)):
+        near = number == last and offset - end <= _MOST_BETWEEN
         if near and max(stop, end) - start <= REQUEST_BYTES:
-            jobs[-1].append(item)
             end = max(end, stop)
         else:
-            jobs.append([item])
-            start, end = item.offset, stop
-    return jobs
+            edges.append(i)
+            last, start, end = number, offset, stop
+    return [parts.take(slice(first, stop)) for first, stop in pairwise([*edges, len(parts)])]
 
 
-def _read_remote(source: LinkedSource, objects: SourceObjects, job: Sequence[Range]) -> None:
+def _read_remote(source: LinkedSource, objects: SourceObjects, job: Ranges) -> None:
     """Read neighbouring ranges of one remote object in one request."""
-    start = job[0].offset
-    data = np.frombuffer(
-        _request(source, objects, job[0].number, start, max(r.offset + r.room.size for r in job)), np.uint8
-    )
-    for item in job:
-        item.room[:] = data[item.offset - start : item.offset - start + item.room.size]
+    start, stop = int(job.offsets[0]), int((job.offsets + job.sizes).max())
+    data = np.frombuffer(_request(source, objects, int(job.numbers[0]), start, stop), np.uint8)
+    for offset, size, target in zip(job.offsets.tolist(), job.sizes.tolist(), job.targets.tolist(), strict=True):
+        job.room[target : target + size] = data[offset - start : offset - start + size]
 
 
 def _request(source: LinkedSource, objects: SourceObjects, number: int, start: int, stop: int) -> memoryview:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 6
+ABI = 7
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -33,6 +33,7 @@ GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME, OUTSIDE, REPEATED, OTHER_FRAME = range(
 BAD_BOUNDS, BAD_COLUMN, UNSORTED, BAD_TYPE = range(7, 11)
 CUT_SHORT, TRAILING, BAD_MODE, NEGATIVE = range(11, 15)
 NO_HEAD, NO_MAGIC, BAD_VERSION, BAD_RUNS, BAD_BITS, BAD_LISTS, BAD_OFFSETS, BEYOND, MISSING = range(15, 24)
+REFUSED, UNKNOWN_CALL = 24, 25
 PLAIN, BLOSC, PACKED, STREAM, CHECKED, AS_IS = 0, 1, 2, 3, 8, 16
 
 TYPE_CODES = {"uint8": 0, "uint16": 1, "uint32": 2, "uint64": 3, "float32": 4, "float64": 5}
@@ -212,6 +213,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_best_level": (_int, ()),
     "ra_set_level": (_int, (_int,)),
     "ra_crc32c": (_uint, (_uint, U8, _long)),
+    "ra_read_file": (_int, (_int, I64, I64, I64, _long, OUT_U8, _long, _where)),
     "ra_permute": (_int, (OUT_I64, _long, _long, U64, _long)),
     "ra_count_pieces": (_long, (I64, I64, _long, _long)),
     "ra_split_ranges": (None, (I64, I64, _long, _long, OUT_I64, _long)),

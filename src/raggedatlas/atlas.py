@@ -824,7 +824,7 @@ class RaggedAtlas(ReadOnlyAtlas):
     def purge(self, uid_or_name: str) -> "MaintenanceReport":
         """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
 
-        What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
+        A file that the dataset is linked to is not the atlas's and stays; the report names it. What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
         crash: the same call, or `repair`, then finishes it.
 
         Raises

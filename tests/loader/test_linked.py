@@ -1,5 +1,6 @@
 """Loaders over linked files: every cell once, blocks along chunks, and the warning about single cells of compressed files."""
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,27 @@ def test_random_cells_of_compressed_files_are_warned_about(
         warnings.simplefilter("error")
         ra.Loader(compressed, 4, shuffle="blocks")
         ra.Loader(views["linked"].query().where(dataset="data-0"), 4)
+
+
+def test_pack_copies_the_values_first_and_leaves_the_snapshot_as_it_is(tmp_path: Path) -> None:
+    """The loader reads from the atlas, even when the file is gone; the snapshot does not."""
+    atlas, copied = ra.RaggedAtlas.create(tmp_path / "atlas"), ra.RaggedAtlas.create(tmp_path / "copied")
+    files = [write_file(small_anndata(seed, 20), tmp_path, str(seed), kind) for seed, kind in enumerate(WRITERS)]
+    for number, file in enumerate(files):
+        atlas.add(file, f"data-{number}", copy=False, organism="human")
+        copied.add(file, f"data-{number}", organism="human")
+    view = atlas.checkout(atlas.snapshot())
+    packed = ra.Loader(view.query(), 16, obs=["cell_name"], pack=True, sort=True)
+    dataset = ra.CellDataset(view.query(), obs=["cell_name"], pack=True)
+    for file in files:
+        file.rename(file.with_suffix(".away"))
+    expected = by_name(ra.Loader(copied.checkout(copied.snapshot()).query(), 16, obs=["cell_name"]))
+    assert {name: sorted(row) for name, row in by_name(packed).items()} == {n: sorted(r) for n, r in expected.items()}
+    assert len(by_name(pickle.loads(pickle.dumps(packed)))) == packed.n_cells
+    assert dataset[[3, 1]].X.shape[0] == 2
+    with pytest.raises(ra.AtlasError, match="linked"):
+        view.query().to_anndata()
+    assert atlas.materialize() == ()
 
 
 def test_state_of_a_linked_order_is_not_that_of_a_copied_one(tmp_path: Path) -> None:

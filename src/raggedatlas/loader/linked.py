@@ -3,14 +3,16 @@
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import array_readers, read_records
+from raggedatlas.ingest.materialize import materialize
 from raggedatlas.loader.cells import PlannedCells
 from raggedatlas.query.cells import BLOCK_CELLS
-from raggedatlas.query.read import PartPlan
+from raggedatlas.query.read import GroupPlan, PartPlan
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import CACHE_SIZES, DECODE_THREADS
 
@@ -108,6 +110,52 @@ def warn_of_random_reads(cells: PlannedCells) -> None:
         UserWarning,
         stacklevel=3,
     )
+
+
+def pack_linked(cells: PlannedCells) -> PlannedCells:
+    """Copy the values of linked datasets into the atlas, and return the cells as they are read from there.
+
+    Entries are where they are in the file, so that the places of the cells stay; the snapshot of the query names the file as before.
+
+    Raises
+    ------
+    AtlasError
+        As `materialize` does.
+    """
+    linked = {reader.spec.path.split("/")[0] for reader in _readers(cells) if reader.spec.linked is not None}
+    tip = cells.request.query.catalog.tip()
+    # Of a dataset that was dropped since, the values are not copied.
+    there = sorted(linked & {record.uid for record in read_records(tip)})
+    if not there:
+        return cells
+    materialize(tip, there)
+    packed = {
+        reader.spec.path: reader
+        for record in read_records(tip)
+        if record.uid in there
+        for reader in array_readers(tip, record).values()
+    }
+
+    def read_from_atlas(reader: ArrayReader) -> ArrayReader:
+        return reader if reader.spec.linked is None else packed.get(reader.spec.path, reader)
+
+    def replaced(group: GroupPlan) -> GroupPlan:
+        layers = {name: read_from_atlas(reader) for name, reader in group.layers.items()}
+        return replace(group, indices=group.indices and read_from_atlas(group.indices), layers=layers)
+
+    spaces = {
+        name: replace(
+            space, parts=tuple(replace(part, groups=tuple(map(replaced, part.groups))) for part in space.parts)
+        )
+        for name, space in cells.spaces.items()
+    }
+    return replace(cells, spaces=spaces)
+
+
+def _readers(cells: PlannedCells) -> Iterator[ArrayReader]:
+    for space in cells.spaces.values():
+        for group in (group for part in space.parts for group in part.groups):
+            yield from filter(None, (group.indices, *group.layers.values()))
 
 
 def _linked_parts(cells: PlannedCells) -> Iterator[tuple[PartPlan, list[_LinkedGroup]]]:

@@ -13,7 +13,7 @@ from raggedatlas.catalog.features import read_ahead
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.batch import BatchMetadata
 from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
-from raggedatlas.loader.linked import chunk_blocks, warn_of_random_reads
+from raggedatlas.loader.linked import chunk_blocks, pack_linked, warn_of_random_reads
 from raggedatlas.loader.order import (
     BALANCED,
     GROUPED,
@@ -53,6 +53,9 @@ class ReadChoices(TypedDict, total=False):
         Buffers kept for reuse once their batch is released; 0 allocates new memory each time.
     results : sequence of str
         As `Query.with_results`: results of models, which are in ``batch.spaces`` by name.
+    pack : bool
+        Copy the values of linked datasets into the atlas first, as `RaggedAtlas.materialize` does, and read them from there; the snapshot
+        stays linked.
     """
 
     layers: Sequence[str]
@@ -62,6 +65,7 @@ class ReadChoices(TypedDict, total=False):
     sort: bool
     buffers: int
     results: Sequence[str]
+    pack: bool
 
 
 class LoaderChoices(ReadChoices, total=False):
@@ -140,6 +144,7 @@ class ReadOptions:
     pin_memory: bool = False
     buffers: int = 8
     results: Sequence[str] = ()
+    pack: bool = False
 
     @property
     def tensors(self) -> bool:
@@ -364,6 +369,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     cells = cells_in_memory(request) if streamed is None else streamed
     if not cells.n:
         raise QueryError(f"{query!r} has no cells with {list(cells.spaces)}; there is nothing to train on.")
+    cells = pack_linked(cells) if options.pack else cells
     return BatchPlan(cells, options), cells.extra
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.references import References, references_file
+from raggedatlas.store.references import References, SourceObjects, references_file
 from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sparse import canonicalize
 
@@ -149,18 +149,10 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     groups = tuple(_link_group(source, linker, group, taken[group.space.name]) for group in plan.groups)
     extras = dict(_link_extras(linker, plan.extras))
     present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
-    extra_indptr = {key: _read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
+    extra_indptr = {key: read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
     references = linker.references()
-    content, objects = references.to_bytes(), references.objects
-    modified = int(objects.modified.max(initial=0))
-    facts = SourceFacts(
-        address=address,
-        n_bytes=int(objects.n_bytes.sum()),
-        n_objects=len(objects.keys),
-        modified=datetime.fromtimestamp(modified / 1e9, UTC).isoformat(timespec="microseconds") if modified else "",
-        etag=objects.etags[0] if len(objects.keys) == 1 else "",
-        hashed="full" if full_hash else "metadata",
-    )
+    content = references.to_bytes()
+    facts = describe_source(address, references.objects, "full" if full_hash else "metadata")
     return LinkPlan(
         address,
         groups,
@@ -170,6 +162,19 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
         content,
         facts,
         full_hash or _hash_places(plan, groups, references),
+    )
+
+
+def describe_source(address: str, objects: SourceObjects, hashed: Literal["metadata", "full"]) -> SourceFacts:
+    """Return what is recorded of a source, as it is now."""
+    modified = int(objects.modified.max(initial=0))
+    return SourceFacts(
+        address=address,
+        n_bytes=int(objects.n_bytes.sum()),
+        n_objects=len(objects.keys),
+        modified=datetime.fromtimestamp(modified / 1e9, UTC).isoformat(timespec="microseconds") if modified else "",
+        etag=objects.etags[0] if len(objects.keys) == 1 else "",
+        hashed=hashed,
     )
 
 
@@ -201,11 +206,11 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
     if sparse:
         info = group.layers[0].info
         dense = info.form == "dense"
-        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else _read_indptr(source, info.key)
+        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else read_indptr(source, info.key)
     return LinkedGroup(layers, stored, specs, frozenset(sampled), indptr)
 
 
-def _read_indptr(source: Source, key: str) -> NDArray[np.int64]:
+def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
     """Read the bounds of the rows of a CSR matrix of a file."""
     indptr: NDArray[np.int64] = source.indptr(key)  # type: ignore[attr-defined]
     return indptr

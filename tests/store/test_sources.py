@@ -82,6 +82,16 @@ def test_deny_reads_no_file_and_everything_else(linked: Path) -> None:
     assert len(view.query().to_pandas()) == 20
 
 
+def test_ask_reads_nothing_where_nobody_answers(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(text: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", closed)
+    view = ra.RaggedAtlas.checkout_latest(linked / "atlas", sources="ask")
+    with pytest.raises(StoreError, match="may not be read"):
+        view.query().to_anndata()
+
+
 @pytest.mark.parametrize(("answer", "reads"), [("y", True), ("n", False), ("", False)])
 def test_ask_asks_once_for_each_file(linked: Path, monkeypatch: pytest.MonkeyPatch, answer: str, reads: bool) -> None:
     asked: list[str] = []

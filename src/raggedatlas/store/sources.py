@@ -73,7 +73,10 @@ class SourceAccess:
         if self.rule == "deny":
             return None
         if self.rule == "ask":
-            answer = input(f"The atlas {self.atlas} is linked to {place}. Read it? [y/N] ")
+            try:
+                answer = input(f"The atlas {self.atlas} is linked to {place}. Read it? [y/N] ")
+            except EOFError:
+                answer = ""  # nobody is there to answer
             return place if answer.strip().lower() in ("y", "yes") else None
         answered = self.rule(str(place))
         if isinstance(answered, Mapping):

@@ -84,7 +84,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
     shown = {kind: [f"{name}: {n:,} cells" for name, n in found.items()] for kind, found in facts.pop("assets").items()}
     sources = [
-        f"{row['address']} ({row['n_bytes']:,} bytes, {minute(row['modified']) or 'of unknown time'}): {row['n_datasets']:,} datasets"
+        f"{row['address']} ({row['n_bytes']:,} bytes, {minute(row['modified']) or 'of unknown time'}), in datasets: {row['n_datasets']:,}"
         for row in facts["linked files"]
     ]
     facts_shown = {**facts, "linked files": sources, "features": counts or "none", **shown}

@@ -34,7 +34,7 @@ def _linked_lines(part: PartPlan) -> list[str]:
     shown = ", ".join([*names][:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     n_chunks, n_fetched, n_used = (sum(column) for column in zip(*costs, strict=True))
     return [
-        f"  from linked files: {len(names):,} datasets ({shown}), {n_chunks:,} chunks, {n_fetched:,} bytes fetched for {n_used:,} bytes used"
+        f"  from the linked files of {shown}: {n_chunks:,} chunks, {n_fetched:,} bytes fetched for {n_used:,} bytes used"
     ]
 
 

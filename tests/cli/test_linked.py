@@ -49,7 +49,7 @@ def test_explain_says_what_comes_from_their_files(place: Path) -> None:
     query = atlas.checkout(1).query()
     (line,) = [line for line in str(query.explain()).splitlines() if "linked files" in line]
     record = atlas.dataset("d1").records[0]
-    assert "1 datasets (d1), 2 chunks, " in line
+    assert "of d1: 2 chunks, " in line
     assert f"for {record.n_entries * 8:,} bytes used" in line
     assert "linked files" not in str(query.where("dataset = 'd2'").explain())
 

@@ -189,6 +189,11 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
                 f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy=True, or convert the matrix "
                 "to CSR first."
             )
+        if not sparse and info.form != "dense":
+            raise SourceError(
+                f"{info.key} is stored as {info.form}, and the feature space {group.space.name!r} has dense rows, which cannot be read from it. "
+                "Add the file with copy=True, or store the matrix as a dense array."
+            )
         arrays = linker.add(info.key)
         fit = _sample(source, plan, group)
         counts = group.space.is_counts and fit.counts

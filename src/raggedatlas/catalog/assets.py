@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, Catalog, ensure_table
-from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError
+from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError, StoreError
 from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -781,6 +781,8 @@ def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) 
 def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayReader]:
     """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
 
+    Column-sorted arrays in a file that may not be read are left out, as all values are in the rows.
+
     Raises
     ------
     CorruptError, LimitError, SchemaError
@@ -789,7 +791,13 @@ def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayRea
         If it is linked to a file that may not be read.
     """
     checksums, specs = record.array_checksums, read_specs(record)
-    found = {path: open_array(catalog, record, spec, checksums.get(path, "")) for path, spec in specs.items()}
+    found: dict[str, ArrayReader] = {}
+    for path, spec in specs.items():
+        try:
+            found[path] = open_array(catalog, record, spec, checksums.get(path, ""))
+        except StoreError:
+            if not path.startswith("csc/"):
+                raise
     if has_complete_rows(record, specs):
         shape, path = (record.n_entries,), f"{record.zarr_group}/csr/indices"
         columns = ArraySpec(path, shape, "uint32", (record.n_features,), None, COLUMNS_CODEC)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_readers, find_dataset, read_links
+from raggedatlas.catalog.assets import array_readers, find_dataset, open_array, read_links, read_specs
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.layouts import read_layouts
@@ -112,6 +112,12 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
 def _unsampled(reader: ArrayReader) -> ArrayReader:
     link = reader.spec.linked
     return reader if link is None else replace(reader, spec=replace(reader.spec, linked=replace(link, sampled=False)))
+
+
+def index_limits(record: DatasetRecord) -> dict[str, int]:
+    """Return the numbers that arrays besides the rows of a group must stay below: those of columns, or of the rows of a column-sorted copy."""
+    found = {f"{extra.path}/indices": extra.shape[1] for extra in record.file_facts.extras.values()}
+    return found | {"csc/indices": record.n_cells}
 
 
 def beyond(columns: NDArray[Any], n_columns: int) -> NDArray[np.bool_]:
@@ -228,15 +234,16 @@ def _check_values(
                 complete="csr/indices" not in read_links(record),
             )
     walked = {"csr/indices", *layer_paths(record).values()}
-    shapes = {f"{extra.path}/indices": extra.shape for extra in facts.extras.values()}
+    limits = index_limits(record)
     for path in sorted(read_links(record).keys() - walked):
-        for values in iterate_slices(readers[path]):
-            if path in shapes:
-                n_beyond += int(np.count_nonzero(beyond(values, shapes[path][1])))
+        # Not of `readers`, which lack what may not be read.
+        for values in iterate_slices(open_array(catalog, record, read_specs(record)[path])):
+            if path in limits:
+                n_beyond += int(np.count_nonzero(beyond(values, limits[path])))
     problems = []
     if n_beyond:
         problems += problem(
-            "feature-bounds", f"{n_beyond:,} entries of the file name columns that its matrices do not have"
+            "feature-bounds", f"{n_beyond:,} entries of the file name columns or rows that its matrices do not have"
         )
     if repeated:
         problems += problem("repeated-entries", repeated)

@@ -83,11 +83,17 @@ class CellFileOptions:
     curate: str | None = like(library.IngestOptions, "curate")
     genome: str | None = like(library.IngestOptions, "genome")
     link: bool = flag("--link", "Leave the matrices in the files, and read them from there")
+    link_columns: bool = flag(
+        "--link-columns", "Of CSC matrices, copy the rows, and read few features of many cells from the files"
+    )
     hash: str = like(library.IngestOptions, "hash")
 
     def read_texts(self) -> dict[str, Any]:
         """Return the keyword arguments of `RaggedAtlas.add` for files of cells that are read from texts."""
-        found: dict[str, Any] = {"cast": parse_pairs(self.cast, "--cast"), "copy": not self.link}
+        if self.link and self.link_columns:
+            raise typer.BadParameter("--link copies no rows; give one of both", param_hint="--link-columns")
+        copy = "rows" if self.link_columns else not self.link
+        found: dict[str, Any] = {"cast": parse_pairs(self.cast, "--cast"), "copy": copy}
         # An empty list would take no column at all; without the argument `add` takes all of them.
         if self.obs:
             found["obs"] = [] if self.obs == [""] else _all_or_none(self.obs, "--obs")

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.matrix_readers import CsrRows, RowReader
+from raggedatlas.formats.matrix_readers import CscRows, CsrRows, RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
 from raggedatlas.model.protocols import NARROW, MatrixInfo, SourceSchema
@@ -254,10 +254,16 @@ class CompositeSource:
         return read_matrix(self._reader(key))
 
     def indptr(self, key: str) -> NDArray[np.int64]:
-        """Return the checked bounds of the rows of a CSR matrix, (n_rows + 1,) int64."""
+        """Return the checked bounds of the rows of a CSR matrix, (n_rows + 1,) int64, or of the columns of a CSC matrix."""
         reader = self._reader(key)
-        assert isinstance(reader, CsrRows)
+        assert isinstance(reader, CsrRows | CscRows)
         return reader.indptr()
+
+    def rows_ascend(self, key: str) -> bool:
+        """Return whether the row numbers of every column of a CSC matrix ascend, none twice."""
+        reader = self._reader(key)
+        assert isinstance(reader, CscRows)
+        return reader.rows_ascend()
 
     def arrays(self, key: str) -> Mapping[str, Any]:
         """Return the arrays of a matrix by name: ``"data"``, of a sparse one ``"indptr"`` and ``"indices"`` too; none if it is made of others.

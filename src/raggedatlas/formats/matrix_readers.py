@@ -317,15 +317,30 @@ class CscRows(SortedRows):
         self.entry_bytes = self.dtype.itemsize + 4
         self.n_entries = _entries(arrays, arrays.shape[1], place)
         self.wide = needs_int64(arrays.indptr, arrays.indices)
+        self._ascends = True
+
+    def indptr(self) -> NDArray[np.int64]:
+        """Return the checked column pointers, (n_columns + 1,) int64."""
+        assert self.n_entries is not None
+        return _checked_pointers(self._arrays.indptr, self.n_entries, self._place, "column")
+
+    def rows_ascend(self) -> bool:
+        """Return whether the row numbers of every column ascend, none twice; the entries are sorted for it."""
+        self._sorted_entries()
+        return self._ascends
 
     def fill(self, sort: ExternalRowSort) -> None:
         """Add all entries to a sort."""
+        last = -1, -1
         for columns, rows, values in self._entries():
+            step = (columns[1:] != columns[:-1]) | (rows[1:] > rows[:-1])
+            self._ascends &= bool(step.all()) and last < (int(columns[0]), int(rows[0]))
+            last = int(columns[-1]), int(rows[-1])
             sort.add(rows, columns, values)
 
     def _entries(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
+        indptr = self.indptr()
         assert self.n_entries is not None
-        indptr = _checked_pointers(self._arrays.indptr, self.n_entries, self._place, "column")
         for start in range(0, self.n_entries, ENTRIES):
             stop = min(start + ENTRIES, self.n_entries)
             # The last column that begins at or before `start`; empty columns before it are skipped.

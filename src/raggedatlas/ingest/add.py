@@ -136,7 +136,7 @@ def add(
         )
     for opener in openers:
         opener.curate, opener.genome, opener.linked = options.curate, options.genome, not options.copy
-    if not options.copy:
+    if options.copy is not True:
         # Options to reach a file are not stored.
         for place in (opener.place for opener in openers):
             if isinstance(place, Location):

@@ -113,7 +113,8 @@ class _Copy:
 def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None) -> _Copy:
     wanted = [layer for layer in record.layers if layers is None or layer in layers]
     readers = array_readers(catalog, record)
-    missing = [layer for layer in wanted if f"csc/layers/{layer}" not in readers]
+    # Not `readers`, which lack copies in a file that may not be read.
+    missing = [layer for layer in wanted if f"csc/layers/{layer}" not in record.array_specs]
     if not missing:
         return _Copy()
     group = catalog.arrays.child(*record.zarr_group.split("/"))

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SchemaError, SourceError, StoreError
 from raggedatlas.formats.anndata.packing import pack
-from raggedatlas.ingest.linking import LinkPlan
+from raggedatlas.ingest.linking import ColumnLinks, LinkPlan
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, block_rows, iterate_blocks, to_csr
@@ -391,6 +391,21 @@ def link_group(
                 spec, f"{path}/{own}", sampled=own in linked.sampled, entries=linked.indptr is not None
             )
     return PendingWrite(written, contextlib.ExitStack(), _nothing_left)
+
+
+def link_columns(catalog: Catalog, written: WrittenGroup, links: ColumnLinks, bundle: Bundle) -> None:
+    """Describe the CSC matrices of a file as the column-sorted copy of the group that has their rows; the bundle takes the bounds."""
+    # Layers of a group have the same entries, in the same order: the indices of the first are those of all.
+    for name, layer in written.layers.items():
+        arrays = links.matrices.get(layer.info.key)
+        if arrays is None:
+            continue
+        described = {f"csc/layers/{name}": arrays["data"]}
+        if "csc/indices" not in written.specs:
+            described["csc/indices"] = arrays["indices"]
+            bounds = _filled(catalog, f"{written.path}/csc/indptr", links.indptr[layer.info.key], catalog.codec())
+            _close_arrays(written, {"csc/indptr": bounds}, bundle if written.listed else None)
+        written.specs |= {own: links.link(spec, f"{written.path}/{own}") for own, spec in described.items()}
 
 
 def _close(

@@ -60,38 +60,20 @@ class LinkedGroup:
 
 
 @dataclass
-class LinkPlan:
-    """What is linked of one source.
+class FileReferences:
+    """The references to arrays of one source.
 
     Parameters
     ----------
-    address : str
-        Its address, as it is recorded.
-    groups : tuple of LinkedGroup
-        One for each group of the plan.
-    present : tuple of ((n_rows,) int64 or None)
-        Of each group, the cell of each row; None when row i is cell i.
-    extras : mapping of str to (mapping of str to ArraySpec)
-        Key of each other matrix that is linked -> its arrays.
-    extra_indptr : mapping of str to (n_rows + 1,) int64
-        Key of each sparse one -> bounds of its rows' entries.
     content : bytes
         The references, as they are stored.
     facts : SourceFacts
         What is recorded of the file.
-    content_hash : str
-        Hash of features, cells, and the places of the chunks.
     """
 
-    address: str
-    groups: tuple[LinkedGroup, ...]
-    present: tuple[NDArray[np.int64] | None, ...]
-    extras: Mapping[str, Mapping[str, ArraySpec]]
-    extra_indptr: Mapping[str, NDArray[np.int64]]
     content: bytes
     facts: SourceFacts
-    content_hash: str
-    _place: Span | None = field(default=None, repr=False)
+    _place: Span | None = field(default=None, init=False, repr=False)
 
     def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
         """Put the references into the bundle of the dataset, or beside it if they are large."""
@@ -108,13 +90,82 @@ class LinkPlan:
         """
         assert self._place is not None
         digest = hashlib.sha256(self.content).hexdigest()
-        link = Link(self.address, spec.path, self._place, digest, sampled)
+        link = Link(self.facts.address, spec.path, self._place, digest, sampled)
         if entries and len(spec.shape) == 2:
             (n_rows, n_columns), (chunk_rows, chunk_columns) = spec.shape, spec.chunk_shape
             link = replace(link, matrix=(n_rows, n_columns), chunks=(chunk_rows, chunk_columns))
             # The entries of one row of chunks.
             spec = replace(spec, shape=(n_rows * n_columns,), chunk_shape=(chunk_rows * n_columns,))
         return replace(spec, path=path, linked=link)
+
+
+@dataclass
+class LinkPlan(FileReferences):
+    """What is linked of a source whose matrices stay in the file.
+
+    Parameters
+    ----------
+    groups : tuple of LinkedGroup
+        One for each group of the plan.
+    present : tuple of ((n_rows,) int64 or None)
+        Of each group, the cell of each row; None when row i is cell i.
+    extras : mapping of str to (mapping of str to ArraySpec)
+        Key of each other matrix that is linked -> its arrays.
+    extra_indptr : mapping of str to (n_rows + 1,) int64
+        Key of each sparse one -> bounds of its rows' entries.
+    content_hash : str
+        Hash of features, cells, and the places of the chunks.
+    """
+
+    groups: tuple[LinkedGroup, ...]
+    present: tuple[NDArray[np.int64] | None, ...]
+    extras: Mapping[str, Mapping[str, ArraySpec]]
+    extra_indptr: Mapping[str, NDArray[np.int64]]
+    content_hash: str
+
+
+@dataclass
+class ColumnLinks(FileReferences):
+    """What is linked of a source whose CSC matrices are copied row by row.
+
+    Parameters
+    ----------
+    matrices : mapping of str to (mapping of str to ArraySpec)
+        Key of each CSC matrix -> its arrays ``"data"`` and ``"indices"``, still without their links.
+    indptr : mapping of str to (n_columns + 1,) int64
+        Key of each -> bounds of its columns' entries.
+    """
+
+    matrices: Mapping[str, Mapping[str, ArraySpec]]
+    indptr: Mapping[str, NDArray[np.int64]]
+
+
+def plan_column_links(catalog: Catalog, source: Source, plan: IngestPlan) -> ColumnLinks:
+    """Find where the CSC matrices of a source are, and sort their entries by row; nothing is written to the atlas.
+
+    Raises
+    ------
+    SourceError
+        If there are none, or one cannot be linked.
+    """
+    where, linker = plan.schema.uri or plan.name, _linker(source, plan)
+    groups = [group for group in plan.groups if group.space.kind is PointerKind.SPARSE]
+    keys = [layer.info.key for group in groups for layer in group.layers if layer.info.form == "csc"]
+    if not keys:
+        raise SourceError(
+            f"{where} has no CSC matrix whose columns copy='rows' could link; add it with copy=False, which links what is stored by row, or "
+            "with copy=True."
+        )
+    matrices = {key: linker.add(key) for key in keys}
+    for key in keys:
+        # Then layers with the same entries have them in the same order.
+        if not source.rows_ascend(key):  # type: ignore[attr-defined]
+            raise SourceError(
+                f"{key} of {where} has columns whose rows do not ascend, or that name a row twice; entries of a linked file are read as they "
+                "are. Add it with copy=True, or call sum_duplicates() on the matrix first."
+            )
+    content, facts = _collect(catalog, plan, linker, hashed=True)[1:]
+    return ColumnLinks(content, facts, matrices, {key: read_indptr(source, key) for key in keys})
 
 
 def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: str) -> LinkPlan:
@@ -138,11 +189,7 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     ValuesError
         If a sample holds values that are not stored.
     """
-    where, place = plan.schema.uri or plan.name, plan.place
-    if place is None:
-        raise SourceError(f"{where} is an object in memory, and copy=False links files; add it with copy=True.")
-    address = recorded_address(place, catalog.location)
-    linker = Linker(source, place)
+    linker = _linker(source, plan)
     taken: dict[str, set[str]] = {}
     for group in plan.groups:
         taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
@@ -150,19 +197,27 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     extras = dict(_link_extras(linker, plan.extras))
     present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
     extra_indptr = {key: read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
+    references, content, facts = _collect(catalog, plan, linker, hashed=bool(full_hash))
+    text = full_hash or _hash_places(plan, groups, references)
+    return LinkPlan(content, facts, groups, present, extras, extra_indptr, text)
+
+
+def _linker(source: Source, plan: IngestPlan) -> Linker:
+    if plan.place is None:
+        where = plan.schema.uri or plan.name
+        raise SourceError(f"{where} is an object in memory, and only files are linked; add it with copy=True.")
+    return Linker(source, plan.place)
+
+
+def _collect(
+    catalog: Catalog, plan: IngestPlan, linker: Linker, *, hashed: bool
+) -> tuple[References, bytes, SourceFacts]:
+    """Return the references, as they are stored too, and what is recorded of the file, of which all values are hashed or not."""
+    assert plan.place is not None
     references = linker.references()
-    content = references.to_bytes()
-    facts = describe_source(address, references.objects, "full" if full_hash else "metadata")
-    return LinkPlan(
-        address,
-        groups,
-        present,
-        extras,
-        extra_indptr,
-        content,
-        facts,
-        full_hash or _hash_places(plan, groups, references),
-    )
+    address = recorded_address(plan.place, catalog.location)
+    facts = describe_source(address, references.objects, "full" if hashed else "metadata")
+    return references, references.to_bytes(), facts
 
 
 def describe_source(address: str, objects: SourceObjects, hashed: Literal["metadata", "full"]) -> SourceFacts:
@@ -186,8 +241,8 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
         info = plan.info
         if sparse and info.form == "csc":
             raise SourceError(
-                f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy=True, or convert the matrix "
-                "to CSR first."
+                f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy='rows', which copies the rows "
+                "and links the columns, or with copy=True, or convert the matrix to CSR first."
             )
         if not sparse and info.form != "dense":
             raise SourceError(
@@ -216,7 +271,7 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
 
 
 def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
-    """Read the bounds of the rows of a CSR matrix of a file."""
+    """Read the bounds of the rows of a CSR matrix of a file, or of the columns of a CSC matrix."""
     indptr: NDArray[np.int64] = source.indptr(key)  # type: ignore[attr-defined]
     return indptr
 

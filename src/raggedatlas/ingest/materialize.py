@@ -16,6 +16,7 @@ from raggedatlas.catalog.assets import (
     array_readers,
     find_dataset,
     group_by_dataset,
+    open_array,
     process_alive,
     read_lease,
     read_links,
@@ -25,7 +26,15 @@ from raggedatlas.catalog.assets import (
     take_lease,
 )
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.linked_values import Places, beyond, content_hash, iterate_linked, layer_paths, update_hash
+from raggedatlas.catalog.linked_values import (
+    Places,
+    beyond,
+    content_hash,
+    index_limits,
+    iterate_linked,
+    layer_paths,
+    update_hash,
+)
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, ValuesError
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of, records_of
@@ -291,7 +300,7 @@ def _copy_group(
         # At most once for each layer.
         except _OtherDtypeError as error:
             known |= error.right
-    _copy_others(record, readers, writers)
+    _copy_others(catalog, record, writers)
     return writers.close(fits), text
 
 
@@ -365,17 +374,18 @@ def _refuse_entries(block: CsrBlock, fit: LayerFit, row: int) -> None:
     canonicalize(block, fit.key, row, sum_duplicates=False)
 
 
-def _copy_others(record: DatasetRecord, readers: Mapping[str, ArrayReader], writers: _Writers) -> None:
+def _copy_others(catalog: Catalog, record: DatasetRecord, writers: _Writers) -> None:
     """Write what else of the dataset is linked, as it is."""
-    shapes = {f"{extra.path}/indices": extra for extra in record.file_facts.extras.values()}
+    specs, limits = read_specs(record), index_limits(record)
     for path in sorted(read_links(record).keys() - {INDICES, *layer_paths(record).values()}):
-        spec = readers[path].spec
-        kind: DTypeLike = np.uint32 if path in shapes else np.uint8 if spec.dtype == "bool" else spec.dtype
+        # The copy of a layer has its dtype, which holds all values.
+        spec, layer = specs[path], specs.get(path.replace("csc/layers/", "csr/layers/"), specs[path])
+        kind: DTypeLike = np.uint32 if path in limits else np.uint8 if layer.dtype == "bool" else layer.dtype
         writer = writers.start(path, kind, spec.row_shape)
-        for values in iterate_slices(readers[path]):
-            if path in shapes and beyond(values, shapes[path].shape[1]).any():
+        for values in iterate_slices(open_array(catalog, record, spec)):
+            if path in limits and beyond(values, limits[path]).any():
                 raise SourceError(
-                    f"{path} of {record.zarr_group} names columns that the matrix does not have; fix the file."
+                    f"{path} of {record.zarr_group} names columns or rows that the matrix does not have; fix the file."
                 )
             writer.append(values.astype(kind, copy=False))
 

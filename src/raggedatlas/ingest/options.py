@@ -16,6 +16,7 @@ sources workers have written, in place of all steps before ``columns``."""
 
 
 OnClash = Literal["error", "text", "rename"]
+CopyMode = bool | Literal["rows"]
 
 
 class AddChoices(TypedDict, total=False):
@@ -52,9 +53,10 @@ class AddChoices(TypedDict, total=False):
         List what the file lacks of this schema's required facts; strict refuses the file. The notes of the report have the list.
     genome : str
         Genome to read from an old 10x file with several.
-    copy : bool
+    copy : bool or "rows"
         Whether values are copied into the atlas. With False the dataset is linked: its matrices stay in the file and are read from there,
-        everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr.
+        everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr. ``"rows"`` is for CSC matrices,
+        whose rows cannot be read one by one: they are copied, sorted by row, and the arrays of the file serve as their column-sorted copies.
     hash : {"metadata", "full"}
         Of a linked file, what its content is recognized by: the places of its chunks, or all its values, which are read for that once.
     embeddings : sequence of str, or mapping of str to str
@@ -109,7 +111,7 @@ class AddChoices(TypedDict, total=False):
     column_order: Literal["detected", "file"]
     curate: Curation
     genome: str
-    copy: bool
+    copy: CopyMode
     hash: Literal["metadata", "full"]
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
@@ -186,7 +188,7 @@ class IngestOptions(AddOptions):
     column_order: Literal["detected", "file"] = "detected"
     curate: Curation | None = None
     genome: str | None = None
-    copy: bool = True
+    copy: CopyMode = True
     hash: Literal["metadata", "full"] = "metadata"
     embeddings: Sequence[str] | Mapping[str, str] = ()
     extras: Literal["all"] | Sequence[str] = "all"
@@ -195,7 +197,7 @@ class IngestOptions(AddOptions):
         """Refuse choices that have no effect."""
         chosen = not isinstance(self.obs, str)
         refuse_unused("add", "where obs=... names the columns", max_columns=chosen and self.max_columns != 200)
-        refuse_unused("add", "with copy=True, which hashes all values", hash=self.copy and self.hash != "metadata")
+        refuse_unused("add", "where values are copied, and all are hashed", hash=self.copy and self.hash != "metadata")
         refuse_unused(
             "add", "with copy=False, which leaves the entries as they are", duplicate_entries=not self.copy and self.duplicate_entries != "sum",
             nonfinite=not self.copy and self.nonfinite != "refuse",

@@ -612,7 +612,7 @@ def order_columns(
         If the sample cannot be read.
     """
     # The columns of a linked file stay where they are.
-    if options.column_order == "file" or not options.copy:
+    if options.column_order == "file" or options.copy is not True:
         return plan
     records = read_records(catalog)
     known = dict(orders)

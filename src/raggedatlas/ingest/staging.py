@@ -24,13 +24,14 @@ from raggedatlas.ingest.group_writer import (
     PendingWrite,
     WrittenElements,
     WrittenGroup,
+    link_columns,
     link_group,
     serialize_other_elements,
     to_dense,
     write_group,
     write_other_elements,
 )
-from raggedatlas.ingest.linking import LinkPlan, plan_links
+from raggedatlas.ingest.linking import ColumnLinks, LinkPlan, plan_column_links, plan_links
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import (
     ColumnOrders,
@@ -298,10 +299,18 @@ def stage(
 
     try:
         links: LinkPlan | None = None
-        if options.copy:
-            same, text = _same_content(catalog, source, plan)
-        else:
+        columns: ColumnLinks | None = None
+        if options.copy is False:
             same, text, links = _same_link(catalog, source, plan, options)
+        else:
+            if options.copy == "rows":
+                columns = plan_column_links(catalog, source, plan)
+                linked = (
+                    f"{', '.join(columns.matrices)}: columns are linked to {columns.facts.address}, rows are copied"
+                )
+                plan = replace(plan, notes=(*plan.notes, linked))
+            same, text = _same_content(catalog, source, plan)
+        references = links or columns
         if same and options.on_duplicate == "skip":
             return skip(plan, text, same[0])
         replaces = find_replaced(group_by_dataset(read_records(catalog)), plan, same, options)
@@ -316,8 +325,8 @@ def stage(
                 # Inside `try`: during a purge it raises after it has created the group.
                 take_lease(catalog, plan.uid, owner)
             content = _content_hash(plan) if links is None else None
-            if links is not None and not options.dry_run:
-                links.write(catalog, plan.uid, bundle)
+            if references is not None and not options.dry_run:
+                references.write(catalog, plan.uid, bundle)
             taken: dict[str, set[str]] = {}
             for group in plan.groups:
                 taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
@@ -337,6 +346,8 @@ def stage(
                     else:
                         part = link_group(catalog, path, group, links, i, options, bundle)
                     pending.append(part)
+                    if columns is not None and not options.dry_run:
+                        link_columns(catalog, part.written, columns, bundle)
                     part.written.n_new_features = counted[i].result()
             text = text if content is None else content.hexdigest()
             groups = [part.written for part in pending]
@@ -369,7 +380,7 @@ def stage(
             extras,
             colored,
             frames,
-            None if links is None else links.facts,
+            None if references is None else references.facts,
         )
     finally:
         source.close()
@@ -521,7 +532,9 @@ def _report(
         elements = [
             replace(row, fate="linked", stored_as="the file") if row.name in links.extras else row for row in elements
         ]
-        notes.append(f"linked to {links.address}: values stay in the file; materialize() copies them into the atlas")
+        notes.append(
+            f"linked to {links.facts.address}: values stay in the file; materialize() copies them into the atlas"
+        )
     for n, written in enumerate(groups):
         for name, layer in written.layers.items():
             key, dtype, stored = layer.info.key, str(layer.info.dtype), f"{written.group.space.name}/{name}"

@@ -1,6 +1,7 @@
 """What is read for a query, from which arrays into which columns, frozen and picklable; and its readers: one read per group and array."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.errors import CorruptError, QueryError, StaleSourceError
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.model.choices import FeatureNames
@@ -486,12 +487,16 @@ class PartReader:
             About how much one step takes, instead of `BLOCK_BYTES`.
         """
         n = len(self.space.present)
-        chosen = self.column_copies(whole=whole)
-        if not chosen:
+        chosen, copied = self.column_copies(whole=whole), None
+        if chosen:
+            # A copy whose file has changed or is gone is done without: the rows have the same values.
+            with suppress(StaleSourceError):
+                copied = read_column_copies(self.space, self.part, chosen)
+        if copied is None:
             runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
             runs = iter([np.arange(n)]) if whole and self.is_exact else runs
             return ((rows, self.read(rows)) for rows in runs)
-        rows, block = read_column_copies(self.space, self.part, chosen)
+        rows, block = copied
         others = np.ones(n, bool)
         others[rows] = False
         rest = np.flatnonzero(others)

@@ -1,0 +1,297 @@
+"""Laws of `add(copy="rows")`: rows as any add writes them, and a column-sorted copy that stays in the file."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from anndata.tests.helpers import assert_equal
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raggedatlas as ra
+from raggedatlas.catalog.assets import array_readers, read_links, read_specs
+from raggedatlas.errors import ArgumentError, CorruptError, SourceError
+from raggedatlas.query import read
+from raggedatlas.store.read import read_all
+from support.hypothesis_profile import examples
+from support.linked_files import WRITERS, write_file
+
+SPACE = "gene_expression"
+KINDS = sorted(kind for kind in WRITERS if "dense" not in kind and "tiled" not in kind)
+
+
+def made(n: int = 40, width: int = 9, seed: int = 0, dtype: str = "f4", density: float = 0.3) -> ad.AnnData:
+    """Return counts by column, and a layer of other values with the same entries."""
+    x = sp.random(n, width, density, "csc", random_state=seed)
+    x.data = np.ceil(x.data * 300).astype(dtype)
+    x.sort_indices()
+    obs, var = pd.DataFrame(index=[f"c{i}" for i in range(n)]), pd.DataFrame(index=[f"g{j}" for j in range(width)])
+    obs["half"] = ["even" if i % 2 == 0 else "odd" for i in range(n)]
+    return ad.AnnData(x, obs=obs, var=var, layers={"half": x * 0.5})
+
+
+def added(folder: Path, file: Path, **options: Any) -> ra.RaggedAtlas:
+    atlas = ra.RaggedAtlas.create(str(folder / "atlas"), codec=options.pop("codec", None) or "packed")
+    atlas.add(file, "d", copy="rows", progress=False, **options)
+    return atlas
+
+
+def query(atlas: ra.RaggedAtlas) -> ra.Query:
+    return atlas.checkout(atlas.snapshot()).query()
+
+
+def problems(atlas: ra.RaggedAtlas) -> list[str]:
+    return [str(problem) for problem in atlas.validate("deep") if problem.level == "must"]
+
+
+def links(atlas: ra.RaggedAtlas) -> set[str]:
+    return {path for record in atlas.dataset("d").records for path in read_links(record)}
+
+
+@pytest.fixture
+def by_column(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read genes from column-sorted copies whatever the estimate is, and count the calls."""
+    prefer_columns(monkeypatch)
+    calls: list[int] = []
+    found = read.read_column_copies
+
+    def counted(*given: Any) -> Any:
+        answer = found(*given)
+        calls.append(1)
+        return answer
+
+    monkeypatch.setattr(read, "read_column_copies", counted)
+    return calls
+
+
+def prefer_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(read, "_estimate_decoded", lambda reader, *_: 0 if "/csc/" in reader.spec.path else 1)
+
+
+@examples(12)
+@given(
+    n=st.integers(1, 40), width=st.integers(2, 12), seed=st.integers(0, 99), density=st.floats(0, 1),
+    dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u2"]), kind=st.sampled_from(KINDS), half=st.booleans(), data=st.data(),
+)  # fmt: skip
+def test_genes_equal_those_of_a_copied_atlas(
+    n: int, width: int, seed: int, density: float, dtype: str, kind: str, half: bool, data: st.DataObject
+) -> None:
+    """However the file stores its columns: genes of all or of some cells are those of a copy that `add_csc` has sorted, to the dtype."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        prefer_columns(patch)
+        adata = made(n, width, seed, dtype, density)
+        file = write_file(adata, Path(folder), "d", kind)
+        linked = added(Path(folder), file)
+        copied = ra.RaggedAtlas.create(f"{folder}/copied")
+        copied.add(file, "d", column_order="file", progress=False)
+        copied.add_csc("d")
+        assert {"csc/indices", *(f"csc/layers/{layer}" for layer in linked.dataset("d").records[0].layers)} == links(
+            linked
+        )
+        genes = data.draw(st.lists(st.sampled_from(list(adata.var_names)), min_size=1, max_size=width - 1, unique=True))
+        for layer in linked.dataset("d").records[0].layers:
+            answers = []
+            for atlas in (linked, copied):
+                asked = query(atlas).layers(layer).features(genes)
+                answers.append((asked.where({"half": "even"}) if half else asked).to_anndata())
+            answers[1].obs["uid"] = answers[0].obs["uid"]
+            for answer in answers:
+                answer.obs_names = answer.obs["cell_name"].astype(str)
+                answer.obs = answer.obs[["cell_name"]]
+                answer.uns.clear()
+            assert_equal(*answers, exact=True)
+        assert_equal(linked.dataset("d").to_anndata(), copied.dataset("d").to_anndata(), exact=True)
+        assert linked.dataset("d").records[0].content_hash == copied.dataset("d").records[0].content_hash
+        assert problems(linked) == []
+        assert linked.add_csc("d") == ()
+        assert linked.materialize() == ("d",)
+        ours, theirs = (
+            {path: read_all(reader) for path, reader in array_readers(a._catalog, a.dataset("d").records[0]).items()}
+            for a in (linked, copied)
+        )
+        assert ours.keys() == theirs.keys()
+        for path, values in ours.items():
+            assert values.dtype == theirs[path].dtype, path
+            np.testing.assert_array_equal(values, theirs[path], err_msg=path)
+        assert links(linked) == set()
+        assert problems(linked) == []
+
+
+@pytest.mark.parametrize("codec", ["packed", "standard", "archive"])
+def test_genes_are_read_from_the_file_and_all_else_from_the_atlas(
+    tmp_path: Path, by_column: list[int], codec: str
+) -> None:
+    adata = made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad", codec=codec)
+    assert problems(atlas) == []
+    assert atlas.dataset("d").records[0].file_facts.linked is not None
+    found = query(atlas).layers("counts").features(["g3"]).to_anndata()
+    np.testing.assert_array_equal(found.X.toarray(), adata.X[:, [3]].toarray())
+    assert by_column == [1]
+    np.testing.assert_array_equal(atlas.dataset("d").to_anndata().X.toarray(), adata.X.toarray())
+    assert by_column == [1]
+
+
+def test_the_copy_is_read_where_it_decodes_less(tmp_path: Path) -> None:
+    """By the estimate alone, without the help of the tests above."""
+    write_file(made(600, 40), tmp_path, "d", "gzip.h5ad")
+    atlas = added(tmp_path, tmp_path / "d-gzip.h5ad")
+    assert "1 groups by column" in query(atlas).layers("counts").features(["g3"]).explain()
+    assert "by column" not in query(atlas).layers("counts").explain()
+
+
+def change(file: Path) -> None:
+    os.utime(file)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("spoil", [change, remove])
+def test_a_file_that_changed_or_is_gone_is_done_without(tmp_path: Path, by_column: list[int], spoil: Any) -> None:
+    """Its values are in the rows; `validate` tells of it."""
+    adata = made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad")
+    spoil(tmp_path / "d.h5ad")
+    found = query(atlas).layers("half").features(["g1", "g3"]).to_anndata()
+    np.testing.assert_array_equal(found.X.toarray(), adata.layers["half"][:, [1, 3]].toarray())
+    assert by_column == []
+    assert {problem.rule for problem in atlas.validate("deep") if problem.level == "must"} == {"source-changed"}
+    atlas.drop_dataset("d")
+    assert problems(atlas) == []
+
+
+def test_a_file_that_may_not_be_read_is_done_without(tmp_path: Path, by_column: list[int]) -> None:
+    adata = made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    added(tmp_path, tmp_path / "d.h5ad")
+    denied = ra.RaggedAtlas.open(str(tmp_path / "atlas"), sources="deny")
+    found = query(denied).layers("counts").features(["g1", "g3"]).to_anndata()
+    np.testing.assert_array_equal(found.X.toarray(), adata.X[:, [1, 3]].toarray())
+    np.testing.assert_array_equal(denied.dataset("d").to_anndata().X.toarray(), adata.X.toarray())
+    assert by_column == []
+    assert denied.add_csc("d") == ()
+    with pytest.raises(OSError, match="sources='deny'"):
+        denied.materialize()
+    assert {problem.rule for problem in denied.validate("deep") if problem.level == "must"} == {"source-missing"}
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8"])
+@pytest.mark.parametrize("wrong", [-1, -40, 40, 2**31 - 1])
+def test_row_numbers_outside_of_the_matrix_are_refused(
+    tmp_path: Path, by_column: list[int], wrong: int, dtype: str
+) -> None:
+    """Also if size and time of the file are those that were recorded."""
+    file = tmp_path / "d.h5ad"
+    made(400, 9, density=0.9).write_h5ad(file)
+    with h5py.File(file, "r+") as opened:
+        values, attributes = opened["X/indices"][...].astype(dtype), dict(opened["X/indices"].attrs)
+        del opened["X/indices"]
+        opened.create_dataset("X/indices", data=values).attrs.update(attributes)
+    atlas, facts = added(tmp_path, file), file.stat()
+    with h5py.File(file, "r+") as opened:
+        opened["X/indices"][len(values) // 2] = wrong if wrong != 40 else 400
+        column = int(np.searchsorted(opened["X/indptr"][...], len(values) // 2, side="right")) - 1
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert file.stat().st_size == facts.st_size
+    with pytest.raises(CorruptError, match="names a row that the group has not got"):
+        query(atlas).layers("counts").features([f"g{column}"]).to_anndata()
+    assert {problem.rule for problem in atlas.validate("deep") if problem.level == "must"} == {"feature-bounds"}
+    with pytest.raises(SourceError, match=r"names columns or rows that the matrix does not have.* stays linked"):
+        atlas.materialize()
+
+
+def test_layers_that_are_stored_by_row_are_only_copied(tmp_path: Path, by_column: list[int]) -> None:
+    """`add_csc` sorts these, beside what is linked."""
+    adata = made()
+    adata.layers["half"] = adata.layers["half"].tocsr()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad")
+    assert links(atlas) == {"csc/indices", "csc/layers/counts"}
+    assert atlas.add_csc("d") == ("half",)
+    found = query(atlas).layers("half", "counts").features(["g2"]).to_anndata()
+    np.testing.assert_array_equal(found.X.toarray(), adata.layers["half"][:, [2]].toarray())
+    np.testing.assert_array_equal(found.layers["counts"].toarray(), adata.X[:, [2]].toarray())
+    assert by_column == [1]
+    assert problems(atlas) == []
+    atlas.materialize()
+    assert set(read_specs(atlas.dataset("d").records[0])) >= {"csc/indices", "csc/layers/counts", "csc/layers/half"}
+    assert problems(atlas) == []
+
+
+def test_snapshots_and_packed_files_keep_the_link(
+    tmp_path: Path, by_column: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 1)
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    for seed in range(3):
+        made(seed=seed).write_h5ad(tmp_path / f"d{seed}.h5ad")
+    atlas.add([tmp_path / f"d{seed}.h5ad" for seed in range(3)], copy="rows", progress=False)
+    version = atlas.snapshot()
+    atlas.optimize()
+    expected = np.concatenate([made(seed=seed).X[:, [4]].toarray() for seed in range(3)])
+    for view in (atlas.checkout(atlas.snapshot()), atlas.checkout(version)):
+        np.testing.assert_array_equal(view.query().layers("counts").features(["g4"]).to_anndata().X.toarray(), expected)
+    assert by_column == [1, 1]
+    assert problems(atlas) == []
+
+
+def unsorted(adata: ad.AnnData) -> None:
+    start, stop = adata.X.indptr[2:4]
+    adata.X.indices[start:stop] = adata.X.indices[start:stop][::-1]
+
+
+def twice(adata: ad.AnnData) -> None:
+    start = adata.X.indptr[2]
+    adata.X.indices[start + 1] = adata.X.indices[start]
+
+
+def by_row(adata: ad.AnnData) -> None:
+    adata.X = adata.X.tocsr()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (unsorted, "rows do not ascend.*copy=True.*sum_duplicates"),
+        (twice, "rows do not ascend.*copy=True.*sum_duplicates"),
+        (by_row, "has no CSC matrix.*copy=False"),
+    ],
+)
+def test_what_cannot_be_linked_by_column_is_refused(tmp_path: Path, spoil: Any, text: str) -> None:
+    adata = made()
+    del adata.layers["half"]
+    spoil(adata)
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    with pytest.raises(SourceError, match=text):
+        atlas.add(tmp_path / "d.h5ad", copy="rows", progress=False)
+    assert len(atlas.list_datasets()) == 0
+    assert problems(atlas) == []
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    atlas, adata = ra.RaggedAtlas.create(str(tmp_path / "atlas")), made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    with pytest.raises(SourceError, match=r"stored as CSC.*copy='rows'"):
+        atlas.add(tmp_path / "d.h5ad", copy=False, progress=False)
+    with pytest.raises(SourceError, match=r"in memory.*copy=True"):
+        atlas.add(adata, copy="rows", progress=False)
+    with pytest.raises(ArgumentError, match=r"hash=.*no effect"):
+        atlas.add(tmp_path / "d.h5ad", copy="rows", hash="full", progress=False)
+    with pytest.raises(ArgumentError, match="copy as True or False or 'rows', not 'columns'"):
+        atlas.add(tmp_path / "d.h5ad", copy="columns", progress=False)
+    assert len(atlas.list_datasets()) == 0
+    report = atlas.add(tmp_path / "d.h5ad", copy="rows", dry_run=True, progress=False)
+    assert report.status == "dry run"
+    assert any("columns are linked to" in note for note in report.notes)

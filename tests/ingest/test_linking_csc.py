@@ -29,7 +29,7 @@ KINDS = sorted(kind for kind in WRITERS if "dense" not in kind and "tiled" not i
 
 def made(n: int = 40, width: int = 9, seed: int = 0, dtype: str = "f4", density: float = 0.3) -> ad.AnnData:
     """Return counts by column, and a layer of other values with the same entries."""
-    x = sp.random(n, width, density, "csc", random_state=seed)
+    x: Any = sp.random(n, width, density, "csc", random_state=seed)
     x.data = np.ceil(x.data * 300).astype(dtype)
     x.sort_indices()
     obs, var = pd.DataFrame(index=[f"c{i}" for i in range(n)]), pd.DataFrame(index=[f"g{j}" for j in range(width)])
@@ -87,7 +87,8 @@ def test_genes_equal_those_of_a_copied_atlas(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         prefer_columns(patch)
         adata = made(n, width, seed, dtype, density)
-        file = write_file(adata, Path(folder), "d", kind)
+        # HDF5 has no chunks of no entries.
+        file = write_file(adata, Path(folder), "d", kind if adata.X.nnz else "plain.h5ad")
         linked = added(Path(folder), file)
         copied = ra.RaggedAtlas.create(f"{folder}/copied")
         copied.add(file, "d", column_order="file", progress=False)
@@ -101,25 +102,23 @@ def test_genes_equal_those_of_a_copied_atlas(
             for atlas in (linked, copied):
                 asked = query(atlas).layers(layer).features(genes)
                 answers.append((asked.where({"half": "even"}) if half else asked).to_anndata())
-            answers[1].obs["uid"] = answers[0].obs["uid"]
-            for answer in answers:
-                answer.obs_names = answer.obs["cell_name"].astype(str)
-                answer.obs = answer.obs[["cell_name"]]
-                answer.uns.clear()
-            assert_equal(*answers, exact=True)
+            ours, theirs = (answer[np.argsort(answer.obs["cell_name"].astype(str))] for answer in answers)
+            assert list(ours.obs["cell_name"]) == list(theirs.obs["cell_name"])
+            assert_equal(ours.X, theirs.X, exact=True)
+            assert_equal(ours.var, theirs.var, exact=True)
         assert_equal(linked.dataset("d").to_anndata(), copied.dataset("d").to_anndata(), exact=True)
         assert linked.dataset("d").records[0].content_hash == copied.dataset("d").records[0].content_hash
         assert problems(linked) == []
         assert linked.add_csc("d") == ()
         assert linked.materialize() == ("d",)
-        ours, theirs = (
+        mine, others = (
             {path: read_all(reader) for path, reader in array_readers(a._catalog, a.dataset("d").records[0]).items()}
             for a in (linked, copied)
         )
-        assert ours.keys() == theirs.keys()
-        for path, values in ours.items():
-            assert values.dtype == theirs[path].dtype, path
-            np.testing.assert_array_equal(values, theirs[path], err_msg=path)
+        assert mine.keys() == others.keys()
+        for path, values in mine.items():
+            assert values.dtype == others[path].dtype, path
+            np.testing.assert_array_equal(values, others[path], err_msg=path)
         assert links(linked) == set()
         assert problems(linked) == []
 
@@ -290,7 +289,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"hash=.*no effect"):
         atlas.add(tmp_path / "d.h5ad", copy="rows", hash="full", progress=False)
     with pytest.raises(ArgumentError, match="copy as True or False or 'rows', not 'columns'"):
-        atlas.add(tmp_path / "d.h5ad", copy="columns", progress=False)
+        atlas.add(tmp_path / "d.h5ad", copy="columns", progress=False)  # type: ignore[call-overload]
     assert len(atlas.list_datasets()) == 0
     report = atlas.add(tmp_path / "d.h5ad", copy="rows", dry_run=True, progress=False)
     assert report.status == "dry run"

@@ -362,6 +362,40 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return materialize(self._opened, datasets, executor)
 
+    def relink(
+        self, dataset: str, path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+    ) -> str:
+        """Name the place that the file of a linked dataset has moved to; snapshots keep the old address.
+
+        A file with the recorded size, time (or ETag) and places of chunks is taken at once. Of any other, e.g. one that was compressed anew, all
+        values are compared: with the hash of them, where the dataset was added with ``hash="full"`` and that covers all that is linked, or else
+        with the old file.
+
+        Parameters
+        ----------
+        dataset : str
+            Name or uid.
+        path : str or path
+            The file or Zarr folder, or its address in an object store or on a web server.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of this address; they are not stored.
+
+        Returns
+        -------
+        str
+            The address that is recorded now; that of a local file near the atlas is relative to it.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such dataset or file.
+        SourceError
+            If the dataset is not linked, or the file holds something else or cannot be compared.
+        """
+        from raggedatlas.ingest.relink import relink
+
+        return relink(self._opened, dataset, as_path(path, storage_options))
+
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
         from raggedatlas.catalog.optimization import optimize
@@ -790,7 +824,7 @@ class RaggedAtlas(ReadOnlyAtlas):
     def purge(self, uid_or_name: str) -> "MaintenanceReport":
         """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
 
-        What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
+        A file that the dataset is linked to is not the atlas's and stays; the report names it. What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
         crash: the same call, or `repair`, then finishes it.
 
         Raises

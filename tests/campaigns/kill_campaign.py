@@ -110,6 +110,14 @@ def _add(atlas: RaggedAtlas, name: str, seed: int, **choices: Any) -> object:
     return atlas.add(source, name, organism="human", embeddings=embeddings, progress=False, **choices)
 
 
+def _link(atlas: RaggedAtlas, name: str, seed: int) -> object:
+    """Link a file beside the atlas, which is written if it is not there."""
+    file = Path(atlas.uri).parent / f"linked-{seed}.h5ad"
+    if not file.exists():
+        source_of(seed).write_h5ad(file, compression="gzip")
+    return atlas.add(file, name, organism="human", copy=False, progress=False)
+
+
 def _add_by_workers(atlas: RaggedAtlas, name: str, seed: int) -> object:
     with spawned(1) as executor:
         return _add(atlas, name, seed, executor=executor)
@@ -156,6 +164,8 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_annotation": lambda atlas, name: atlas.drop_annotation(name),
     "infer": lambda atlas, version, folder: infer(_sums, atlas.checkout(version).query(), folder, batch_size=2),
     "add_csc": lambda atlas, name: atlas.add_csc(name),
+    "link": _link,
+    "materialize": lambda atlas: atlas.materialize(),
     "delete_cells": lambda atlas, names: atlas.delete_cells({"cell_name": names}),
     "drop_dataset": lambda atlas, name: atlas.drop_dataset(name),
     "purge": lambda atlas, name: atlas.purge(name),
@@ -357,6 +367,7 @@ class Campaign:
         after = state.holding(name, content_of(source_of(seed)))
         yield Choice("add", {"name": name, "seed": seed}, after)
         yield Choice("add by workers", {"name": name, "seed": seed}, after)
+        yield Choice("link", {"name": name, "seed": seed}, after)
         second = after.holding(f"e{n}", content_of(source_of(5000 + n)))
         yield Choice("add several", {"names": [name, f"e{n}"], "seeds": [seed, 5000 + n]}, second)
         item = ("geometry", f"g{n}", name)
@@ -385,6 +396,7 @@ class Campaign:
         gone = state.without(of)
         replaced = gone.holding(of, content_of(source_of(2000 + n)))
         yield Choice("replace", {"name": of, "seed": 2000 + n}, replaced)
+        yield Choice("materialize", {}, state)
         yield Choice("drop_dataset", {"name": of}, gone)
         named = [name for name, content in state.datasets.items() if self._is_named(name, content)][:2]
         if named:

@@ -16,6 +16,7 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.assets import read_links, read_records
 from raggedatlas.catalog.snapshots import diff_files
+from raggedatlas.errors import StaleSourceError
 from raggedatlas.store.bundle import SHARED
 from support.atlases import small_anndata
 
@@ -251,3 +252,50 @@ def test_columns_beyond_the_matrix_are_found(tmp_path: Path) -> None:
     atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(place, copy=False, progress=False)
     assert problems(atlas) == ["feature-bounds"]
+
+
+def test_what_removes_data_says_that_files_stay(atlas: ra.RaggedAtlas) -> None:
+    """`delete_cells` and `purge` leave the values in the files, and name these; copied datasets have no such note."""
+    atlas.materialize("d4")
+    for number in (3, 4):
+        told = [
+            *atlas.delete_cells(f"cell_name = 'CELL{number}-2'").notes,
+            *atlas.purge(f"d{number}").notes,
+        ]
+        named = [note for note in told if f"../d{number}.h5ad" in note]
+        # An older snapshot has it linked.
+        assert len(named) == (2 if number == 3 else 1), told
+    assert (Path(atlas.uri).parent / "d3.h5ad").exists()
+    assert problems(atlas) == []
+    assert_content(atlas, [0, 1, 2, 5])
+
+
+def test_deleted_cells_stay_deleted(atlas: ra.RaggedAtlas) -> None:
+    """Linked, after `materialize`, and in a column-sorted copy; rows keep their places."""
+    atlas.delete_cells("cell_name LIKE 'CELL1-1%'")
+    left = atlas.dataset("d1").to_anndata()
+    assert left.n_obs == N_CELLS - 11
+    atlas.materialize("d1")
+    np.testing.assert_array_equal(atlas.dataset("d1").to_anndata().X.toarray(), left.X.toarray())
+    assert problems(atlas) == []
+
+
+def test_a_mirror_has_the_references(atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """It reads the files where these lie at the same place from there; elsewhere, it says what to do, and never reads another file."""
+    near, far = Path(atlas.uri).parent / "mirror", tmp_path / "far" / "mirror"
+    assert any("stay in 6 linked file(s)" in note and "materialize()" in note for note in atlas.sync(near).notes)
+    atlas.sync(far)
+    assert_content(ra.RaggedAtlas.open(str(near)), range(N_DATASETS))
+    assert problems(ra.RaggedAtlas.open(str(near))) == []
+    mirror = ra.RaggedAtlas.open(str(far))
+    assert problems(mirror, "files") == []
+    made(7).write_h5ad(far.parent / "d1.h5ad")
+    for number in (0, 1):
+        with pytest.raises(StaleSourceError, match="relink"):
+            mirror.dataset(f"d{number}").to_anndata()
+    atlas.materialize()
+    atlas.snapshot()
+    assert atlas.sync(far).n_bytes > 0
+    mirror = ra.RaggedAtlas.open(str(far))
+    assert_content(mirror, range(N_DATASETS))
+    assert problems(mirror) == []

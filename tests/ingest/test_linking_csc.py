@@ -210,6 +210,27 @@ def test_row_numbers_outside_of_the_matrix_are_refused(
         atlas.materialize()
 
 
+def test_a_file_that_was_moved_is_followed(tmp_path: Path, by_column: list[int]) -> None:
+    """Or another with the same columns, while the old one can be read."""
+    adata = made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad")
+    adata.write_h5ad(tmp_path / "zipped.h5ad", compression="gzip")
+    atlas.relink("d", tmp_path / "zipped.h5ad")
+    (tmp_path / "zipped.h5ad").rename(tmp_path / "moved.h5ad")
+    atlas.relink("d", tmp_path / "moved.h5ad")
+    found = query(atlas).layers("counts").features(["g3"]).to_anndata()
+    np.testing.assert_array_equal(found.X.toarray(), adata.X[:, [3]].toarray())
+    assert by_column == [1]
+    assert problems(atlas) == []
+    adata.X.data[3] += 1
+    adata.write_h5ad(tmp_path / "other.h5ad")
+    with pytest.raises(SourceError, match="is not the file of the dataset 'd'"):
+        atlas.relink("d", tmp_path / "other.h5ad")
+    with pytest.raises(OSError, match="opened with sources='deny'"):
+        ra.RaggedAtlas.open(str(tmp_path / "atlas"), sources="deny").relink("d", tmp_path / "other.h5ad")
+
+
 def test_layers_that_are_stored_by_row_are_only_copied(tmp_path: Path, by_column: list[int]) -> None:
     """`add_csc` sorts these, beside what is linked."""
     adata = made()

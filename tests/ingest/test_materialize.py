@@ -2,12 +2,14 @@
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anndata as ad
+import mudata as md
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,6 +25,7 @@ from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, Sou
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
 from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.read import read_all
+from support.atlases import small_anndata
 
 N_CELLS = SAMPLE_ROWS * 8
 
@@ -284,3 +287,47 @@ def test_another_process_is_waited_for(linked: RaggedAtlas, monkeypatch: pytest.
     assets.take_lease(linked._catalog, uid, {**owner, "process_start": -1})
     assert linked.materialize() == ("d",)
     assert problems(linked) == []
+
+
+@pytest.mark.parametrize("codec", ["packed", "standard"])
+@pytest.mark.parametrize("form", ["dense", "two modalities"])
+def test_other_groups_and_codecs(tmp_path: Path, codec: str, form: str) -> None:
+    """A dense matrix of counts, and a file of two modalities: read the same before and after, with the hash that `add` gives."""
+    one, two = small_anndata(0, N_CELLS), small_anndata(1, N_CELLS, [f"P{number}" for number in range(5)])
+    two.obs_names = one.obs_names
+    place = tmp_path / ("d.h5mu" if form == "two modalities" else "d.h5ad")
+    if form == "two modalities":
+        two.X = two.X.toarray()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            md.MuData({"rna": one, "prot": two}).write(place)
+    else:
+        one.X = one.X.toarray()
+        one.write_h5ad(place)
+    atlas, copied = (RaggedAtlas.create(str(tmp_path / name), codec=codec) for name in ("linked", "copied"))
+    atlas.add(place, copy=False, progress=False)
+    copied.add(place, column_order="file", progress=False)
+    before = {path: values for path, (_, values) in arrays_of(atlas, "d").items()}
+    assert atlas.materialize() == ("d",)
+    assert not is_linked(atlas)
+    after = arrays_of(atlas, "d")
+    assert before.keys() == after.keys()
+    for path, values in before.items():
+        np.testing.assert_array_equal(after[path][1], values, err_msg=path)
+    hashes = [record.content_hash for record in atlas.dataset("d").records]
+    assert hashes == [record.content_hash for record in copied.dataset("d").records]
+    assert problems(atlas) == []
+
+
+def test_a_sparse_matrix_of_a_dense_space_is_not_linked(tmp_path: Path) -> None:
+    """Its rows are not in the file; it is refused before anything is written, where they would be read as something else."""
+    two = small_anndata(1, N_CELLS, [f"P{number}" for number in range(5)])
+    one = small_anndata(0, N_CELLS)
+    two.obs_names = one.obs_names
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        md.MuData({"rna": one, "prot": two}).write(tmp_path / "d.h5mu")
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    with pytest.raises(SourceError, match="protein_abundance"):
+        atlas.add(tmp_path / "d.h5mu", copy=False, progress=False)
+    assert atlas.list_datasets().empty

@@ -1,5 +1,7 @@
 """Which linked files are read: their recorded addresses, and what `open(sources=...)` allows."""
 
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,16 @@ def test_deny_reads_no_file_and_everything_else(linked: Path) -> None:
     assert len(view.query().to_pandas()) == 20
 
 
+def test_ask_reads_nothing_where_nobody_answers(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(text: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", closed)
+    view = ra.RaggedAtlas.checkout_latest(linked / "atlas", sources="ask")
+    with pytest.raises(StoreError, match="may not be read"):
+        view.query().to_anndata()
+
+
 @pytest.mark.parametrize(("answer", "reads"), [("y", True), ("n", False), ("", False)])
 def test_ask_asks_once_for_each_file(linked: Path, monkeypatch: pytest.MonkeyPatch, answer: str, reads: bool) -> None:
     asked: list[str] = []
@@ -118,6 +130,36 @@ def test_a_callable_decides(linked: Path, answer: Any) -> None:
         with pytest.raises(StoreError, match="<callable>"):
             view.query().to_anndata()
     assert seen == [str(linked / "far.h5ad")]
+
+
+def test_nobody_who_answers_is_a_no(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(StoreError, match="sources='ask'"):
+        ra.RaggedAtlas.checkout_latest(linked / "atlas", sources="ask").query().to_anndata()
+
+
+@pytest.mark.parametrize("rule", ["ask", lambda _: {"aws_region": "eu-central-1"}])
+def test_answers_go_to_other_processes(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were given do, with the storage options; for more, nobody can be asked there."""
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    access = SourceAccess(Location("/data/atlas"), rule)
+    asked = access.open("s3://bucket/x.h5ad", "a")
+    sent = pickle.loads(pickle.dumps(access))
+    assert sent.open("s3://bucket/x.h5ad", "a") == asked
+    assert sent.open("s3://bucket/x.h5ad", "a").location.storage_options == asked.location.storage_options
+    with pytest.raises(StoreError, match="may not be read"):
+        sent.open("s3://bucket/y.h5ad", "b")
+
+
+def allows(address: str) -> bool:
+    """Allow one address."""
+    return address.endswith("y.h5ad")
+
+
+@pytest.mark.parametrize("rule", ["allow", "deny", allows])
+def test_rules_that_can_be_sent_hold_in_other_processes(rule: Any) -> None:
+    sent = pickle.loads(pickle.dumps(SourceAccess(Location("/data/atlas"), rule)))
+    assert sent.rule == rule
 
 
 def test_unknown_rules_are_refused(linked: Path) -> None:

@@ -48,9 +48,9 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
                 adata.write_zarr(path)
         finally:
             ad.settings.zarr_write_format = before
-        root = zarr.open_group(path, mode="r+", use_consolidated=False)
+        root: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
         for name in ("data", "indices"):
-            values, attributes = root[f"X/{name}"][...], dict(root[f"X/{name}"].attrs)  # type: ignore[index]
+            values, attributes = root[f"X/{name}"][...], dict(root[f"X/{name}"].attrs)
             chunk = min(CHUNK, max(1, len(values)))
             made = root.create_array(
                 f"X/{name}", shape=values.shape, dtype=values.dtype, chunks=(chunk,), shards=(4 * chunk,) if shards else None,

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -124,6 +124,8 @@ class FaultyProxy(_Loopback):
         Pass requests on without the conditions of S3 and Google: a store without conditional puts.
     latency : float
         Seconds to wait before each answer.
+    before : callable or None
+        Called with the number of the requests that came before, before each is passed on.
     requests : list of Request
         Log of what was seen, oldest first; clear it with `forget`.
     lost : list of Request
@@ -144,6 +146,7 @@ class FaultyProxy(_Loopback):
     shorten_every: int = 0
     ignore_conditions: bool = False
     latency: float = 0.0
+    before: Callable[[int], None] | None = None
     requests: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     most_at_once: int = 0
@@ -202,11 +205,13 @@ class FaultyProxy(_Loopback):
             self._cuts.clear()
             self._refused.clear()
             self.fail_every, self.failure, self.shorten_every = 0, (503, "SlowDown"), 0
-            self.ignore_conditions, self.latency, self._left = False, 0.0, float("inf")
+            self.ignore_conditions, self.latency, self._left, self.before = False, 0.0, float("inf"), None
 
     def begin(self, method: str) -> tuple[int, str] | None:
         """Count a request, and return the status and the code that it is refused with, if it is."""
         with self._lock:
+            if self.before is not None:
+                self.before(self._seen)
             self._seen += 1
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
@@ -419,8 +424,12 @@ class WebServer(_Loopback):
         Seconds to wait before each answer.
     headers : dict of str to str
         Sent with every file, e.g. ``ETag``.
+    stamps : bool
+        Send an ``ETag`` of size and time, and ``Last-Modified``, with every file.
     ignore_conditions : bool
         Serve a file whose ETag is not the one that ``If-Match`` names.
+    before : callable or None
+        Called with the number of the requests that came before, before each is answered.
     requests : list of str
         Method, path and range of each request, oldest first.
 
@@ -436,8 +445,11 @@ class WebServer(_Loopback):
     sent: int | None = None
     latency: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    stamps: bool = False
     ignore_conditions: bool = False
+    before: Callable[[int], None] | None = None
     requests: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         """Bind a free port."""
@@ -507,18 +519,31 @@ class _FileHandler(_Serving):
     def do_GET(self) -> None:
         """Send a file or a part of it."""
         asked = self.headers.get("Range", "")
-        self.owner.requests.append(f"{self.command} {self.path} {asked}")
+        with self.owner.lock:
+            if self.owner.before is not None:
+                self.owner.before(len(self.owner.requests))
+            self.owner.requests.append(f"{self.command} {self.path} {asked}")
         time.sleep(self.owner.latency)
         self.sent = self.owner.sent
         file = self.owner.folder / unquote(urlsplit(self.path).path).lstrip("/")
-        if not file.is_file():
+        # A file may be removed at any time.
+        try:
+            opened = file.open("rb")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             self.send(404, b"", {})
             return
-        headers, condition = self.owner.headers, self.headers.get("If-Match")
-        if condition is not None and condition != headers.get("ETag") and not self.owner.ignore_conditions:
-            self.send(412, b"", {})
-            return
-        with file.open("rb") as opened:
+        with opened:
+            headers, condition = self.owner.headers, self.headers.get("If-Match")
+            if self.owner.stamps:
+                info = os.fstat(opened.fileno())
+                headers = {
+                    "ETag": f'"{info.st_mtime_ns:x}-{info.st_size:x}"',
+                    "Last-Modified": formatdate(info.st_mtime, usegmt=True),
+                    **headers,
+                }
+            if condition is not None and condition != headers.get("ETag") and not self.owner.ignore_conditions:
+                self.send(412, b"", {})
+                return
             self.send_part(opened, headers, asked if self.owner.ranges else "")
 
 

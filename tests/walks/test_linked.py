@@ -1,17 +1,23 @@
 """Linked datasets answer as copied ones do, whatever is done to the atlas and however the file stores its matrices."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from anndata.tests.helpers import assert_equal
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+import raggedatlas as ra
 from support.atlases import small_anndata
 from support.hypothesis_profile import examples
 from support.linked_files import WRITERS, write_file
 from walks.test_state_machine import AtlasMachine, extra_columns, gene_lists
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 class LinkedMachine(AtlasMachine):
@@ -46,6 +52,45 @@ class LinkedMachine(AtlasMachine):
     @rule(data=st.data())
     def add_csc(self, data: st.DataObject) -> None:
         self.atlas.add_csc(data.draw(st.sampled_from(sorted(self.tip))))
+
+
+FILES = ("pbmc_5k_protein_v3.h5ad", "pbmc_10k_protein_v3.h5ad", "pbmc68k_reduced.h5ad", "lung_C144.h5", "wu2020.h5mu")
+"""Real files: CSR and dense, compressed and not, with raw, of 10x and of several modalities."""
+
+
+def equal(found: Any, expected: Any) -> None:
+    """Compare two AnnData or MuData exactly, where NaN equals NaN."""
+    if hasattr(expected, "mod"):
+        for name in expected.mod:
+            equal(found.mod[name], expected.mod[name])
+        return
+    for one in (found, expected):
+        for group in (one.obsm, one.varm):
+            for key, values in list(group.items()):
+                if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+                    group[key] = np.nan_to_num(values)
+    assert_equal(found, expected, exact=True)
+
+
+@pytest.mark.filterwarnings("ignore:Support for Awkward")
+def test_real_files_come_back_as_from_a_copied_atlas(tmp_path: Path) -> None:
+    """Linked or copied, `dataset` gives the same; nothing of the files is in the atlas that is not small."""
+    atlases = {copy: ra.RaggedAtlas.create(tmp_path / str(copy)) for copy in (True, False)}
+    for name in FILES:
+        shutil.copy(DATA / name, tmp_path / name)
+        for copy, atlas in atlases.items():
+            atlas.add(tmp_path / name, organism="human", copy=copy)
+    linked, copied = (atlases[copy].checkout(atlases[copy].snapshot()) for copy in (False, True))
+    for name in linked.list_datasets()["name"]:
+        one, other = linked.dataset(name), copied.dataset(name)
+        mudata = name == "wu2020"
+        equal(one.to_mudata() if mudata else one.to_anndata(), other.to_mudata() if mudata else other.to_anndata())
+    assert [*atlases[False].validate("deep")] == []
+    found, expected = (view.query().layers("counts").where("dataset != 'pbmc68k_reduced'") for view in (linked, copied))
+    for genes in (["CD3D", "CD79A"], ["LYZ"]):
+        a, b = found.features(genes).to_anndata(), expected.features(genes).to_anndata()
+        assert abs(a.X - b[:, a.var_names].X).sum() == 0
+    assert found.lazy().X.sum().compute() == expected.lazy().X.sum().compute()
 
 
 def test_any_walk_with_linked_datasets_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

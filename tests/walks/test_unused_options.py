@@ -75,6 +75,7 @@ UNUSED: dict[str, Callable[[Path], Any]] = {
     "AtlasView.validate incremental": lambda f: atlas(f).checkout("first").validate("quick", incremental=True),
     "RaggedAtlas.add metric": lambda f: add(f, "result", metric="cosine"),
     "RaggedAtlas.add max_columns": lambda f: add(f, "file", obs=["n_genes"], max_columns=3),
+    "RaggedAtlas.add hash": lambda f: add(f, "file", hash="full"),
     "RaggedAtlas.add new_cells": lambda f: add(f, "shapes", new_cells=True),
     "RaggedAtlas.add unknown": lambda f: add(f, "shapes", unknown="skip"),
     "RaggedAtlas.add lacking": lambda f: add(f, "shapes", lacking="allow"),
@@ -114,10 +115,12 @@ UNUSED |= {
 
 # The other optional arguments: they have an effect whatever else is given, or the call that they do not fit refuses them as unknown.
 USED: dict[str, str] = {
-    "RaggedAtlas.add": "name on_duplicate dry_run progress executor storage_options obs cast on_clash layers spaces feature_id organism nonfinite duplicate_entries column_order curate genome embeddings extras space as_ output link dataset cells counts layout",
+    "RaggedAtlas.add": "name on_duplicate dry_run progress executor storage_options obs cast on_clash layers spaces feature_id organism nonfinite duplicate_entries column_order curate genome embeddings extras copy space as_ output link dataset cells counts layout",
     "RaggedAtlas.add_csc": "space layers executor",
+    "RaggedAtlas.materialize": "datasets executor",
+    "RaggedAtlas.relink": "storage_options",
     "RaggedAtlas.annotate": "name on columns obsm cast on_conflict unknown dry_run",
-    "RaggedAtlas.checkout_latest": "schema store storage_options",
+    "RaggedAtlas.checkout_latest": "schema store storage_options sources",
     "RaggedAtlas.create": "cell_schema registries spaces codec storage_options",
     "RaggedAtlas.delete_cells": "uids dry_run",
     "RaggedAtlas.diff_files": "other storage_options",
@@ -128,7 +131,7 @@ USED: dict[str, str] = {
     "RaggedAtlas.gc": "dry_run grace",
     "RaggedAtlas.load_terms": "ontology release",
     "RaggedAtlas.map_terms": "ontology confirm on_conflict dry_run",
-    "RaggedAtlas.open": "storage_options",
+    "RaggedAtlas.open": "storage_options sources",
     "RaggedAtlas.presence": "features space",
     "RaggedAtlas.register_features": "space",
     "RaggedAtlas.register_space": "registry",
@@ -187,8 +190,8 @@ USED: dict[str, str] = {
     "umap": "progress column model batch_size overwrite",
     "view": "cells port browser allow_annotate title color colors columns max_points seed theme axes layer",
     "visualize": "cells overwrite color max_points seed axes",
-    "Loader": "batch_size shuffle seed obs as_ layers features categories dtype buffers results rank world_size even drop_last weights balance group sampler threads",
-    "CellDataset": "obs as_ layers features categories dtype buffers results",
+    "Loader": "batch_size shuffle seed obs as_ layers features categories dtype buffers results pack rank world_size even drop_last weights balance group sampler threads",
+    "CellDataset": "obs as_ layers features categories dtype buffers results pack",
     "ResultDatasetWriter": "overwrite facts resume grace",
 }  # fmt: skip
 

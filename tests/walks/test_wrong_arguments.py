@@ -120,6 +120,8 @@ CALLS: dict[str, Call] = {
         {"source": p.folder / "third.h5ad", "name": "d3", "on_duplicate": "error", "dry_run": True},
     ),
     "add_csc": lambda p: (p.atlas.add_csc, {"dataset": "d1"}),
+    "materialize": lambda p: (p.atlas.materialize, {"datasets": "d1"}),
+    "relink": lambda p: (p.atlas.relink, {"dataset": "d1", "path": p.folder / "third.h5ad"}),
     "annotate": lambda p: (
         lambda source, **given: p.atlas.annotate(source, **{"dry_run": True, **given}),
         {

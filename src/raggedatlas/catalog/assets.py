@@ -24,6 +24,7 @@ from raggedatlas.model.records import (
     DATASETS_SCHEMA,
     DatasetRecord,
     Link,
+    SourceFacts,
     datasets_from_table,
     entries_from_table,
     entries_to_table,
@@ -573,10 +574,28 @@ def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
             "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
             "n_features": ", ".join(str(r.n_features) for r in records),
             "source": records[0].source,
+            "linked": "" if (facts := source_facts(records[0])) is None else facts.address,
             "created_at": records[0].created_at,
         }
         for uid, records in group_by_dataset(read_records(catalog)).items()
     ]
+
+
+def source_facts(first: DatasetRecord) -> SourceFacts | None:
+    """Return what is recorded of the file that a dataset is linked to, by its first record; None where it is not linked."""
+    # Most are not, and need not be parsed for it.
+    return first.file_facts.linked if '"linked"' in first.facts else None
+
+
+def source_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """Return the files that datasets are linked to: address, size, time, and how many datasets."""
+    rows: dict[str, dict[str, Any]] = {}
+    for records in group_by_dataset(read_records(catalog)).values():
+        facts = source_facts(records[0])
+        if facts is not None:
+            row = {"address": facts.address, "n_bytes": facts.n_bytes, "modified": facts.modified, "n_datasets": 0}
+            rows.setdefault(facts.address, row)["n_datasets"] += 1
+    return [*rows.values()]
 
 
 def find_dataset(

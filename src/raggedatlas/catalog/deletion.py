@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import group_by_dataset, process_alive, read_records, this_process
+from raggedatlas.catalog.assets import group_by_dataset, process_alive, read_records, source_facts, this_process
 from raggedatlas.catalog.catalog import CELLS, DATASETS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
@@ -216,6 +216,10 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
             f"it out with drop_dataset({emptied[0]!r}), and delete the cells of the others then."
         )
     notes = [f"{known[uid].name}: {own.num_rows:,} of {sizes[uid]:,} cells" for uid, own in rows.items()]
+    linked = {known[uid].name: facts.address for uid in rows if (facts := source_facts(known[uid])) is not None}
+    notes += [
+        f"{name}: their values stay in {address}, which the atlas does not own" for name, address in linked.items()
+    ]
     return _Plan(
         rows,
         addresses,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from raggedatlas.catalog.assets import GRACE
+from raggedatlas.catalog.assets import GRACE, source_rows
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
@@ -73,7 +73,7 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     -----
     Files of snapshots never change, so a file is copied if the target has none of that length and hash. Arrays come first, then the files
     of tables, and the list of snapshots last: until it is written, the target shows what it showed before, and a call that died can be
-    made again.
+    made again. Of linked datasets the references are copied, and not the files that they lead to.
     """
     catalog.refuse_unfinished_purge("sync")
     records = list_versions(catalog)
@@ -143,8 +143,14 @@ def _copy_snapshots(
         seal_versions(mirror)
         _remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
-    notes = (f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}",)
-    return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=notes)
+    notes = [f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
+    linked = {row["address"]: row["n_datasets"] for record in records for row in source_rows(catalog.at(record))}
+    if linked:
+        local = [address for address in linked if "://" not in address]
+        text = f"the values of {sum(linked.values()):,} dataset(s) stay in {len(linked):,} linked file(s), which are not copied"
+        place = f"; the mirror finds {local[0]} only where it lies at the same place from there: materialize() copies values, for the next snapshot"
+        notes.append(text + (place if local else ""))
+    return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
 
 
 def _refuse_foreign(

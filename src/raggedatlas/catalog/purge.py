@@ -16,6 +16,7 @@ from raggedatlas.catalog.assets import (
     purged,
     read_records,
     refuse_unknown_assets,
+    source_facts,
     this_process,
 )
 from raggedatlas.catalog.bundles import leave_out
@@ -48,7 +49,7 @@ _ATTEMPTS = 20
 def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
-    For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is rewritten
+    For data that must not be kept, such as a withdrawn consent. A file that the dataset is linked to is not the atlas's and stays; the report names it. Every snapshot that held the dataset is rewritten
     without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose the rows of its
     cells; what was computed from them for others stays. What other datasets may share stays:
     features, layouts, and category names in column metadata.
@@ -83,7 +84,21 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
         mark = PurgeMark(uid=uid, name=name)
     elif uid_or_name not in (mark.uid, mark.name):
         catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
-    return _run(catalog, mark)
+    sources = _sources(catalog, mark.uid)
+    report = _run(catalog, mark)
+    notes = [f"its values stay in {address}, which the atlas does not own" for address in sources]
+    return replace(report, notes=(*report.notes, *notes))
+
+
+def _sources(catalog: Catalog, uid: str) -> list[str]:
+    """Return the addresses of files that a dataset is or was linked to."""
+    found: dict[str, None] = {}
+    for view in [catalog, *map(catalog.at, list_versions(catalog))]:
+        # A damaged record keeps no dataset from being purged.
+        with suppress(AtlasError):
+            facts = (source_facts(record) for record in read_records(view) if record.uid == uid)
+            found |= {one.address: None for one in facts if one is not None}
+    return [*found]
 
 
 def resume_purge(catalog: Catalog) -> list[str]:

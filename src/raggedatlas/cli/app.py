@@ -26,7 +26,7 @@ _VERBS = {
     "delete_cells": "delete-cells", "drop_result": "drop-result", "drop_geometry": "drop-geometry", "add_csc": "add-csc",
     "map_terms": "map-terms", "load_terms": "load-terms", "list_versions": "versions", "list_datasets": "ls", "geometries": "geometries", "results": "results",
     **{f"identity.{name}": f"genes {name}" for name in ("link", "unlink", "load", "remove", "explain", "tables", "history")},
-    **{name: name for name in ("create", "add", "annotate", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff")},
+    **{name: name for name in ("create", "add", "annotate", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff", "materialize", "relink")},
 }  # fmt: skip
 """Methods of an atlas -> the commands that do the same."""
 
@@ -110,6 +110,8 @@ def _option_of(name: str, options: Container[str] | None) -> str | None:
 
 def _argument_to_option(found: re.Match[str], options: Container[str] | None) -> str:
     name, value = found["name"], found["value"]
+    if name == "copy" and (options is None or "--link" in options):
+        return {"True": "no --link", "False": "--link"}.get(value, "--link-columns")
     option = _option_of(name, options)
     if option is None:
         return f"{found[0]} in Python" if name in _PYTHON_ONLY else found[0]

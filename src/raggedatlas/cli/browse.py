@@ -1,5 +1,6 @@
 """Verbs ``ls``, ``info``, ``features`` and ``find``."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -23,10 +24,13 @@ def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         print_json(rows)
         return
     empty = f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE"
-    print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty=empty)
+    print_table([summary_row(row) for row in rows], summary_columns(rows), empty=empty)
 
 
-SUMMARY_COLUMNS = ["name", "cells", "features", "layers", "added", "uid"]
+def summary_columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of a table of datasets; where none is linked, that of files is left out."""
+    linked = ["linked"] if any(row["linked"] for row in rows) else []
+    return ["name", "cells", "features", "layers", *linked, "added", "uid"]
 
 
 def summary_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +41,7 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
         "cells": row["n_cells"],
         "features": counts[0] if len(counts) == 1 else counts,
         "layers": row["layers"],
+        "linked": row["linked"],
         "added": minute(row["created_at"]),
         "uid": row["uid"],
     }
@@ -45,7 +50,7 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
 @command(INSPECT, "info pbmc.atlas --at first")
 def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
-    from raggedatlas.catalog.assets import asset_kinds
+    from raggedatlas.catalog.assets import asset_kinds, source_rows
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
     from raggedatlas.catalog.versions import list_versions, registry_tables
@@ -71,13 +76,18 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         "assets": {kind: counts.to_dict() for kind, counts in attached.items() if len(counts)},
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
+        "linked files": source_rows(catalog),
     }
     if atlas_options.as_json:
         print_json(facts)
         return
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
     shown = {kind: [f"{name}: {n:,} cells" for name, n in found.items()] for kind, found in facts.pop("assets").items()}
-    facts_shown = {**facts, "features": counts or "none", **shown}
+    sources = [
+        f"{row['address']} ({row['n_bytes']:,} bytes, {minute(row['modified']) or 'of unknown time'}), in datasets: {row['n_datasets']:,}"
+        for row in facts["linked files"]
+    ]
+    facts_shown = {**facts, "linked files": sources, "features": counts or "none", **shown}
     print_facts({key: value for key, value in facts_shown.items() if value != []})
 
 

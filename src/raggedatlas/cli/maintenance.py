@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, to_command_line
-from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
+from raggedatlas.cli.browse import summary_columns, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
     RootHash,
@@ -84,7 +84,7 @@ def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
         }
     )
     print_text("")
-    print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty="No datasets.")
+    print_table([summary_row(row) for row in rows], summary_columns(rows), empty="No datasets.")
 
 
 @command(SNAPSHOTS, "diff pbmc.atlas 1 2")
@@ -153,6 +153,31 @@ def add_csc(
         "space": space,
         "layers": written,
     }, f"Wrote {', '.join(written)} of {dataset}" if written else f"{dataset} already has its column-sorted copies."
+
+
+@command(MAINTENANCE, "materialize pbmc.atlas pbmc_10k --workers 4")
+def materialize(
+    atlas_options: AtlasOptions,
+    datasets: Annotated[list[str] | None, argument("Names or uids of linked datasets; by default all")] = None,
+    workers: WorkerCount = 1,
+) -> tuple[Any, str]:
+    """Copy the values of linked datasets into the atlas, which then needs their files no more."""
+    with process_pool(workers) as executor:
+        copied = atlas_options.open().materialize(datasets or None, executor=executor)
+    return {
+        "copied": copied
+    }, f"Copied {', '.join(copied)} into {atlas_options.atlas}" if copied else "No dataset is linked."
+
+
+@command(MAINTENANCE, "relink pbmc.atlas pbmc_10k /data/moved/pbmc_10k.h5ad")
+def relink(
+    atlas_options: AtlasOptions,
+    dataset: Dataset,
+    path: Annotated[str, argument("The file or Zarr folder, or its address")],
+) -> tuple[Any, str]:
+    """Name the place that the file of a linked dataset has moved to; its values are compared unless it is the recorded file."""
+    address = atlas_options.open().relink(dataset, path)
+    return {"dataset": dataset, "linked": address}, f"{dataset} is linked to {address} now."
 
 
 @command(MAINTENANCE, "drop pbmc.atlas pbmc_10k")

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
-from raggedatlas.store.references import References, references_file
+from raggedatlas.store.references import References, SourceObjects, references_file
 from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sparse import canonicalize
 
@@ -165,7 +165,7 @@ def plan_column_links(catalog: Catalog, source: Source, plan: IngestPlan) -> Col
                 "are. Add it with copy=True, or call sum_duplicates() on the matrix first."
             )
     content, facts = _collect(catalog, plan, linker, hashed=True)[1:]
-    return ColumnLinks(content, facts, matrices, {key: _read_indptr(source, key) for key in keys})
+    return ColumnLinks(content, facts, matrices, {key: read_indptr(source, key) for key in keys})
 
 
 def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: str) -> LinkPlan:
@@ -196,7 +196,7 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     groups = tuple(_link_group(source, linker, group, taken[group.space.name]) for group in plan.groups)
     extras = dict(_link_extras(linker, plan.extras))
     present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
-    extra_indptr = {key: _read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
+    extra_indptr = {key: read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
     references, content, facts = _collect(catalog, plan, linker, hashed=bool(full_hash))
     text = full_hash or _hash_places(plan, groups, references)
     return LinkPlan(content, facts, groups, present, extras, extra_indptr, text)
@@ -215,17 +215,22 @@ def _collect(
     """Return the references, as they are stored too, and what is recorded of the file, of which all values are hashed or not."""
     assert plan.place is not None
     references = linker.references()
-    objects = references.objects
+    address = recorded_address(plan.place, catalog.location)
+    facts = describe_source(address, references.objects, "full" if hashed else "metadata")
+    return references, references.to_bytes(), facts
+
+
+def describe_source(address: str, objects: SourceObjects, hashed: Literal["metadata", "full"]) -> SourceFacts:
+    """Return what is recorded of a source, as it is now."""
     modified = int(objects.modified.max(initial=0))
-    facts = SourceFacts(
-        address=recorded_address(plan.place, catalog.location),
+    return SourceFacts(
+        address=address,
         n_bytes=int(objects.n_bytes.sum()),
         n_objects=len(objects.keys),
         modified=datetime.fromtimestamp(modified / 1e9, UTC).isoformat(timespec="microseconds") if modified else "",
         etag=objects.etags[0] if len(objects.keys) == 1 else "",
-        hashed="full" if hashed else "metadata",
+        hashed=hashed,
     )
-    return references, references.to_bytes(), facts
 
 
 def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]) -> LinkedGroup:
@@ -238,6 +243,11 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
             raise SourceError(
                 f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy='rows', which copies the rows "
                 "and links the columns, or with copy=True, or convert the matrix to CSR first."
+            )
+        if not sparse and info.form != "dense":
+            raise SourceError(
+                f"{info.key} is stored as {info.form}, and the feature space {group.space.name!r} has dense rows, which cannot be read from it. "
+                "Add the file with copy=True, or store the matrix as a dense array."
             )
         arrays = linker.add(info.key)
         fit = _sample(source, plan, group)
@@ -256,11 +266,11 @@ def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]
     if sparse:
         info = group.layers[0].info
         dense = info.form == "dense"
-        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else _read_indptr(source, info.key)
+        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else read_indptr(source, info.key)
     return LinkedGroup(layers, stored, specs, frozenset(sampled), indptr)
 
 
-def _read_indptr(source: Source, key: str) -> NDArray[np.int64]:
+def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
     """Read the bounds of the rows of a CSR matrix of a file, or of the columns of a CSC matrix."""
     indptr: NDArray[np.int64] = source.indptr(key)  # type: ignore[attr-defined]
     return indptr

@@ -101,7 +101,7 @@ def materialize(
     earlier = _copied_before(catalog, {own[0].uid for own in chosen})
     begun: list[DatasetRecord] = []
 
-    def tasks() -> Iterator[Callable[[], _Copy | AtlasError | None]]:
+    def tasks() -> Iterator[Callable[[], _DatasetCopy | AtlasError | None]]:
         for own in chosen:
             _take(catalog, own[0])
             begun.append(own[0])
@@ -141,7 +141,7 @@ class _GroupCopy:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _DatasetCopy:
     """The arrays of a dataset in place of linked ones.
 
     Parameters
@@ -206,7 +206,7 @@ def _copied_before(catalog: Catalog, uids: AbstractSet[str]) -> dict[str, list[D
 
 def _try_copy(
     catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
-) -> _Copy | AtlasError | None:
+) -> _DatasetCopy | AtlasError | None:
     try:
         return _copy_dataset(catalog, records, earlier)
     except AtlasError as error:
@@ -215,7 +215,7 @@ def _try_copy(
 
 def _copy_dataset(
     catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
-) -> _Copy | None:
+) -> _DatasetCopy | None:
     """Write the values of a dataset; None if it is not linked any more."""
     links = _links(records)
     if not links:
@@ -223,7 +223,7 @@ def _copy_dataset(
     if earlier is not None:
         known = {record.zarr_group: record for record in earlier}
         groups = {group: _taken_over(known[group], [*paths]) for group, paths in links.items()}
-        return _Copy(groups, links, earlier[0].content_hash, written=False)
+        return _DatasetCopy(groups, links, earlier[0].content_hash, written=False)
     made: dict[str, _Writers] = {}
     try:
         return _write_dataset(catalog, records, links, made)
@@ -240,7 +240,7 @@ def _write_dataset(
     records: Sequence[DatasetRecord],
     links: Mapping[str, dict[str, tuple[str, str]]],
     made: dict[str, "_Writers"],
-) -> _Copy:
+) -> _DatasetCopy:
     """Write the values of a dataset by writers that are noted in `made`, by group."""
     found = {record.zarr_group: _copy_group(catalog, records, record, made) for record in records}
     facts = records[0].file_facts.linked
@@ -250,7 +250,7 @@ def _write_dataset(
             f"The values of {facts.address} do not have the hash that was recorded when the dataset {records[0].name!r} was linked to it; "
             "put the file back from a copy, or drop the dataset and add it again."
         )
-    return _Copy({group: copy for group, (copy, _) in found.items() if copy.specs}, links, text)
+    return _DatasetCopy({group: copy for group, (copy, _) in found.items() if copy.specs}, links, text)
 
 
 def _taken_over(record: DatasetRecord, paths: Sequence[str]) -> _GroupCopy:
@@ -298,13 +298,13 @@ def _copy_group(
             fits, text = _copy_layers(catalog, records, record, readers, writers, known)
             break
         # At most once for each layer.
-        except _DtypeChangedError as error:
+        except _OtherDtypeError as error:
             known |= error.right
     _copy_others(catalog, record, writers)
     return writers.close(fits), text
 
 
-class _DtypeChangedError(Exception):
+class _OtherDtypeError(Exception):
     """Values do not fit the dtype that was chosen from earlier ones; `right` has the one that they all fit, by path."""
 
     def __init__(self, right: Mapping[str, np.dtype[Any]]) -> None:
@@ -356,7 +356,7 @@ def _copy_layers(
             writer = writers.made.get(path) or writers.start(path, dtype(path), values.shape[1:])
             if not is_exact(writer.dtype, dtype(path)):
                 # Of floats: integers hold whole numbers that the dtype of the file does not.
-                raise _DtypeChangedError({path: fits[path].dtype})
+                raise _OtherDtypeError({path: fits[path].dtype})
             writer.promote(dtype(path))
             writer.append(np.ascontiguousarray(values, dtype=dtype(path)), begins)
     for path in paths.values():
@@ -390,7 +390,7 @@ def _copy_others(catalog: Catalog, record: DatasetRecord, writers: _Writers) -> 
             writer.append(values.astype(kind, copy=False))
 
 
-def _commit(catalog: Catalog, first: DatasetRecord, copy: _Copy) -> bool:
+def _commit(catalog: Catalog, first: DatasetRecord, copy: _DatasetCopy) -> bool:
     """Put the arrays into the records of a dataset; return whether it was linked until now."""
     now: list[DatasetRecord] = []
     changed = False
@@ -423,7 +423,7 @@ def _commit(catalog: Catalog, first: DatasetRecord, copy: _Copy) -> bool:
     return changed
 
 
-def _replaced(record: DatasetRecord, copy: _Copy) -> DatasetRecord:
+def _replaced(record: DatasetRecord, copy: _DatasetCopy) -> DatasetRecord:
     own, facts = copy.groups.get(record.zarr_group), record.file_facts
     update: dict[str, Any] = {
         "content_hash": copy.content_hash, "facts": facts.model_copy(update={"linked": None}).to_json(),

@@ -95,7 +95,8 @@ class ReadOnlyAtlas(Shown):
         Returns
         -------
         pandas.DataFrame
-            One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
+            One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, linked (address of the
+            file that has its values, empty where the atlas has them), created_at.
         """
         return list_datasets(self._catalog)
 
@@ -460,7 +461,7 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
     """List the datasets of an atlas; see `ReadOnlyAtlas.list_datasets`."""
     import pandas as pd
 
-    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
+    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "linked", "created_at"]
     return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
 
 

@@ -10,12 +10,32 @@ from raggedatlas.errors import QueryError
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.modalities import merged_columns
 from raggedatlas.query.plan import apply_identity, expansions, plan_read
-from raggedatlas.query.read import choose_column_copies, is_one_block
+from raggedatlas.query.read import PartPlan, choose_column_copies, is_one_block
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.read import LinkedCost, linked_cost
 from raggedatlas.store.sql_parser import to_sql
 
 _SHOWN = 5
 """How many names are listed."""
+
+
+def _linked_lines(part: PartPlan) -> list[str]:
+    """Say what a part reads from files that datasets are linked to, by the references to their chunks."""
+    names, costs = dict[str, None](), list[LinkedCost]()
+    for code in np.unique(part.code[part.code >= 0]).tolist():
+        group = part.groups[code]
+        readers = [*group.layers.values(), *([] if group.indices is None else [group.indices])]
+        linked = [reader for reader in readers if reader.source is not None]
+        names |= {reader.source.dataset: None for reader in linked if reader.source is not None}
+        here = part.code == code
+        costs += [linked_cost(reader, part.start[here], part.end[here]) for reader in linked]
+    if not names:
+        return []
+    shown = ", ".join([*names][:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    n_chunks, n_fetched, n_used = (sum(column) for column in zip(*costs, strict=True))
+    return [
+        f"  from the linked files of {shown}: {n_chunks:,} chunks, {n_fetched:,} bytes fetched for {n_used:,} bytes used"
+    ]
 
 
 def explain(spec: QuerySpec, catalog: Catalog) -> str:
@@ -58,6 +78,7 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
                 f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} "
                 f"{'entries' if space.sparse else 'rows'}, {n_bytes:,} bytes decoded{by_column}"
             )
+            lines += _linked_lines(part)
         lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")
         if len(space.repeated):
             # Features with several columns in one dataset.

@@ -175,6 +175,11 @@ def load_references(location: Location, link: Link) -> References:
     return found
 
 
+def keep_references(sha256: str, references: References) -> None:
+    """Keep references that are not stored yet, so that arrays of their source can be read."""
+    process_cache("references").get_or_make(sha256, lambda: references)
+
+
 def check_sizes(source: LinkedSource, array: FileArray, name: str, numbers: NDArray[np.int64]) -> None:
     """Refuse chunks that are larger than they can be, before memory is taken for them.
 

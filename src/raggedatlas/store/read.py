@@ -408,6 +408,40 @@ def _linked_array(reader: ArrayReader) -> FileArray | None:
     return array if reader.keeps_chunks else replace(array, kept=None)
 
 
+class LinkedCost(NamedTuple):
+    """What a read of a linked array takes.
+
+    Parameters
+    ----------
+    n_chunks, n_fetched : int
+        Chunks that it touches, and their stored bytes.
+    n_used : int
+        Bytes of the values that are asked for.
+    """
+
+    n_chunks: int
+    n_fetched: int
+    n_used: int
+
+
+def linked_cost(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> LinkedCost:
+    """Estimate what a read of ranges takes, from the references alone; the file is not looked at. See `read_ranges` for parameters and errors."""
+    spec, link = reader.spec, reader.spec.linked
+    if link is not None and link.matrix is not None and link.chunks is not None:
+        width = link.matrix[1]
+        spec = replace(spec, shape=link.matrix, chunk_shape=link.chunks, linked=replace(link, matrix=None, chunks=None))
+        return linked_cost(replace(reader, spec=spec), starts // width, -(-ends // width))
+    array = _linked_array(reader)
+    if array is None:
+        return LinkedCost(0, 0, 0)
+    n_used = int((ends - starts).sum()) * array.dtype.itemsize * product(spec.row_shape)
+    bands = plan_pieces(starts, ends, array.chunk_shape[0]).chunks
+    if array.in_rows:
+        return LinkedCost(len(bands), n_used, n_used)
+    sizes = array.table.sizes[array.numbers(bands)]
+    return LinkedCost(len(sizes), int(sizes[sizes > 0].sum()), n_used)
+
+
 def _refuse_hollow(reader: ArrayReader, plan: ChunkPieces, linked: FileArray | None) -> None:
     """Check, before large allocations, that the stored bytes exist and can hold the requested rows."""
     spec = reader.spec

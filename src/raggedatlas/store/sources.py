@@ -1,6 +1,7 @@
 """Which files outside of an atlas its readers may open, and under which address and options."""
 
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,13 @@ class SourceAccess:
                 f"sources={self.rule!r}: expected 'allow', 'deny', 'ask' or a callable that takes an address."
             )
 
+    def __getstate__(self) -> dict[str, object]:
+        """Give other processes the answers that are known; whoever would be asked for more may be in this one only."""
+        rule = self.rule
+        if rule == "ask" or (callable(rule) and not _is_picklable(rule)):
+            rule = _refuse
+        return {**vars(self), "rule": rule}
+
     def remember(self, source: str, place: Location) -> None:
         """Note how this process reaches a source that it has just linked, with options that are not stored."""
         self._known[source] = place
@@ -73,7 +81,11 @@ class SourceAccess:
         if self.rule == "deny":
             return None
         if self.rule == "ask":
-            answer = input(f"The atlas {self.atlas} is linked to {place}. Read it? [y/N] ")
+            try:
+                answer = input(f"The atlas {self.atlas} is linked to {place}. Read it? [y/N] ")
+            except EOFError:
+                # Nobody is there to answer.
+                return None
             return place if answer.strip().lower() in ("y", "yes") else None
         answered = self.rule(str(place))
         if isinstance(answered, Mapping):
@@ -97,6 +109,19 @@ class SourceAccess:
 
     def _shown(self) -> str:
         return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
+
+
+def _refuse(address: str) -> bool:
+    """Answer for one that cannot be asked."""
+    return False
+
+
+def _is_picklable(rule: object) -> bool:
+    try:
+        pickle.dumps(rule)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def recorded_address(place: AnyPath, atlas: Location) -> str:

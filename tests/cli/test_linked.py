@@ -1,0 +1,78 @@
+"""Linked datasets as people see them: in listings, `info` and `explain`, and the commands that move their values."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import raggedatlas as ra
+from raggedatlas.cli.commands import app
+from support.atlases import small_anndata
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An atlas of a linked and a copied dataset."""
+    for number in (1, 2):
+        small_anndata(number, 40).write_h5ad(tmp_path / f"d{number}.h5ad", compression="gzip")
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(tmp_path / "d1.h5ad", copy=False, progress=False)
+    atlas.add(tmp_path / "d2.h5ad", progress=False)
+    return tmp_path / "atlas"
+
+
+def test_they_are_marked(place: Path) -> None:
+    """`ls` has their addresses, `info` their files; neither says anything of files where none is linked."""
+    assert [row["linked"] for row in json.loads(run("ls", place, "--json"))] == ["../d1.h5ad", ""]
+    assert run("ls", place).splitlines()[0].split() == ["name", "cells", "features", "layers", "linked", "added", "uid"]
+    (source,) = json.loads(run("info", place, "--json"))["linked files"]
+    assert (source["address"], source["n_datasets"]) == ("../d1.h5ad", 1)
+    assert source["n_bytes"] == (place.parent / "d1.h5ad").stat().st_size
+    assert "../d1.h5ad" in run("info", place)
+    run("materialize", place)
+    assert "linked" not in run("ls", place).splitlines()[0]
+    assert "linked" not in run("info", place)
+
+
+def test_explain_says_what_comes_from_their_files(place: Path) -> None:
+    """Which datasets, chunks touched, and bytes fetched for bytes used; by the references alone."""
+    atlas = ra.RaggedAtlas.open(str(place))
+    atlas.snapshot()
+    (place.parent / "d1.h5ad").unlink()
+    query = atlas.checkout(1).query()
+    (line,) = [line for line in str(query.explain()).splitlines() if "linked files" in line]
+    record = atlas.dataset("d1").records[0]
+    assert "of d1: 2 chunks, " in line
+    assert f"for {record.n_entries * 8:,} bytes used" in line
+    assert "linked files" not in str(query.where("dataset = 'd2'").explain())
+
+
+def test_they_are_copied_and_moved(place: Path) -> None:
+    """`materialize` names what it copied, `relink` the new address."""
+    moved = place.parent / "moved.h5ad"
+    (place.parent / "d1.h5ad").rename(moved)
+    assert json.loads(run("relink", place, "d1", moved, "--json")) == {"dataset": "d1", "linked": "../moved.h5ad"}
+    assert json.loads(run("materialize", place, "d1", "--json")) == {"copied": ["d1"]}
+    assert "No dataset is linked." in run("materialize", place)
+
+
+def test_columns_are_linked_and_rows_copied(place: Path) -> None:
+    """`--link-columns` takes files of CSC matrices, which `--link` refuses with this advice."""
+    adata = small_anndata(3, 40)
+    adata.X = adata.X.tocsc()
+    file = place.parent / "d3.h5ad"
+    adata.write_h5ad(file)
+    refused = CliRunner().invoke(app, ["add", str(place), str(file), "--link"])
+    assert "Add the file with --link-columns, which copies the rows" in refused.output
+    refused = CliRunner().invoke(app, ["add", str(place), str(file), "--link", "--link-columns"])
+    assert (refused.exit_code, "--link copies no rows" in refused.output) == (2, True)
+    run("add", place, file, "--link-columns")
+    assert [row["linked"] for row in json.loads(run("ls", place, "--json"))] == ["../d1.h5ad", "", "../d3.h5ad"]
+    assert json.loads(run("materialize", place, "d3", "--json")) == {"copied": ["d3"]}

@@ -22,6 +22,7 @@ from raggedatlas.query import read
 from raggedatlas.store.read import read_all
 from support.hypothesis_profile import examples
 from support.linked_files import WRITERS, write_file
+from support.object_store import WebServer
 
 SPACE = "gene_expression"
 KINDS = sorted(kind for kind in WRITERS if "dense" not in kind and "tiled" not in kind)
@@ -315,3 +316,22 @@ def test_other_refusals(tmp_path: Path) -> None:
     report = atlas.add(tmp_path / "d.h5ad", copy="rows", dry_run=True, progress=False)
     assert report.status == "dry run"
     assert any("columns are linked to" in note for note in report.notes)
+
+
+def test_columns_are_read_from_a_web_server(tmp_path: Path, by_column: list[int]) -> None:
+    """And done without where the server has another file."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    adata = made(300, 9)
+    file = write_file(adata, folder, "d", "gzip.h5ad")
+    with WebServer(folder, stamps=True) as server:
+        atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+        atlas.add(f"{server.address}/{file.name}", "d", copy="rows", progress=False)
+        found = query(atlas).layers("counts").features(["g3"]).to_anndata()
+        np.testing.assert_array_equal(found.X.toarray(), adata.X[:, [3]].toarray())
+        assert by_column == [1]
+        assert problems(atlas) == []
+        write_file(made(300, 9, seed=1), folder, "d", "gzip.h5ad")
+        found = query(atlas).layers("half").features(["g5"]).to_anndata()
+        np.testing.assert_array_equal(found.X.toarray(), adata.layers["half"][:, [5]].toarray())
+        assert by_column == [1]

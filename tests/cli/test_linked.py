@@ -61,3 +61,18 @@ def test_they_are_copied_and_moved(place: Path) -> None:
     assert json.loads(run("relink", place, "d1", moved, "--json")) == {"dataset": "d1", "linked": "../moved.h5ad"}
     assert json.loads(run("materialize", place, "d1", "--json")) == {"copied": ["d1"]}
     assert "No dataset is linked." in run("materialize", place)
+
+
+def test_columns_are_linked_and_rows_copied(place: Path) -> None:
+    """`--link-columns` takes files of CSC matrices, which `--link` refuses with this advice."""
+    adata = small_anndata(3, 40)
+    adata.X = adata.X.tocsc()
+    file = place.parent / "d3.h5ad"
+    adata.write_h5ad(file)
+    refused = CliRunner().invoke(app, ["add", str(place), str(file), "--link"])
+    assert "Add the file with --link-columns, which copies the rows" in refused.output
+    refused = CliRunner().invoke(app, ["add", str(place), str(file), "--link", "--link-columns"])
+    assert (refused.exit_code, "--link copies no rows" in refused.output) == (2, True)
+    run("add", place, file, "--link-columns")
+    assert [row["linked"] for row in json.loads(run("ls", place, "--json"))] == ["../d1.h5ad", "", "../d3.h5ad"]
+    assert json.loads(run("materialize", place, "d3", "--json")) == {"copied": ["d3"]}

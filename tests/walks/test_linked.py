@@ -25,13 +25,18 @@ class LinkedMachine(AtlasMachine):
 
     @rule(
         n_cells=st.integers(5, 20), genes=gene_lists, extra=extra_columns, kind=st.sampled_from(sorted(WRITERS)),
-        copy=st.booleans(),
+        copy=st.sampled_from([True, False, "rows"]),
     )  # fmt: skip
-    def add(self, n_cells: int, genes: list[str], extra: str | None, kind: str, copy: bool) -> None:  # type: ignore[override]
+    def add(self, n_cells: int, genes: list[str], extra: str | None, kind: str, copy: bool | str) -> None:  # type: ignore[override]
         self.added += 1
         source = small_anndata(self.added, n_cells, genes, extra)
-        file = write_file(source, Path(self.folder.name), f"file-{self.added}", kind)
-        choices: dict[str, Any] = {} if copy else {"copy": False, "hash": "full"}
+        written, choices = source, dict[str, Any](copy=copy)
+        if copy == "rows" and not kind.startswith(("dense", "tiled")):
+            written = source.copy()
+            written.X = source.X.tocsc()
+        elif not copy or copy == "rows":
+            choices = {"copy": False, "hash": "full"}
+        file = write_file(written, Path(self.folder.name), f"file-{self.added}", kind)
         self.atlas.add(file, f"data-{self.added}", organism="human", **choices)
         self.tip[f"data-{self.added}"] = self.files[f"CELL{self.added}"] = source
 

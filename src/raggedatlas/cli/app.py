@@ -111,7 +111,7 @@ def _option_of(name: str, options: Container[str] | None) -> str | None:
 def _argument_to_option(found: re.Match[str], options: Container[str] | None) -> str:
     name, value = found["name"], found["value"]
     if name == "copy" and (options is None or "--link" in options):
-        return "no --link" if value == "True" else "--link"
+        return {"True": "no --link", "False": "--link"}.get(value, "--link-columns")
     option = _option_of(name, options)
     if option is None:
         return f"{found[0]} in Python" if name in _PYTHON_ONLY else found[0]

@@ -208,6 +208,7 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
 
     assert view.list_datasets()["name"].tolist() == copied.list_datasets()["name"].tolist()
     compare(view)
+    assert "; 6 groups from linked files" in view.query().explain()
     atlas = served.open(tmp_path / "atlas")
     assert list(atlas.validate("deep")) == []
     atlas.materialize()
@@ -218,6 +219,7 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
     forget()
     served.server.requests.clear()
     compare(latest)
+    assert "linked" not in latest.query().explain()
     assert served.server.requests == []
     with pytest.raises(StaleSourceError, match="it is missing"):
         view.query().to_anndata()

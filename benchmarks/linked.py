@@ -3,7 +3,7 @@
 Every figure is of a process of its own; those that are compared take turns within a round, and the median over the rounds counts. Processor time is
 that of all threads. The files have the counts of `remote.make_cells`; they are read once before the first round (warm page cache).
 
-Run ``python benchmarks/linked.py --cells 20000 --rounds 3``, with ``--peers .venv-peers/bin/python`` for annbatch on its own store.
+Run ``python benchmarks/linked.py --cells 20000 --rounds 3``, with ``--remote-only`` for the files behind a network, and with ``--peers .venv-peers/bin/python`` for annbatch on its own store.
 """
 
 from __future__ import annotations
@@ -119,31 +119,82 @@ def _annbatch(python: str, file: Path, folder: Path, seconds: float) -> dict[str
 
 
 def _remote(file: Path, latency: float) -> list[tuple[str, str]]:
-    """Link a file behind a server that waits before each answer, and read 64 random cells of it."""
+    """Link a file on a web server and read 64 random cells of it from an object store, both of which wait before each answer."""
     from remote import running
 
     import raggedatlas as ra
 
-    rows = []
+    rows, size = [], file.stat().st_size
     with tempfile.TemporaryDirectory() as folder, running(file.parent.parent, latency) as server:
-        options, uri = server.options, f"s3://{file.parent.name}/{file.name}"
-        atlas = ra.RaggedAtlas.create(f"{folder}/atlas")
-        server.count()
-        began = time.perf_counter()
-        atlas.add(uri, copy=False, organism="human", storage_options=options, progress=False)
-        rows.append(
-            (
-                f"link over the network, {latency * 1000:.0f} ms",
-                f"{server.count()} requests, {time.perf_counter() - began:.2f} s",
-            )
-        )
+        bucket = file.parent.name
+        for number, address in enumerate((f"{server.address}/{bucket}/{file.name}", f"s3://{bucket}/{file.name}")):
+            atlas = ra.RaggedAtlas.create(f"{folder}/atlas{number}")
+            server.counts()
+            began = time.perf_counter()
+            atlas.add(address, copy=False, organism="human", storage_options=server.options, progress=False)
+            seconds, seen = time.perf_counter() - began, server.counts()
+            kind = address.partition(":")[0]
+            text = f"{seen.requests} requests, {seen.n_bytes / size:.2%} of {size / 1e6:.0f} MB, {seconds:.2f} s"
+            rows.append((f"link over {kind}, {latency * 1000:.0f} ms", text))
         view = atlas.checkout(atlas.snapshot())
-        server.count()
+        server.counts()
         for seed in range(2):
             began = time.perf_counter()
             view.query().sample(64, seed=seed).to_anndata()
-            text = f"{server.count()} requests, {time.perf_counter() - began:.2f} s"
+            seconds, seen = time.perf_counter() - began, server.counts()
+            text = f"{seen.requests} requests, {seen.in_sequence} in sequence, {seen.n_bytes / 1e6:.1f} MB, {seconds:.2f} s"
             rows.append((f"64 random cells, {'first' if not seed else 'second'} call", text))
+    return rows
+
+
+def _query_remote(folder: Path, latency: float, *, n_files: int = 20, n_cells: int = 1500) -> list[tuple[str, str]]:
+    """Read 50 genes of one cell type, a tenth of the cells, out of many files: its cells next to each other, and anywhere."""
+    from remote import make_cells, running
+
+    import raggedatlas as ra
+    from raggedatlas.catalog.assets import array_readers
+    from raggedatlas.store.linked import load_references
+
+    rows = []
+    for order in ("sorted", "anywhere"):
+        bucket = folder / order
+        bucket.mkdir()
+        kinds, bounds = {}, {}
+        for number in range(n_files):
+            adata, rng = make_cells(n_cells, seed=number), np.random.default_rng(number)
+            kind = rng.integers(0, 10, n_cells)
+            kinds[f"f{number}"] = kind = np.sort(kind) if order == "sorted" else kind
+            bounds[f"f{number}"] = adata.X.indptr
+            adata.obs["kind"] = kind.astype(str)
+            adata.write_h5ad(bucket / f"f{number}.h5ad", compression="gzip")
+        with tempfile.TemporaryDirectory() as place, running(folder, latency) as server:
+            atlas = ra.RaggedAtlas.create(f"{place}/atlas")
+            addresses = [f"s3://{order}/f{number}.h5ad" for number in range(n_files)]
+            atlas.add(addresses, copy=False, organism="human", storage_options=server.options, progress=False)
+            atlas.snapshot()
+            view = ra.RaggedAtlas.open(f"{place}/atlas", sources=lambda address: server.options).checkout(1)
+            needed = 0
+            for record in view.list_datasets()["name"].map(lambda name: view.dataset(name).records[0]):  # noqa: B023
+                start = bounds[record.name].astype(np.int64)
+                cells = np.flatnonzero(kinds[record.name] == 3)
+                for reader in array_readers(view._catalog, record).values():
+                    link, chunk = reader.spec.linked, reader.spec.chunk_shape[0]
+                    if link is None or not link.array.startswith("X/"):
+                        continue
+                    first, last = start[cells] // chunk, (start[cells + 1] - 1) // chunk
+                    numbers = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
+                    table = load_references(reader.location, link).arrays[link.array]
+                    needed += int(table.sizes[numbers].sum())
+            genes = [str(i) for i in range(50)]
+            server.counts()
+            began = time.perf_counter()
+            view.query().where(kind="3").features(genes).to_anndata()
+            seconds, seen = time.perf_counter() - began, server.counts()
+            text = (
+                f"{seen.n_bytes / needed:.2f}x the {needed / 1e6:.1f} MB of the chunks, {seen.requests} requests, "
+                f"{seen.in_sequence} in sequence, {seconds:.2f} s"
+            )
+            rows.append((f"50 genes of a cell type ({order}) of {n_files} files, {latency * 1000:.0f} ms", text))
     return rows
 
 
@@ -154,6 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--latency", type=float, default=0.03)
+    parser.add_argument("--remote-only", action="store_true", help="measure files behind a network only")
     parser.add_argument("--peers", default="")
     parser.add_argument("--case", nargs="+")
     asked = parser.parse_args()
@@ -171,7 +223,7 @@ def main() -> None:
         adata.write_h5ad(files["gzip"], compression="gzip")
         del adata
         found: dict[str, list[dict[str, float]]] = {}
-        for _ in range(asked.rounds):
+        for _ in range(0 if asked.remote_only else asked.rounds):
             for kind, file in files.items():
                 for way in ("copy", "link"):
                     atlas = folder / f"{kind}-{way}"
@@ -195,7 +247,7 @@ def main() -> None:
             return statistics.median(one[key] for one in found[case])
 
         print("\n| | figure |\n|---|---|")
-        for kind in files:
+        for kind in files if found else ():
             link, copy = median(f"link {kind}", "cpu"), median(f"copy {kind}", "cpu")
             print(f"| link {kind}: processor s, against add with copy | {link:.2f} / {copy:.2f} = {link / copy:.2f}x |")
             print(f"| peak memory of linking {kind} (MB) | {median(f'link {kind}', 'peak_mb'):.0f} |")
@@ -207,7 +259,7 @@ def main() -> None:
                 print(
                     f"| {case}: cells per processor s (wall s) | {median(case, 'cells_per_cpu_s'):,.0f} ({median(case, 'cells_per_s'):,.0f}) |"
                 )
-        for title, text in _remote(files["gzip"], asked.latency):
+        for title, text in (*_remote(files["gzip"], asked.latency), *_query_remote(folder, 0.05)):
             print(f"| {title} | {text} |")
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import anndata
 import numpy as np
@@ -25,7 +25,7 @@ import raggedatlas as ra
 from raggedatlas.store.location import Location
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from support.object_store import WebServer
+from support.object_store import WebServer, count_in_sequence
 
 
 def make_cells(n_cells: int, n_genes: int = 20_000, per_cell: int = 1_500, seed: int = 0) -> anndata.AnnData:
@@ -43,14 +43,23 @@ def make_cells(n_cells: int, n_genes: int = 20_000, per_cell: int = 1_500, seed:
 
 
 def serve(folder: Path, latency: float) -> None:
-    """Serve until the standard input ends; each line of it is answered by the number of requests since the last one."""
-    with WebServer(folder, latency=latency) as server:
+    """Serve until the standard input ends; each line of it is answered by `Counts` of the requests since the last one."""
+    with WebServer(folder, latency=latency, stamps=True) as server:
         sys.stdout.write(f"{server.address}\n")
         sys.stdout.flush()
         for _ in sys.stdin:
-            sys.stdout.write(f"{len(server.requests)}\n")
+            seen = list(server.answered)
+            sys.stdout.write(f"{len(seen)} {sum(one.n_bytes for one in seen)} {count_in_sequence(seen)}\n")
             sys.stdout.flush()
-            server.requests.clear()
+            server.answered.clear()
+
+
+class Counts(NamedTuple):
+    """Requests: all, the bytes of their answers, and how many came one after the other."""
+
+    requests: int
+    n_bytes: int
+    in_sequence: int
 
 
 class Server:
@@ -66,19 +75,24 @@ class Server:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._in, self._out = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        self.address = self._out.readline().strip()
         self.options = {
-            "aws_endpoint": self._out.readline().strip(),
+            "aws_endpoint": self.address,
             "aws_access_key_id": "test",
             "aws_secret_access_key": "test",
             "aws_region": "us-east-1",
             "allow_http": "true",
         }
 
-    def count(self) -> int:
-        """Return the number of requests since the last call."""
+    def counts(self) -> Counts:
+        """Return what was requested since the last call."""
         self._in.write("\n")
         self._in.flush()
-        return int(self._out.readline())
+        return Counts(*map(int, self._out.readline().split()))
+
+    def count(self) -> int:
+        """Return the number of requests since the last call."""
+        return self.counts().requests
 
 
 @contextlib.contextmanager

@@ -432,6 +432,8 @@ class WebServer(_Loopback):
         Called with the number of the requests that came before, before each is answered.
     requests : list of str
         Method, path and range of each request, oldest first.
+    answered : list of Request
+        The same with their times and bytes, those that were answered.
 
     Examples
     --------
@@ -449,6 +451,7 @@ class WebServer(_Loopback):
     ignore_conditions: bool = False
     before: Callable[[int], None] | None = None
     requests: list[str] = field(default_factory=list)
+    answered: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -469,6 +472,7 @@ class _Serving(BaseHTTPRequestHandler):
     # Buffered, so that headers and body leave together.
     wbufsize = -1
     sent: int | None = None
+    told = (0, 0)
 
     def do_HEAD(self) -> None:
         """Send what `do_GET` does without the body."""
@@ -496,6 +500,7 @@ class _Serving(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """Send an answer, the first `sent` bytes of its body."""
+        self.told = status, len(body)
         self.send_response_only(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
@@ -518,6 +523,17 @@ class _FileHandler(_Serving):
 
     def do_GET(self) -> None:
         """Send a file or a part of it."""
+        began = time.monotonic()
+        try:
+            self._answer()
+        finally:
+            path, status, n_bytes = unquote(self.path), *self.told
+            request = Request(
+                self.command, path, self.headers.get("Range", ""), status, began, time.monotonic(), n_bytes
+            )
+            self.owner.answered.append(request)
+
+    def _answer(self) -> None:
         asked = self.headers.get("Range", "")
         with self.owner.lock:
             if self.owner.before is not None:

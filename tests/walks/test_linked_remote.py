@@ -192,22 +192,23 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
     view = served.link(tmp_path / "atlas")
 
     def compare(mine: "ra.AtlasView") -> None:
-        for query in (
-            lambda v: v.query(),
-            lambda v: v.query().where(cell_type="B"),
-            lambda v: v.query().features(ASKED),
-            lambda v: v.query().where(dataset=["0-gzip", "4-v2"]).features(ASKED[:1]),
+        def queries(view: "ra.AtlasView") -> list[ra.Query]:
+            all_cells = view.query()
+            some = all_cells.where(dataset=["0-gzip", "4-v2"])
+            return [all_cells, all_cells.where(cell_type="B"), all_cells.features(ASKED), some.features(ASKED[:1])]
+
+        for found, expected in zip(
+            *([query.to_anndata() for query in queries(v)] for v in (mine, copied)), strict=True
         ):
-            found, expected = (query(v).to_anndata() for v in (mine, copied))
             assert values_of(found) == values_of(expected)
         for name in copied.list_datasets()["name"]:
-            assert_equal(  # type: ignore[no-untyped-call]
-                mine.dataset(name).to_anndata(), copied.dataset(name).to_anndata()
-            )
+            found, expected = (v.dataset(name).to_anndata() for v in (mine, copied))
+            assert_equal(found, expected)
         assert loaded(loader_of(mine.query())) == loaded(loader_of(copied.query()))
 
     assert view.list_datasets()["name"].tolist() == copied.list_datasets()["name"].tolist()
     compare(view)
+    assert "; 6 groups from linked files" in view.query().explain()
     atlas = served.open(tmp_path / "atlas")
     assert list(atlas.validate("deep")) == []
     atlas.materialize()
@@ -218,6 +219,7 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
     forget()
     served.server.requests.clear()
     compare(latest)
+    assert "linked" not in latest.query().explain()
     assert served.server.requests == []
     with pytest.raises(StaleSourceError, match="it is missing"):
         view.query().to_anndata()

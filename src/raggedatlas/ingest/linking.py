@@ -24,7 +24,7 @@ from raggedatlas.store.references import References, SourceObjects, references_f
 from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sparse import canonicalize
 
-SAMPLES = 4
+SAMPLES = 3
 """Places of a matrix, spread evenly, whose values are looked at."""
 
 SAMPLE_ROWS = 16

@@ -33,6 +33,9 @@ BRIDGED_BYTES = 1 << 16
 CACHE_BYTES = 128 << 20
 """Bytes of one file that are held at most."""
 
+NEAR_BYTES = 1 << 17
+"""Bytes that are fetched in small blocks next to some that are held: what a file says of its members lies together, but for its indexes."""
+
 AHEAD_BYTES = 8 << 20
 """Bytes that are read ahead at most where a file is read from one block to the next."""
 
@@ -165,10 +168,13 @@ class Blocks:
         data = self._held.get(block)
         if data is not None:
             return data
+        near = NEAR_BYTES // self.block
         # As many ahead as are held before it: a file is read in order, as a long index is, also by turns with other parts of it.
         ahead = 1
         while ahead < AHEAD_BYTES // self.block and ahead <= block and self.holds(block - ahead):
             ahead += 1
+        if any(self.holds(other) for other in range(block - near, block + near)):
+            ahead = max(ahead, near)
         n_blocks = min(max(n_blocks, ahead), (REQUEST_BYTES + LOADED_BYTES) // self.block)
         stop = min(block + n_blocks, -(-self.size // self.block))
         own, *others = _spans([block, *(i for i in range(block + 1, stop) if not self.holds(i))], self.block)

@@ -29,6 +29,7 @@ V = TypeVar("V")
 
 DECODE_THREADS = min(4, os.cpu_count() or 1)
 REQUEST_THREADS = 16
+GROUP_THREADS = 32
 FETCH_THREADS = 64
 
 SHARED_BYTES = 2**28
@@ -45,7 +46,7 @@ _SCRATCH_BYTES = 2**24
 def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
     """Return the thread pool of a kind; a forked child has another pid and so its own pools."""
     # The calling thread works too in `map_decode`, so the pool has one thread less.
-    sizes = {"decode": max(1, DECODE_THREADS - 1), "fetches": FETCH_THREADS}
+    sizes = {"decode": max(1, DECODE_THREADS - 1), "groups": GROUP_THREADS, "fetches": FETCH_THREADS}
     return ThreadPoolExecutor(sizes.get(kind, REQUEST_THREADS), thread_name_prefix=f"raggedatlas-{kind}")
 
 
@@ -91,7 +92,7 @@ def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 
 
 def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Apply `function` to every item on separate threads, at most 16 at once; it may use the other pools."""
+    """Apply `function` to every item on separate threads, at most 32 at once; it may use the other pools."""
     return _map("groups", function, items)
 
 

@@ -70,15 +70,13 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
             read, touched = np.bincount(code, weights=lengths, minlength=len(part.groups)), np.unique(code)
             arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
             n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
-            n_linked = sum(any(r.source for r in part.groups[g].layers.values()) for g in touched.tolist())
-            linked = f"; {n_linked:,} groups from linked files" if n_linked else ""
             copies = len(choose_column_copies(space, part))
             by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
             if copies and not is_one_block(space):
                 by_column += ", for a result in memory only"
             lines.append(
                 f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} "
-                f"{'entries' if space.sparse else 'rows'}, {n_bytes:,} bytes decoded{linked}{by_column}"
+                f"{'entries' if space.sparse else 'rows'}, {n_bytes:,} bytes decoded{by_column}"
             )
             lines += _linked_lines(part)
         lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")

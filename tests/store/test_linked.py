@@ -739,3 +739,52 @@ def test_a_folder_of_objects_in_a_store(s3: Location, tmp_path: Path) -> None:
     obstore.put(store, f"m.zarr/{references.objects.keys[2]}", b"other")
     with pytest.raises(StaleSourceError, match=r"m\.zarr/c/2, which is not the file"):
         read_all(there)
+
+
+def test_ranges_of_an_open_file(tmp_path: Path) -> None:
+    """Any ranges, in any order, by one call or in turn; what is outside of the room or of the file is refused."""
+    rng = np.random.default_rng(0)
+    content = rng.integers(0, 256, 10_000, np.uint8)
+    (tmp_path / "x").write_bytes(content.tobytes())
+    sizes = rng.integers(0, 50, 40)
+    offsets, targets = rng.integers(0, 9_900, 40), np.cumsum(sizes) - sizes
+    expected = np.concatenate([content[at : at + n] for at, n in zip(offsets, sizes, strict=True)])
+    with (tmp_path / "x").open("rb") as file:
+        for read in (file_arrays.read_file, file_arrays._read_in_turn):
+            ranges = Ranges.of(np.zeros(40), offsets, sizes, targets, np.zeros(expected.size, np.uint8))
+            assert read(file.fileno(), ranges)
+            np.testing.assert_array_equal(ranges.room, expected)
+            behind = Ranges.of(np.zeros(1), np.array([9_990]), np.array([20]), np.zeros(1), np.zeros(20, np.uint8))
+            assert not read(file.fileno(), behind)
+        for offset, size, target in ((-1, 5, 0), (0, 5, 16), (0, 5, -1), (0, 30, 0), (2**63 - 2, 5, 0)):
+            wrong = Ranges.of(
+                np.zeros(1), np.array([offset]), np.array([size]), np.array([target]), np.zeros(20, np.uint8)
+            )
+            with pytest.raises(CorruptError, match="outside"):
+                file_arrays.read_file(file.fileno(), wrong)
+        closed = os.dup(file.fileno())
+        os.close(closed)
+        with pytest.raises(OSError, match=r"[Bb]ad file"):
+            file_arrays.read_file(closed, ranges)
+
+
+def test_jobs_have_one_file_and_about_so_many_bytes() -> None:
+    """All bytes are in one job each, in their order."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 3_000, 60)
+    ranges = Ranges.of(
+        np.repeat(np.arange(3), 20),
+        rng.integers(0, 10**6, 60),
+        sizes,
+        np.cumsum(sizes) - sizes,
+        np.zeros(sizes.sum(), np.uint8),
+    )
+    jobs = ranges.jobs(1_000)
+    assert all(
+        len(np.unique(job.numbers)) == 1 and job.sizes.max() <= 1_000 and job.sizes.sum() <= 2_000 for job in jobs
+    )
+    places = np.concatenate(
+        [np.concatenate([np.arange(at, at + n) for at, n in zip(job.targets, job.sizes, strict=True)]) for job in jobs]
+    )
+    assert places.tolist() == list(range(sizes.sum()))
+    assert ranges.take(np.arange(0)).jobs(1_000) == []

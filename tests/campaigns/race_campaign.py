@@ -69,6 +69,8 @@ def calls_of(folder: Path, side: int) -> dict[str, Call]:
         Call("drop_annotation", {"name": "note"}),
         Call("map_terms", {"number": side}),
         Call("add_csc", {"name": "first"}),
+        Call("link", {"name": "new", "seed": 70 + side}),
+        Call("materialize"),
         Call("delete_cells", {"names": [f"CELL1-{i}" for i in range(side, side + 2)]}),
         Call("drop_dataset", {"name": "first"}),
         Call("rename_dataset", {"name": ("first", "second")[side], "new": "new"}),

@@ -40,14 +40,14 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
         import zarr
 
         before = ad.settings.zarr_write_format
-        ad.settings.zarr_write_format = version
-        try:
-            # Of releases to come, in which other formats and shards are the default.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        # Of releases to come, in which other formats and shards are the default.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ad.settings.zarr_write_format = version
+            try:
                 adata.write_zarr(path)
-        finally:
-            ad.settings.zarr_write_format = before
+            finally:
+                ad.settings.zarr_write_format = before
         root: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
         for name in ("data", "indices"):
             values, attributes = root[f"X/{name}"][...], dict(root[f"X/{name}"].attrs)

@@ -39,15 +39,9 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
         import anndata as ad
         import zarr
 
-        before = ad.settings.zarr_write_format
         # Of releases to come, in which other formats and shards are the default.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ad.settings.zarr_write_format = version
-            try:
-                adata.write_zarr(path)
-            finally:
-                ad.settings.zarr_write_format = before
+        with warnings.catch_warnings(action="ignore"), ad.settings.override(zarr_write_format=version):
+            adata.write_zarr(path)
         root: Any = zarr.open_group(path, mode="r+", use_consolidated=False)
         for name in ("data", "indices"):
             values, attributes = root[f"X/{name}"][...], dict(root[f"X/{name}"].attrs)
@@ -57,8 +51,7 @@ def _zarr(version: int, *, shards: bool = False) -> Any:
                 overwrite=True, attributes=attributes,
             )  # fmt: skip
             made[...] = values
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             zarr.consolidate_metadata(path)
 
     return write

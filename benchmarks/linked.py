@@ -34,14 +34,17 @@ def _cpu() -> float:
 
 
 def _add(file: str, atlas: str, *, copy: bool) -> dict[str, float]:
+    from measuring import MemoryWatch
+
     import raggedatlas as ra
 
     made = ra.RaggedAtlas.create(atlas)
     began = _cpu()
-    made.add(file, copy=copy, organism="human", progress=False)
+    with MemoryWatch() as watch:
+        made.add(file, copy=copy, organism="human", progress=False)
     seconds = _cpu() - began
     made.snapshot()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = watch.peak_kib / 1024
     stored = sum(path.stat().st_size for path in Path(atlas).rglob("*") if path.is_file())
     return {"cpu": seconds, "peak_mb": peak, "stored": stored}
 
@@ -250,7 +253,7 @@ def main() -> None:
         for kind in files if found else ():
             link, copy = median(f"link {kind}", "cpu"), median(f"copy {kind}", "cpu")
             print(f"| link {kind}: processor s, against add with copy | {link:.2f} / {copy:.2f} = {link / copy:.2f}x |")
-            print(f"| peak memory of linking {kind} (MB) | {median(f'link {kind}', 'peak_mb'):.0f} |")
+            print(f"| peak anonymous memory of linking {kind} (MB) | {median(f'link {kind}', 'peak_mb'):.0f} |")
             print(
                 f"| bytes stored of the file's bytes, {kind} | {median(f'link {kind}', 'stored') / sizes[kind]:.2%} |"
             )

@@ -16,8 +16,8 @@ from raggedatlas.query.read import GroupPlan, PartPlan
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import CACHE_SIZES, DECODE_THREADS
 
-DECODED_BYTES = 250 * 2**20
-"""Bytes that a core decodes in a second, by which the warning about random reads estimates; gzip, measured in benchmarks/linked.py."""
+DECODED_BYTES = 2**30
+"""Bytes that a core decodes in a second, by which the warning about random reads estimates: of gzip by isal, measured in benchmarks/linked.py."""
 
 
 @dataclass(frozen=True)

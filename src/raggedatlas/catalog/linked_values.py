@@ -209,8 +209,8 @@ def _check_values(
 ) -> list[Problem]:
     records = find_dataset(catalog, record.uid)
     first, facts = records[0], records[0].file_facts
-    whole = facts.linked is not None and facts.linked.hashed == "full" and record.zarr_group == first.zarr_group
-    content = content_hash(catalog, records) if whole and record.layers[0] in layer_paths(record) else None
+    is_hashed = facts.linked is not None and facts.linked.hashed == "full" and record.zarr_group == first.zarr_group
+    content = content_hash(catalog, records) if is_hashed and record.layers[0] in layer_paths(record) else None
     n_beyond, uncounted, repeated = 0, dict[str, int](), ""
     for rows in iterate_linked(readers, record):
         for name, block in rows.layers.items():

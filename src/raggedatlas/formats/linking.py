@@ -1,9 +1,9 @@
 """Find where the chunks of a source's matrices are, so that they can be read from its file without copying them."""
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from raggedatlas.formats.hdf5_chunks import filters_of, is_native, locate_chunks
 from raggedatlas.model.protocols import Source
 from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import DTYPES, chunk_decoder, codecs_json
+from raggedatlas.store.linked import file_probe
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.ranges import ObjectFacts, RemoteFile
 from raggedatlas.store.references import MOST_CHUNKS, ChunkTable, References, SourceObjects
@@ -25,9 +26,6 @@ from raggedatlas.store.untrusted import StoredArray, check_array_metadata, shard
 
 PIECE_BYTES = 1 << 16
 """Bytes of the rows that are read at once of an array in one piece."""
-
-PROBE_BYTES = 1 << 12
-"""Bytes at each end of a file of which the hash is recorded."""
 
 _DEFLATE, _SHUFFLE, _FLETCHER, _LZF, _BLOSC, _ZSTD = 1, 2, 3, 32_000, 32_001, 32_015
 _FLETCHER_BYTES = 4
@@ -182,7 +180,7 @@ class _Hdf5File:
         if isinstance(self._place, Path):
             with store_errors(f"read {self._place}"), self._place.open("rb") as opened:
                 info = os.fstat(opened.fileno())
-                probe = _probe(info.st_size, lambda start, n: _seek(opened, start, n))
+                probe = file_probe(partial(_seek, opened), info.st_size)
                 facts = ObjectFacts(info.st_size, info.st_mtime_ns, "")
                 # The name, since the file may have been replaced.
                 now = _stamp(self._place.stat())
@@ -191,7 +189,7 @@ class _Hdf5File:
         else:
             # Its blocks are of one version, so that what h5py has read and the probe are, too.
             remote = self._remote or self._place.open()
-            facts, probe = remote.facts, _probe(remote.facts.n_bytes, lambda start, n: _read_at(remote, start, n))
+            facts, probe = remote.facts, file_probe(partial(_read_at, remote), remote.facts.n_bytes)
         if self._end > facts.n_bytes:
             raise SourceError(
                 f"{self._place} has {facts.n_bytes:,} bytes and a chunk that ends at byte {self._end:,}; it was cut short. Fetch or write it again."
@@ -348,13 +346,6 @@ def _seek(file: BinaryIO, start: int, n_bytes: int) -> bytes:
 def _read_at(file: RemoteFile, start: int, n_bytes: int) -> bytes:
     room = bytearray(n_bytes)
     return bytes(room[: file.read_at(start, memoryview(room))])
-
-
-def _probe(n_bytes: int, read: Callable[[int, int], bytes]) -> str:
-    """Return the SHA-256 of the first and last bytes of a file, of all if it is short."""
-    if n_bytes < 2 * PROBE_BYTES:
-        return hashlib.sha256(read(0, n_bytes)).hexdigest()
-    return hashlib.sha256(read(0, PROBE_BYTES) + read(n_bytes - PROBE_BYTES, PROBE_BYTES)).hexdigest()
 
 
 def _native(where: str, array: Any) -> np.dtype[Any]:  # noqa: ANN401

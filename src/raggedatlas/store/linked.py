@@ -213,7 +213,7 @@ def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
     read : callable
         Takes an offset and a number of bytes, and returns these.
     n_bytes : int
-        Size of the file; a smaller one is taken whole, twice.
+        Size of the file; all bytes of one shorter than `PROBE_BYTES` are hashed twice.
 
     Examples
     --------

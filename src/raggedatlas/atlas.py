@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
@@ -363,9 +363,14 @@ class RaggedAtlas(ReadOnlyAtlas):
         return materialize(self._opened, datasets, executor)
 
     def relink(
-        self, dataset: str, path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+        self,
+        dataset: str,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        hash: Literal["metadata", "full"] = "metadata",
+        storage_options: Mapping[str, str] | None = None,
     ) -> str:
-        """Name the place that the file of a linked dataset has moved to; snapshots keep the old address.
+        """Name the place that the file of a linked dataset has moved to, or hash its values; snapshots keep what they have.
 
         A file with the recorded size, time (or ETag) and places of chunks is taken at once. Of any other, e.g. one that was compressed anew, all
         values are compared: with the hash of them, where the dataset was added with ``hash="full"`` and that covers all that is linked, or else
@@ -376,7 +381,10 @@ class RaggedAtlas(ReadOnlyAtlas):
         dataset : str
             Name or uid.
         path : str or path
-            The file or Zarr folder, or its address in an object store or on a web server.
+            The file or Zarr folder, or its address in an object store or on a web server; None is the recorded one.
+        hash : {"metadata", "full"}
+            ``"full"`` reads all values of the main matrix and records their hash, as ``add(hash="full")`` does; later calls of
+            ``validate("deep")`` compare the values with it.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of this address; they are not stored.
 
@@ -391,10 +399,12 @@ class RaggedAtlas(ReadOnlyAtlas):
             If there is no such dataset or file.
         SourceError
             If the dataset is not linked, or the file holds something else or cannot be compared.
+        DuplicateError
+            If the hash of all values is that of another dataset.
         """
         from raggedatlas.ingest.relink import relink
 
-        return relink(self._opened, dataset, as_path(path, storage_options))
+        return relink(self._opened, dataset, None if path is None else as_path(path, storage_options), hash)
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
@@ -758,6 +768,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         self,
         target: str | os.PathLike[str],
         *,
+        values: bool = False,
         storage_options: Mapping[str, str] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
@@ -771,6 +782,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         ----------
         target : str or path
             An empty place, or an earlier mirror that nothing else was written to: a path, ``s3://``, ``gs://`` or ``az://``.
+        values : bool
+            Also copy the files that datasets are linked to, whole, or of a Zarr folder the chunks; the mirror then reads these copies, also
+            in snapshots taken before. Files that were copied once are not copied again.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of the target.
         dry_run : bool
@@ -793,11 +807,14 @@ class RaggedAtlas(ReadOnlyAtlas):
             If a file does not have its recorded SHA-256; the target stays as it was.
         ConflictError
             If another process drops a snapshot meanwhile; run it again.
+        StaleSourceError
+            With `values`, if a file that the newest snapshot is linked to is not the recorded one. Files of older snapshots alone that
+            cannot be copied are named in the report.
         """
         from raggedatlas.catalog.mirror import sync
 
         place = Location.of(target, storage_options)
-        return sync(self._opened, place, dry_run=dry_run, progress=progress or no_progress)
+        return sync(self._opened, place, values=values, dry_run=dry_run, progress=progress or no_progress)
 
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> "MaintenanceReport":
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.

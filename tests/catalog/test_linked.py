@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import raggedatlas as ra
-from raggedatlas.catalog.assets import read_links, read_records
+from raggedatlas.catalog.assets import find_dataset, read_links, read_records
 from raggedatlas.catalog.snapshots import diff_files
-from raggedatlas.errors import StaleSourceError
+from raggedatlas.errors import NotFoundError, StaleSourceError
 from raggedatlas.store.bundle import SHARED
 from support.atlases import small_anndata
 
@@ -283,7 +283,7 @@ def test_deleted_cells_stay_deleted(atlas: ra.RaggedAtlas) -> None:
 def test_a_mirror_has_the_references(atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
     """It reads the files where these lie at the same place from there; elsewhere, it says what to do, and never reads another file."""
     near, far = Path(atlas.uri).parent / "mirror", tmp_path / "far" / "mirror"
-    assert any("stay in 6 linked file(s)" in note and "materialize()" in note for note in atlas.sync(near).notes)
+    assert any("stay in 6 linked file(s)" in note and "sync(values=True)" in note for note in atlas.sync(near).notes)
     atlas.sync(far)
     assert_content(ra.RaggedAtlas.open(str(near)), range(N_DATASETS))
     assert problems(ra.RaggedAtlas.open(str(near))) == []
@@ -299,3 +299,88 @@ def test_a_mirror_has_the_references(atlas: ra.RaggedAtlas, tmp_path: Path) -> N
     mirror = ra.RaggedAtlas.open(str(far))
     assert_content(mirror, range(N_DATASETS))
     assert problems(mirror) == []
+
+
+def test_a_mirror_with_values_needs_no_source(given: Path, atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """All of its snapshots are read from its own copies, with the root hashes of the original; what it has is not copied again."""
+    first, far = atlas.list_versions()[-1], tmp_path / "far" / "mirror"
+    n_bytes = sum(path.stat().st_size for path in given.glob("*.h5ad"))
+    atlas.sync(far)
+    assert atlas.sync(far, values=True, dry_run=True).n_bytes == n_bytes
+    assert atlas.sync(far, values=True).n_bytes == n_bytes
+    assert atlas.sync(far, values=True).n_bytes == 0
+    atlas.materialize("d0")
+    atlas.snapshot()
+    report = atlas.sync(far)
+    assert 0 < report.n_bytes < n_bytes
+    assert not any("linked" in note for note in report.notes)
+    shutil.rmtree(Path(atlas.uri).parent)
+    mirror = ra.RaggedAtlas.open(str(far), sources="deny")
+    assert_content(mirror, range(N_DATASETS))
+    assert_content(mirror.checkout(first.version), range(N_DATASETS))
+    assert mirror.checkout(first.version).record.root_hash == first.root_hash
+    mirror.gc(dry_run=False, grace=NOW)
+    assert problems(mirror) == []
+    again = tmp_path / "again"
+    mirror.sync(again, values=True)
+    assert_content(ra.RaggedAtlas.open(str(again), sources="deny"), range(N_DATASETS))
+
+
+@pytest.mark.parametrize("harm", [damage, cut, remove])
+def test_damaged_copies_of_a_mirror_are_found(
+    atlas: ra.RaggedAtlas, tmp_path: Path, harm: Callable[[Path, int], None]
+) -> None:
+    far = tmp_path / "far" / "mirror"
+    atlas.sync(far, values=True)
+    copy = min(path for path in far.glob("zarr_store/*/source.*") if path.suffix != ".json")
+    # A byte in the middle is no part of what readers compare.
+    harm(copy, copy.stat().st_size // 2)
+    mirror = ra.RaggedAtlas.open(str(far))
+    assert problems(mirror, "files") == ["source-copy"]
+    assert problems(mirror, "deep")[0] == "source-copy"
+    copy.unlink(missing_ok=True)
+    with pytest.raises(StaleSourceError, match=r"sync\(values=True\)"):
+        mirror.dataset(copy.parent.name).to_anndata()
+    atlas.sync(far, values=True)
+    assert problems(ra.RaggedAtlas.open(str(far))) == []
+
+
+def test_copies_of_a_mirror_go_with_their_dataset(atlas: ra.RaggedAtlas) -> None:
+    """Where a later snapshot has the dataset again, the mirror reads the file, until `sync` copies it again."""
+    near, uid = Path(atlas.uri).parent / "mirror", find_dataset(atlas._catalog, "d1")[0].uid
+    copied = lambda: [*near.glob(f"zarr_store/{uid}/source.*")]  # noqa: E731
+    first = atlas.list_versions()[-1].version
+    atlas.sync(near, values=True)
+    assert copied()
+    atlas.drop_dataset("d1")
+    atlas.snapshot()
+    atlas.sync(near)
+    atlas.restore(first)
+    atlas.drop_snapshot(first)
+    atlas.sync(near)
+    ra.RaggedAtlas.open(str(near)).gc(dry_run=False, grace=NOW)
+    assert not copied()
+    atlas.snapshot()
+    atlas.sync(near)
+    assert_content(ra.RaggedAtlas.open(str(near)), range(N_DATASETS))
+    atlas.sync(near, values=True)
+    assert copied()
+    assert_content(ra.RaggedAtlas.open(str(near), sources="deny"), range(N_DATASETS))
+
+
+def test_a_mirror_with_values_names_what_is_lost(atlas: ra.RaggedAtlas, tmp_path: Path) -> None:
+    """A file that is gone is an error if the newest snapshot has it, and before anything of that snapshot is visible; else it is reported."""
+    far, gone = tmp_path / "far" / "mirror", Path(atlas.uri).parent / "d1.h5ad"
+    gone.rename(tmp_path / "d1.h5ad")
+    with pytest.raises(StaleSourceError, match=r"'d1' is linked to .*missing"):
+        atlas.sync(far, values=True)
+    with pytest.raises(NotFoundError):
+        ra.RaggedAtlas.open(str(far))
+    atlas.relink("d1", tmp_path / "d1.h5ad")
+    atlas.materialize("d1")
+    second = atlas.snapshot()
+    (lost,) = [note for note in atlas.sync(far, values=True).notes if "older snapshots" in note]
+    assert str(gone) in lost
+    mirror = ra.RaggedAtlas.open(str(far), sources="deny")
+    assert_content(mirror.checkout(second), range(N_DATASETS))
+    assert_content(mirror.checkout(1), [0, 2, 3, 4, 5])

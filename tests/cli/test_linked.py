@@ -63,6 +63,20 @@ def test_they_are_copied_and_moved(place: Path) -> None:
     assert "No dataset is linked." in run("materialize", place)
 
 
+def test_a_mirror_gets_the_files_and_sources_may_be_refused(place: Path) -> None:
+    """`sync --values`; `--sources deny` reads none, and `ask` takes no answer where nobody is there; `relink --full-hash` names the same file."""
+    run("snapshot", place)
+    run("sync", place, place.parent / "mirror", "--values")
+    assert json.loads(run("relink", place, "d1", "--full-hash", "--json")) == {"dataset": "d1", "linked": "../d1.h5ad"}
+    target = place.parent / "out.h5ad"
+    for rule in ("deny", "ask"):
+        refused = CliRunner().invoke(app, ["export", str(place), str(target), "--sources", rule])
+        assert (refused.exit_code, "may not be read" in refused.output) == (1, True)
+    (place.parent / "d1.h5ad").unlink()
+    run("export", place.parent / "mirror", target, "--sources", "deny")
+    assert target.exists()
+
+
 def test_columns_are_linked_and_rows_copied(place: Path) -> None:
     """`--link-columns` takes files of CSC matrices, which `--link` refuses with this advice."""
     adata = small_anndata(3, 40)

@@ -11,7 +11,7 @@ import pytest
 from anndata.tests.helpers import assert_equal
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import NotFoundError, SourceError, StaleSourceError
+from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StaleSourceError
 from support.atlases import small_anndata
 
 Unchanged = Callable[[RaggedAtlas], AbstractContextManager[None]]
@@ -70,6 +70,37 @@ def test_a_file_that_was_written_anew_is_compared(tmp_path: Path, full: bool) ->
     assert_read(atlas, several=not full)
     assert atlas.materialize() == ("d",)
     assert_equal(atlas.dataset("d").to_anndata(), made(several=not full), exact=True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_values_are_hashed_later(tmp_path: Path, unchanged: Unchanged, moved: bool) -> None:
+    """As `add` would have, of the recorded file or another; the hash then tells another file, and values that were changed in place."""
+    atlas, expected = linked(tmp_path), RaggedAtlas.create(str(tmp_path / "full"))
+    expected.add(tmp_path / "d.h5ad", copy=False, hash="full", progress=False)
+    made().write_h5ad(tmp_path / "packed.h5ad", compression="gzip")
+    atlas.relink("d", tmp_path / "packed.h5ad" if moved else None, hash="full")
+    (first,) = atlas.dataset("d").records
+    assert first.content_hash == expected.dataset("d").records[0].content_hash
+    assert_read(atlas)
+    with unchanged(atlas):
+        atlas.relink("d", hash="full")
+    there = tmp_path / ("packed.h5ad" if moved else "d.h5ad")
+    (tmp_path / ("d.h5ad" if moved else "packed.h5ad")).unlink()
+    there.rename(tmp_path / "else.h5ad")
+    os.utime(tmp_path / "else.h5ad")
+    atlas.relink("d", tmp_path / "else.h5ad")
+    assert_read(atlas)
+
+
+def test_the_same_values_twice_are_told_when_they_are_hashed(tmp_path: Path, unchanged: Unchanged) -> None:
+    atlas = linked(tmp_path)
+    made().write_h5ad(tmp_path / "same.h5ad")
+    atlas.add(tmp_path / "same.h5ad", progress=False)
+    with (
+        unchanged(atlas),
+        pytest.raises(DuplicateError, match="'d' has the same cells, features and values as the dataset 'same'"),
+    ):
+        atlas.relink("d", hash="full")
 
 
 def test_it_is_read_after_optimize_and_gc(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from raggedatlas.cli.commands import app
 HEAD = """# Options of the command
 
 What `raggedatlas COMMAND --help` prints, on one page; [the command](command.md) says what each command is for. Commands on an atlas also
-take `--storage-option KEY=VALUE`, `--json` and `--debug`.
+take `--storage-option KEY=VALUE`, `--sources allow|deny|ask` (may files that datasets are [linked](../how-to/link-files.md) to be read?), `--json` and `--debug`.
 """
-SHARED = ("storage_option", "as_json", "debug")
+SHARED = ("storage_option", "sources", "as_json", "debug")
 WORDS = {str: "TEXT", int: "NUMBER", float: "NUMBER"}
 
 

@@ -188,7 +188,7 @@ def loader_of(query: "ra.Query") -> ra.Loader:
 
 
 def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", tmp_path: Path) -> None:
-    """Queries, datasets, loaders and checks; once the values are copied, the files are not needed any more."""
+    """Queries, datasets, loaders and checks; once the values are copied, here or into a mirror, the files are not needed any more."""
     view = served.link(tmp_path / "atlas")
 
     def compare(mine: "ra.AtlasView") -> None:
@@ -211,6 +211,8 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
     assert "from the linked files of" in view.query().explain()
     atlas = served.open(tmp_path / "atlas")
     assert list(atlas.validate("deep")) == []
+    mirror = f"{served.base}/mirror" if served.options else str(tmp_path / "mirror")
+    atlas.sync(mirror, values=True, storage_options=served.options)
     atlas.materialize()
     latest = atlas.checkout(atlas.snapshot())
     for path in served.folder.rglob("*"):
@@ -223,6 +225,9 @@ def test_remote_files_answer_as_copies(served: Served, copied: "ra.AtlasView", t
     assert served.server.requests == []
     with pytest.raises(StaleSourceError, match="it is missing"):
         view.query().to_anndata()
+    copy = ra.RaggedAtlas.open(mirror, storage_options=served.options, sources="deny")
+    compare(copy.checkout("linked"))
+    assert list(copy.validate("deep")) == []
 
 
 # ---- changes of the files ----

@@ -251,8 +251,9 @@ def delete_replaced_files(sweep: Sweep) -> None:
         # What was opened before the bundle was there may still be reading.
         if age is None or age > sweep.oldest() or lease_alive(catalog, uid, sweep.grace):
             continue
-        # Deleted rows are named by the table of cells.
-        keys = [(key, size) for key, size, _ in place.list_objects() if not key.startswith("frames/deleted.")]
+        # Deleted rows are named by the table of cells; copies of linked files are no part of any bundle.
+        other = ("frames/deleted.", "source.")
+        keys = [(key, size) for key, size, _ in place.list_objects() if not key.startswith(other)]
         sweep.n_bytes += sum(size for _, size in keys)
         if keys and sweep.call != "dry run":
             # A group must not list arrays that are gone.

@@ -23,8 +23,9 @@ from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_file, digest_files
-from raggedatlas.store.manifests import COPY, FileEntry, Files
+from raggedatlas.store.manifests import COPY, FileEntry, Files, parse_manifest
 from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.sources import copy_manifest
 from raggedatlas.store.tables import Tables
 
 RESTORE = "Restore the atlas from a copy, or a snapshot with restore()."
@@ -72,7 +73,7 @@ def check_files(
     catalog : Catalog
         At the tip, which includes all snapshots, or pinned to one.
     found : Validation
-        Gets what was read, and problems: of the records themselves, of the rules of `compare_files`, `check_frames`, `check_deleted_rows`,
+        Gets what was read, and problems: of the records themselves, ``table-file``, of the rules of `check_copy`, `check_frames`, `check_deleted_rows`,
         `check_specs` and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
     before : Catalog or None
         A snapshot whose files are not read.
@@ -179,6 +180,9 @@ def _parts(view: Catalog) -> Iterator[_Part]:
         recorded = record.model_dump(exclude={"created_at", "name", "source", "content_hash", "pointer"})
         checks = partial(check_specs, record, None), partial(check_bytes, arrays, record)
         yield _part(record.zarr_group, recorded, _folders(record), *checks)
+    for path in view.sources.copies():
+        if path.partition("/")[0] in there.datasets:
+            yield _part(path, path, (path, copy_manifest(path)), partial(check_copy, arrays, path))
     for kind, one in there.visible_assets:
         if digest := kind.digest(one):
             checks = partial(_check_files, arrays, kind, one), partial(check_groups, arrays, one.uid, [one.uid])
@@ -237,8 +241,18 @@ def _recorded_files(
     return files, problems
 
 
-def compare_files(location: Location, files: Files) -> list[Problem]:
-    """Compare files with their recorded lengths and hashes (rule ``table-file``)."""
+def check_copy(arrays: Location, path: str) -> list[Problem]:
+    """Compare the copy of a linked file with its manifest (rule ``source-copy``)."""
+    key = copy_manifest(path)
+    try:
+        files = parse_manifest(arrays.read_bytes(key), key).files
+    except AtlasError as error:
+        return [Problem("source-copy", "must", key, str(error), COPY)]
+    return compare_files(arrays, files, rule="source-copy")
+
+
+def compare_files(location: Location, files: Files, rule: str = "table-file") -> list[Problem]:
+    """Compare files with their recorded lengths and hashes."""
 
     def differs(path: str) -> str:
         try:
@@ -251,4 +265,4 @@ def compare_files(location: Location, files: Files) -> list[Problem]:
 
     paths = sorted(files)
     each = map(differs, paths) if location.is_local else map_requests(differs, paths)
-    return [Problem("table-file", "must", path, text, COPY) for path, text in zip(paths, each, strict=True) if text]
+    return [Problem(rule, "must", path, text, COPY) for path, text in zip(paths, each, strict=True) if text]

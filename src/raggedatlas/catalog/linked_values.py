@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_readers, find_dataset, open_array, read_links, read_specs
+from raggedatlas.catalog.assets import array_readers, find_dataset, open_array, read_links, read_records, read_specs
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.errors import AtlasError, CorruptError, SourceError, StaleSourceError, ValuesError
+from raggedatlas.errors import AtlasError, CorruptError, DuplicateError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.records import DatasetRecord
@@ -145,6 +145,22 @@ def update_hash(content: ContentHash, block: Block, key: str, row: int, *, compl
             block = CsrBlock(bounds, block.indices[kept], {"values": values[kept]}, block.n_cols)
         block, _ = canonicalize(block, key, row, sum_duplicates=True)
     content.update(block)
+
+
+def refuse_duplicate(catalog: Catalog, first: DatasetRecord, text: str) -> None:
+    """Refuse a hash that another dataset of the newest state has.
+
+    Raises
+    ------
+    DuplicateError
+        Naming both.
+    """
+    same = [r for r in read_records(catalog.tip()) if r.content_hash == text and r.uid != first.uid]
+    if any(record.feature_space == first.feature_space for record in same):
+        raise DuplicateError(
+            f"{first.name!r} has the same cells, features and values as the dataset {same[0].name!r}; nothing was changed. Drop one of them with "
+            f"drop_dataset({same[0].uid!r}) or drop_dataset({first.uid!r})."
+        )
 
 
 @dataclass(frozen=True)

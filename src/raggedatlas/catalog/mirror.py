@@ -3,24 +3,27 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
 from uuid import uuid4
 
-from raggedatlas.catalog.assets import GRACE, source_rows
+from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.model.records import AtlasVersionRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
+from raggedatlas.store.linked import iterate_object, load_references
 from raggedatlas.store.location import Location, digest_file, read_blocks
-from raggedatlas.store.manifests import FOLDER, FileEntry
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest
+from raggedatlas.store.runtime import map_requests, prefetch
 from raggedatlas.store.shards import hash_shards, shard_entry
+from raggedatlas.store.sources import copies_path, copy_manifest, read_copies, write_copies
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.tables import Tables
 
@@ -50,8 +53,23 @@ class _File:
     settled: bool = False
 
 
-def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progress) -> MaintenanceReport:
+def sync(
+    catalog: Catalog, target: Location, *, values: bool = False, dry_run: bool, progress: Progress
+) -> MaintenanceReport:
     """Copy all snapshots of an atlas to another place, or bring an earlier mirror up to date.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        The atlas.
+    target : Location
+        An empty place or an earlier mirror.
+    values : bool
+        Also copy the files that datasets are linked to.
+    dry_run : bool
+        Copy nothing.
+    progress : callable
+        Called with step, done and total.
 
     Returns
     -------
@@ -73,7 +91,8 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
     -----
     Files of snapshots never change, so a file is copied if the target has none of that length and hash. Arrays come first, then the files
     of tables, and the list of snapshots last: until it is written, the target shows what it showed before, and a call that died can be
-    made again. Of linked datasets the references are copied, and not the files that they lead to.
+    made again. Of linked datasets the references are copied and, with `values`, the files that they lead to. The records stay as they are,
+    and with them the root hashes of snapshots; which files the mirror has is in a list of its own (`store.sources.COPIES`).
     """
     catalog.refuse_unfinished_purge("sync")
     records = list_versions(catalog)
@@ -85,7 +104,7 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
             f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
         )
     try:
-        return _copy_snapshots(catalog, records, catalog_at(target), dry_run=dry_run, progress=progress)
+        return _copy_snapshots(catalog, records, catalog_at(target), values=values, dry_run=dry_run, progress=progress)
     except (NotFoundError, CorruptError) as error:
         dropped = sorted({record.version for record in records} - {record.version for record in list_versions(catalog)})
         if not dropped:
@@ -96,8 +115,8 @@ def sync(catalog: Catalog, target: Location, *, dry_run: bool, progress: Progres
 
 
 def _copy_snapshots(
-    catalog: Catalog, records: Sequence[AtlasVersionRecord], mirror: Catalog, *, dry_run: bool, progress: Progress
-) -> MaintenanceReport:
+    catalog: Catalog, records: Sequence[AtlasVersionRecord], mirror: Catalog, *, values: bool, dry_run: bool, progress: Progress
+) -> MaintenanceReport:  # fmt: skip
     held = list_versions(mirror) if is_atlas(mirror.location) else []
     _refuse_foreign(catalog, mirror, records, held)
     partial = mirror.location.child(PARTIAL)
@@ -126,6 +145,10 @@ def _copy_snapshots(
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
+    sources = _Sources(catalog, mirror, records)
+    sizes = sources.copy(partial, values=values, dry_run=dry_run, progress=progress)
+    n_bytes, n_files = n_bytes + sum(sizes.values()), n_files + len(sizes)
+    groups = sorted({*groups, *(path.partition("/")[0] for path in sizes)})
     if held and not dry_run:
         # Tags of a snapshot move when the source purges a dataset; the hashes of the old ones would be reported as damage.
         delete_manifest_log(mirror)
@@ -144,13 +167,86 @@ def _copy_snapshots(
         _remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
     notes = [f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
-    linked = {row["address"]: row["n_datasets"] for record in records for row in source_rows(catalog.at(record))}
-    if linked:
-        local = [address for address in linked if "://" not in address]
-        text = f"the values of {sum(linked.values()):,} dataset(s) stay in {len(linked):,} linked file(s), which are not copied"
-        place = f"; the mirror finds {local[0]} only where it lies at the same place from there: materialize() copies values, for the next snapshot"
-        notes.append(text + (place if local else ""))
+    notes += sources.notes()
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The files outside of an atlas that datasets of snapshots are linked to, and the copies of them in its mirror."""
+
+    catalog: Catalog
+    mirror: Catalog
+    records: Sequence[AtlasVersionRecord]
+
+    lost: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def links(self) -> Mapping[str, tuple[Link, str, AtlasVersionRecord]]:
+        """Path of the copy of each -> one of the links to it, the name of the dataset, and the newest snapshot that has it."""
+        each = ((record, inventory(self.catalog.at(record)).datasets) for record in self.records)
+        own = ((record, uid, one) for record, datasets in each for uid, found in datasets.items() for one in found)
+        links = ((record, uid, one.name or uid, link) for record, uid, one in own for link in read_links(one).values())
+        return {copies_path(uid, link.sha256): (link, name, record) for record, uid, name, link in links}
+
+    def copy(self, temporary: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
+        """Copy those that the mirror lacks, with `values`, and list those that it has; return what was copied: path below its Zarr store -> bytes.
+
+        Files that only older snapshots are linked to may be gone for good; they are noted in `lost`.
+
+        Raises
+        ------
+        StaleSourceError
+            If a file of the newest snapshot is not the recorded one.
+        StoreError
+            If one cannot or may not be read.
+        """
+        before = read_copies(self.mirror.location)
+        links = self.links if values or before else {}
+        copied, complete = dict[str, int](), set[str]()
+        for done, (path, (link, name, snapshot)) in enumerate(sorted(links.items())):
+            progress("linked files", done, len(links))
+            uid, objects = path.partition("/")[0], load_references(self.catalog.arrays, link).objects
+            numbers = {f"{path}/{key}" if key else path: n for n, key in enumerate(objects.keys)}
+            # Asked in any case: `gc` of the mirror may have freed copies. A file is there with all of its bytes or not at all.
+            there = {f"{uid}/{key}": size for key, size, _ in self.mirror.arrays.child(uid).list_objects()}
+            lacking = [key for key, n in numbers.items() if there.get(key) != objects.n_bytes[n]]
+            is_complete = not lacking and copy_manifest(path) in there
+            if values and not dry_run and not is_complete:
+                try:
+                    source = self.catalog.sources.open(link, uid, name)
+                    blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
+                    write = partial(_write_or_digest, blocks, self.mirror.arrays, temporary)
+                    files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
+                except StoreError as error:
+                    if snapshot is self.records[-1]:
+                        raise
+                    self.lost[path] = str(error)
+                    continue
+                self.mirror.arrays.write_bytes(copy_manifest(path), Manifest(files=files).to_bytes())
+                is_complete = True
+            if values:
+                copied |= {key: int(objects.n_bytes[numbers[key]]) for key in lacking}
+            if is_complete:
+                complete.add(path)
+        if complete != before and not dry_run:
+            write_copies(self.mirror.location, complete)
+        progress("linked files", len(links), len(links))
+        return copied
+
+    def notes(self) -> list[str]:
+        """Say of which datasets the mirror reads the values from files that were not copied."""
+        copies = read_copies(self.mirror.location)
+        outside = {path: link.source for path, (link, _, _) in self.links.items() if path not in copies}
+        notes = [f"a file of older snapshots could not be copied: {text}" for text in self.lost.values()]
+        rest = sorted({address for path, address in outside.items() if path not in self.lost})
+        if not rest:
+            return notes
+        n_datasets = len(outside) - len(self.lost)
+        text = f"the values of {n_datasets:,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"
+        local = [address for address in rest if "://" not in address]
+        place = f"; the mirror finds {local[0]} only where it lies at the same place from there"
+        return [*notes, text + (place if local else "")]
 
 
 def _refuse_foreign(
@@ -310,6 +406,33 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
                 "Nothing was written in its place."
             )
 
+    _write_file(checked(), target, key, partial)
+    return FileEntry(n_bytes, content.hexdigest())
+
+
+def _write_or_digest(
+    blocks: Mapping[str, Callable[[], Iterable[memoryview]]], target: Location, partial: Location, key: str
+) -> FileEntry:
+    """Write the file of a key in `blocks`, or read what is there of another; return length and hash."""
+    if key not in blocks:
+        return FileEntry(*digest_file(target, key))
+    n_bytes, content = 0, hashlib.sha256()
+
+    def hashed() -> Iterator[memoryview]:
+        nonlocal n_bytes
+        # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
+        with contextlib.closing(prefetch(blocks[key]())) as ahead:
+            for block in ahead:
+                content.update(block)
+                n_bytes += len(block)
+                yield block
+
+    _write_file(hashed(), target, key, partial)
+    return FileEntry(n_bytes, content.hexdigest())
+
+
+def _write_file(blocks: Iterable[bytes | memoryview], target: Location, key: str, partial: Location) -> None:
+    """Write a file that readers see all of or nothing."""
     file = target.child(*key.split("/"))
     with store_errors(f"write {file.uri}"):
         if target.is_local:
@@ -319,12 +442,11 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
                 folder.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as opened:
-                    opened.writelines(checked())
+                    opened.writelines(blocks)
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
         else:
             import obstore
 
-            obstore.put(target.store(), key, checked())
-    return FileEntry(n_bytes, content.hexdigest())
+            obstore.put(target.store(), key, iter(blocks))

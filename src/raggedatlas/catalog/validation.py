@@ -104,7 +104,7 @@ def validate(
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
         ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
-        ``result-values``; of linked datasets ``references``, and by ``deep`` alone ``source-changed``, ``source-missing``, ``repeated-entries``,
+        ``result-values``; of linked datasets ``references``, ``source-copy``, and by ``deep`` alone ``source-changed``, ``source-missing``, ``repeated-entries``,
         ``counts`` and ``content-hash``.
 
     Notes
@@ -112,6 +112,7 @@ def validate(
     Of a dataset that is linked to a file outside of the atlas, a root hash covers the references (the place of each chunk) and the
     recorded size, time and ETag of the file. Its values are compared with nothing but that, unless it was added with ``hash="full"``, and
     only ``deep`` reads them, of the state that is validated; a snapshot keeps what a file was, not its bytes.
+    Copies of linked files in a mirror are compared with the hashes of what was copied.
     """
     if incremental and level not in _READING:
         raise ArgumentError(

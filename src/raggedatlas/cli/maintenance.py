@@ -173,10 +173,21 @@ def materialize(
 def relink(
     atlas_options: AtlasOptions,
     dataset: Dataset,
-    path: Annotated[str, argument("The file or Zarr folder, or its address")],
+    path: Annotated[
+        str | None, argument("The file or Zarr folder, or its address; by default the recorded one")
+    ] = None,
+    full_hash: Annotated[
+        bool, typer.Option("--full-hash", help="Record a hash of all values, which validate --level deep compares.")
+    ] = False,
+    source_option: Annotated[
+        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the address", "--source-option")
+    ] = None,
 ) -> tuple[Any, str]:
     """Name the place that the file of a linked dataset has moved to; its values are compared unless it is the recorded file."""
-    address = atlas_options.open().relink(dataset, path)
+    options = parse_pairs(source_option or [], "--source-option")
+    address = atlas_options.open().relink(
+        dataset, path, hash="full" if full_hash else "metadata", storage_options=options
+    )
     return {"dataset": dataset, "linked": address}, f"{dataset} is linked to {address} now."
 
 
@@ -290,12 +301,15 @@ def sync(
     target_option: Annotated[
         list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
     ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Also copy the files that datasets are linked to.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be copied.")] = False,
 ) -> "Report":
     """Mirror all snapshots to another place; only files that differ are copied."""
     options = parse_pairs(target_option or [], "--target-option")
     with progress("sync") as callback:
-        return atlas_options.open().sync(target, storage_options=options, dry_run=dry_run, progress=callback)
+        return atlas_options.open().sync(
+            target, values=values, storage_options=options, dry_run=dry_run, progress=callback
+        )
 
 
 @command(MAINTENANCE, "verify pbmc.atlas --incremental")

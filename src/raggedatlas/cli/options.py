@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -318,6 +319,9 @@ class AtlasOptions:
 
     atlas: Annotated[str, argument("Folder or address (s3://, gs://, az://) of the atlas")]
     storage_option: Strings = repeatable("KEY=VALUE", "Credential or endpoint of an object store")
+    sources: Literal["allow", "deny", "ask"] = option(
+        None, "Whether files that datasets are linked to may be read", default="allow"
+    )
     as_json: AsJson = False
     debug: Annotated[bool, typer.Option("--debug", callback=_enable_debug, help="Show the traceback of an error.")] = (
         False
@@ -346,7 +350,9 @@ class AtlasOptions:
         """Open the atlas for reading and writing."""
         from raggedatlas.atlas import RaggedAtlas
 
-        return RaggedAtlas.open(self.atlas, storage_options=self.storage_options)
+        # Asked on stderr, as stdout may be read as JSON.
+        rule = _ask if self.sources == "ask" else self.sources
+        return RaggedAtlas.open(self.atlas, storage_options=self.storage_options, sources=rule)
 
     def open_at(self, at: str | None) -> "RaggedAtlas | AtlasView":
         """Open the newest state, or the named snapshot."""
@@ -384,6 +390,10 @@ class AtlasOptions:
         from raggedatlas.catalog.versions import find_version
 
         return open_snapshot(catalog, find_version(catalog, parse_version(at)))
+
+
+def _ask(address: str) -> bool:
+    return sys.stdin.isatty() and typer.confirm(f"The atlas is linked to {address}. Read it?", err=True)
 
 
 AtSnapshot = Annotated[str | None, value_option("SNAPSHOT", "Number or label of a snapshot")]

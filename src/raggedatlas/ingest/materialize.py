@@ -33,6 +33,7 @@ from raggedatlas.catalog.linked_values import (
     index_limits,
     iterate_linked,
     layer_paths,
+    refuse_duplicate,
     update_hash,
 )
 from raggedatlas.catalog.versions import list_versions
@@ -402,12 +403,7 @@ def _commit(catalog: Catalog, first: DatasetRecord, copy: _DatasetCopy) -> bool:
             return []
         # Before the commit, whose response may be lost: the next attempt then finds that it was done.
         changed = True
-        same = [r for r in read_records(catalog.tip()) if r.content_hash == copy.content_hash and r.uid != first.uid]
-        if any(record.feature_space == old[0].feature_space for record in same):
-            raise DuplicateError(
-                f"{first.name!r} has the same cells, features and values as the dataset {same[0].name!r}; it stays linked. Drop one of them with "
-                f"drop_dataset({same[0].uid!r}) or drop_dataset({first.uid!r})."
-            )
+        refuse_duplicate(catalog, old[0], copy.content_hash)
         return [_replaced(record, copy) for record in old]
 
     try:

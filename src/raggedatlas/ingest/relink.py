@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
-from raggedatlas.catalog.linked_values import content_hash, iterate_linked, update_hash
+from raggedatlas.catalog.linked_values import content_hash, iterate_linked, layer_paths, refuse_duplicate, update_hash
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.formats.registry import open_source
@@ -40,7 +41,9 @@ from raggedatlas.store.sources import recorded_address
 _WAY_OUT = "Drop the dataset and add this file instead."
 
 
-def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
+def relink(
+    catalog: Catalog, dataset: str, place: AnyPath | None = None, hash: Literal["metadata", "full"] = "metadata"
+) -> str:
     """Read a linked dataset from another file with the same values from now on; snapshots keep the old address.
 
     A file with the recorded size, time (or ETag) and places of chunks was moved or copied, and is taken at once. Of any other, all values are
@@ -52,8 +55,10 @@ def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
         At the tip.
     dataset : str
         Name or uid.
-    place : Path or Location
-        The file or Zarr folder.
+    place : Path, Location or None
+        The file or Zarr folder; None is the recorded one.
+    hash : {"metadata", "full"}
+        ``"full"`` hashes all values of the main matrix, as `add` does, unless that was done before.
 
     Returns
     -------
@@ -66,6 +71,8 @@ def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
         If there is no such dataset or file.
     SourceError
         If the dataset is not linked, or the file has other values, cannot be compared, or the dataset is changed meanwhile.
+    DuplicateError
+        If the hash of all values is that of another dataset.
     ConflictError
         If a purge is unfinished.
     """
@@ -74,8 +81,11 @@ def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
     first, facts = records[0], source_facts(records[0])
     if facts is None:
         raise SourceError(f"The dataset {first.name!r} is not linked to a file: its values are in the atlas.")
-    address = recorded_address(place, catalog.location)
     links = {record.zarr_group: read_links(record) for record in records}
+    old = next(link for own in links.values() for link in own.values())
+    if place is None:
+        place = catalog.sources.open(old, first.uid, first.name).location
+    address = recorded_address(place, catalog.location)
     with closing(open_source(place)) as source:
         linker = Linker(source, place)
         keys = dict.fromkeys(link.array.rpartition("/")[0] for own in links.values() for link in own.values())
@@ -84,7 +94,6 @@ def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
         content = references.to_bytes()
         digest = hashlib.sha256(content).hexdigest()
         span = Span(references_file(first.uid, digest), 0, len(content))
-        old = next(link for own in links.values() for link in own.values())
         # What has not changed but for its address keeps its references, which may be in a bundle.
         moved = (
             {"source": address} if digest == old.sha256 else {"source": address, "references": span, "sha256": digest}
@@ -97,20 +106,28 @@ def relink(catalog: Catalog, dataset: str, place: AnyPath) -> str:
             }
             for record in records
         }
+        here = place if isinstance(place, Location) else Location(str(place))
+        there = LinkedSource(here, first.name)
         if not _was_moved(load_references(catalog.arrays, old), references):
             keep_references(digest, references)
-            here = place if isinstance(place, Location) else Location(str(place))
-            _compare(catalog, records, new, source, LinkedSource(here, first.name))
+            _compare(catalog, records, new, source, there)
+        is_hashed = facts.hashed == "full"
+        text = first.content_hash
+        if hash == "full" and not is_hashed:
+            keep_references(digest, references)
+            text, is_hashed = _hash_values(catalog, records, new[first.zarr_group], there), True
     # The folder of a dataset whose files are in a shared bundle is named by no record until the references are.
     take_lease(catalog, first.uid)
     try:
         if digest != old.sha256:
             catalog.arrays.write_bytes(span.file, content)
-        changed = describe_source(address, references.objects, facts.hashed)
+        changed = describe_source(address, references.objects, "full" if is_hashed else "metadata")
 
         def change(now: list[DatasetRecord]) -> list[DatasetRecord]:
             if {record.zarr_group: read_links(record) for record in now} == links:
-                return [_replaced(record, new[record.zarr_group], changed) for record in now]
+                refuse_duplicate(catalog, now[0], text)
+                fresh = [_replaced(record, new[record.zarr_group], changed, text) for record in now]
+                return [record for record, before in zip(fresh, now, strict=True) if record != before]
             if all(record.file_facts.linked in (None, changed) for record in now) and now:
                 return []  # A commit whose response was lost.
             raise SourceError(
@@ -189,16 +206,34 @@ def _compare(
             and fresh.keys() <= hashed
             and len(records) == 1
         ):
-            content = content_hash(catalog, [*records])
-            complete = "csr/indices" not in fresh
-            for rows in iterate_linked({**readers, **fresh}, record):
-                update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row, complete=complete)
-            if content.hexdigest() != first.content_hash:
+            if _hash_values(catalog, records, new[record.zarr_group], there) != first.content_hash:
                 raise _other(first, there, "its values do not have the hash that was recorded")
             continue
         for path, reader in fresh.items():
             # Not of `readers`, which lack column-sorted arrays in a file that may not be read.
             _compare_values(first, open_array(catalog, record, read_specs(record)[path]), reader, there)
+
+
+def _hash_values(
+    catalog: Catalog, records: Sequence[DatasetRecord], new: Mapping[str, ArraySpec], there: LinkedSource
+) -> str:
+    """Return the hash of a dataset with the values of its main matrix in a file.
+
+    Raises
+    ------
+    SourceError
+        If the main matrix is not linked.
+    """
+    first, paths = records[0], layer_paths(records[0])
+    if first.layers[0] not in paths:
+        raise SourceError(
+            f"The layer {first.layers[0]!r} of the dataset {first.name!r} is in the atlas, and hashed already."
+        )
+    fresh = {path: ArrayReader(catalog.arrays, spec, source=there) for path, spec in new.items()}
+    content, complete = content_hash(catalog, [*records]), "csr/indices" not in fresh
+    for rows in iterate_linked({**array_readers(catalog, first), **fresh}, first):
+        update_hash(content, rows.layers[first.layers[0]], first.zarr_group, rows.row, complete=complete)
+    return content.hexdigest()
 
 
 def _compare_values(first: DatasetRecord, old: ArrayReader, new: ArrayReader, there: LinkedSource) -> None:
@@ -233,9 +268,9 @@ def _other(first: DatasetRecord, there: LinkedSource, text: str) -> SourceError:
     return SourceError(f"{there.location} is not the file of the dataset {first.name!r}: {text}. {_WAY_OUT}")
 
 
-def _replaced(record: DatasetRecord, specs: Mapping[str, ArraySpec], source: SourceFacts) -> DatasetRecord:
+def _replaced(record: DatasetRecord, specs: Mapping[str, ArraySpec], source: SourceFacts, text: str) -> DatasetRecord:
     facts = record.file_facts
-    update = array_columns(read_specs(record) | dict(specs), record.array_checksums)
+    update = {**array_columns(read_specs(record) | dict(specs), record.array_checksums), "content_hash": text}
     if facts.linked is not None:
         update["facts"] = facts.model_copy(update={"linked": source}).to_json()
     return record.model_copy(update=update)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -68,14 +68,19 @@ class LinkedSource:
         The file or folder.
     dataset : str
         Name of the dataset, for messages.
+    is_copy : bool
+        Whether these are the copies that `sync` made in a mirror, which have the recorded content and other times and ETags.
     """
 
     location: Location
     dataset: str
+    is_copy: bool = False
 
     @property
     def remedy(self) -> str:
         """What to do where the file is not as it should be, as a sentence."""
+        if self.is_copy:
+            return "This copy is part of a mirror; delete it and repeat sync(values=True) of the original atlas."
         return (
             f"Put an unchanged copy of the file there, or name one with atlas.relink({self.dataset!r}, path); otherwise drop the dataset "
             "and add the file again."
@@ -267,6 +272,29 @@ def fetch_ranges(source: LinkedSource, objects: SourceObjects, ranges: Ranges, t
         probe.compare(source, objects)
 
 
+def iterate_object(source: LinkedSource, objects: SourceObjects, number: int) -> Iterator[memoryview]:
+    """Read one of the recorded files from its beginning to its end.
+
+    Yields
+    ------
+    memoryview
+        The next bytes: at most 8 MiB, or 64 MiB of a source that is one file, as those of several are read side by side.
+
+    Raises
+    ------
+    StaleSourceError
+        If the file is not the recorded one.
+    StoreError
+        If it cannot be read.
+    """
+    n_bytes, step = int(objects.n_bytes[number]), REQUEST_BYTES if len(objects.keys) > 1 else _HELD_BYTES
+    for start in range(0, n_bytes, step):
+        room = np.empty(min(step, n_bytes - start), np.uint8)
+        part = Ranges.of(np.array([number]), np.array([start]), np.array([len(room)]), np.zeros(1), room)
+        fetch_ranges(source, objects, part)
+        yield room.data
+
+
 @dataclass(frozen=True)
 class _Probe:
     """The first and last bytes of a file, which this process has not compared yet."""
@@ -278,7 +306,7 @@ class _Probe:
     def of(cls, source: LinkedSource, objects: SourceObjects, stamps: dict[int, "_Seen"]) -> "_Probe | None":
         """Return what is to be read, None where it was compared before or an ETag says as much."""
         etag, n_bytes = objects.etags[0], int(objects.n_bytes[0])
-        if not stamps and _is_strong(etag):
+        if not stamps and _is_strong(etag) and not source.is_copy:
             return None
         key = (source.location.uri, n_bytes, int(objects.modified[0]), etag, objects.probe, *stamps.values())
         if process_cache("probed").get(key):
@@ -331,7 +359,7 @@ def _compare(source: LinkedSource, objects: SourceObjects, number: int, *, size:
     recorded, then = int(objects.n_bytes[number]), int(objects.modified[number])
     if size != recorded:
         raise _stale(source, objects, number, f"it has {size:,} bytes instead of {recorded:,}")
-    if then and abs(modified - then) > _MODIFIED_WITHIN * (not source.location.is_local):
+    if then and not source.is_copy and abs(modified - then) > _MODIFIED_WITHIN * (not source.location.is_local):
         times = [datetime.fromtimestamp(t / 1e9, UTC).isoformat(sep=" ") for t in (modified, then)]
         raise _stale(source, objects, number, f"it was written on {times[0]} instead of {times[1]}")
 
@@ -343,6 +371,11 @@ def _compare_local(source: LinkedSource, objects: SourceObjects, number: int, in
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
+def _may_be_symlink(source: LinkedSource, key: str) -> bool:
+    """Return whether a symlink is followed: only where the user named it, and not below a folder or in the atlas."""
+    return not key and not source.is_copy
+
+
 def _path(source: LinkedSource, key: str) -> Path:
     return source.location.path / key if key else source.location.path
 
@@ -352,8 +385,7 @@ def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> _Seen
     key = objects.keys[number]
     try:
         with store_errors(f"read {source.shown(key)}, to which the dataset {source.dataset!r} is linked"):
-            # The file that the user named may be a symlink; below a folder none is followed, as for its other readers.
-            info = _path(source, key).stat(follow_symlinks=not key)
+            info = _path(source, key).stat(follow_symlinks=_may_be_symlink(source, key))
     except FileNotFoundError:
         raise _stale(source, objects, number, "it is missing") from None
     return _Seen(_compare_local(source, objects, number, info), info.st_ctime_ns)
@@ -363,7 +395,7 @@ def _read_local(source: LinkedSource, objects: SourceObjects, job: Ranges, seen:
     """Read ranges of one local file, which must be the recorded one before and after."""
     number = int(job.numbers[0])
     key = objects.keys[number]
-    flags = _OPEN_FLAGS | (getattr(os, "O_NOFOLLOW", 0) if key else 0)
+    flags = _OPEN_FLAGS | (0 if _may_be_symlink(source, key) else getattr(os, "O_NOFOLLOW", 0))
     try:
         with (
             store_errors(f"read {source.shown(key)}, to which the dataset {source.dataset!r} is linked"),
@@ -413,7 +445,7 @@ def _request(source: LinkedSource, objects: SourceObjects, number: int, start: i
     import obstore
     from obstore.exceptions import BaseError, PreconditionError
 
-    key, etag = objects.keys[number], objects.etags[number]
+    key, etag = objects.keys[number], "" if source.is_copy else objects.etags[number]
     shown = source.shown(key)
     store, name = (source.location / key if key else source.location).bucket()
     # Servers compare weak ETags with none.

@@ -1,14 +1,16 @@
 """Which files outside of an atlas its readers may open, and under which address and options."""
 
+import json
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from raggedatlas.errors import SourceError, StoreError
+from raggedatlas.errors import NotFoundError, SourceError, StoreError
+from raggedatlas.model.records import Link, read_json
 from raggedatlas.store.linked import LinkedSource
 from raggedatlas.store.location import AnyPath, Location
 
@@ -16,6 +18,9 @@ Sources: TypeAlias = Literal["allow", "deny", "ask"] | Callable[[str], "bool | M
 """What `open` takes as `sources`: may the files that datasets are linked to be read?"""
 
 RULES = ("allow", "deny", "ask")
+
+COPIES = "linked.json"
+"""File of a mirror that lists the linked files of which it has copies, complete ones only."""
 
 _PLAIN_PARAMETERS = frozenset({"download", "dl", "raw", "versionid"})
 """Parameters of a web address that are no secret; any other may be a signature, which must not be stored."""
@@ -37,6 +42,7 @@ class SourceAccess:
     atlas: Location
     rule: Sources = "allow"
     _known: dict[str, Location | None] = field(default_factory=dict, repr=False, compare=False)
+    _copies: frozenset[str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse an unknown rule."""
@@ -56,14 +62,25 @@ class SourceAccess:
         """Note how this process reaches a source that it has just linked, with options that are not stored."""
         self._known[source] = place
 
-    def open(self, source: str, dataset: str) -> LinkedSource:
-        """Return a source, found by its recorded address.
+    def open(self, link: Link, uid: str, dataset: str) -> LinkedSource:
+        """Return what an array is linked to: the file at the recorded address, or the copy of it in a mirror.
+
+        Parameters
+        ----------
+        link : Link
+            What the record of the array has.
+        uid, dataset : str
+            Uid and name of the dataset.
 
         Raises
         ------
         StoreError
             If it may not be read.
         """
+        copy = copies_path(uid, link.sha256)
+        if copy in self.copies():
+            return LinkedSource(self.atlas.child("zarr_store", *copy.split("/")), dataset, is_copy=True)
+        source = link.source
         if source not in self._known:
             self._known[source] = self._decide(source)
         place = self._known[source]
@@ -73,6 +90,12 @@ class SourceAccess:
                 "Open it with sources='allow', or drop the dataset."
             )
         return LinkedSource(place, dataset)
+
+    def copies(self) -> frozenset[str]:
+        """Return the paths of the copies that `sync` made of linked files, below the Zarr store; read once."""
+        if self._copies is None:
+            object.__setattr__(self, "_copies", read_copies(self.atlas))
+        return self._copies or frozenset()
 
     def _decide(self, source: str) -> Location | None:
         place = self._locate(source)
@@ -109,6 +132,42 @@ class SourceAccess:
 
     def _shown(self) -> str:
         return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
+
+
+def copies_path(uid: str, sha256: str) -> str:
+    """Return the path, below the Zarr store, of the copy of what a dataset is linked to: a file, or a folder as the original is one.
+
+    Examples
+    --------
+    >>> copies_path("d1", "ab" * 32)
+    'd1/source.abababababababab'
+    """
+    return f"{uid}/source.{sha256[:16]}"
+
+
+def copy_manifest(path: str) -> str:
+    """Return the path of the manifest of a copy: the length and hash of each of its files, by path below the Zarr store."""
+    return f"{path}.json"
+
+
+def read_copies(atlas: Location) -> frozenset[str]:
+    """Return which copies of linked files an atlas has, as paths below its Zarr store.
+
+    Raises
+    ------
+    CorruptError
+        If the list is damaged.
+    """
+    try:
+        text = atlas.read_bytes(COPIES).decode(errors="replace")
+    except NotFoundError:
+        return frozenset()
+    return frozenset(read_json(list[str], text, f"{atlas}/{COPIES}", "copies", "paths"))
+
+
+def write_copies(atlas: Location, paths: Iterable[str]) -> None:
+    """Write the list that `read_copies` reads."""
+    atlas.write_bytes(COPIES, json.dumps(sorted(paths), indent=0).encode())
 
 
 def _refuse(address: str) -> bool:

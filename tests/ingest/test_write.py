@@ -1,6 +1,7 @@
 """Laws of the write protocol: all or nothing, nothing twice, and nothing of a source missing from the report."""
 
 import errno
+import gc
 import os
 import shutil
 import subprocess
@@ -398,6 +399,24 @@ def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None
     assert sorted(atlas.list_datasets()["name"]) == sorted(r.name for r in reports)
     for i, report in enumerate(reports):
         assert_same(plain(i, 3 + i), atlas.dataset(report.name).to_anndata())
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_is_committed_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
+    """Names of cells and features of a source are kept until its commit, however many sources follow."""
+    monkeypatch.setattr(adding, "COMMIT_DATASETS", 2)
+    for i in range(12):
+        plain(i, 3 + i).write_h5ad(tmp_path / f"{i:02}.h5ad")
+    kept: list[int] = []
+
+    def count(step: str, _done: int, _total: int) -> None:
+        if step == "plan":
+            gc.collect()
+            kept.append(sum(type(one) is adding.StagedDataset for one in gc.get_objects()))
+
+    RaggedAtlas.create(str(tmp_path / "a")).add(sorted(tmp_path.glob("*.h5ad")), copy=copy, progress=count)
+    assert len(kept) == 12
+    assert max(kept) <= 3
 
 
 def test_duplicates_are_found_among_many_small_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,12 @@ from raggedatlas.model.shown import ShownList
 from raggedatlas.model.spaces import pointer_field
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, as_path, with_options
-from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, warnings_as
+from raggedatlas.store.runtime import BackgroundWriter, prefetch_map, release_unused_memory, warnings_as
 from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sql import equals
 from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact
 
-COMMIT_CELLS = 500_000
+COMMIT_CELLS = 100_000
 """Small datasets share a commit until they have this many cells in total."""
 
 
@@ -369,14 +369,17 @@ def add_sources(
                     behind.join()
                     written = {n: one for n, one in waiting.items() if outcomes[n] is one}
                     outcomes |= _commit(catalog, written, options, progress, attached)
+                    # What is staged has the names of its cells and features.
+                    outcomes = {n: one.report if isinstance(one, StagedDataset) else one for n, one in outcomes.items()}
                     waiting.clear()
+                    written.clear()
+                    release_unused_memory()
     except BaseException:
         # The contexts inside have ended their threads, so nothing is written below these uids any more.
         _discard(catalog, [*waiting.values()])
         raise
-    reports = [one.report if isinstance(one, StagedDataset) else one for one in outcomes.values()]
-    added = [report for report in reports if isinstance(report, IngestReport)]
-    refused = [openers[n].explain(one) for n, one in enumerate(reports) if isinstance(one, AtlasError)]
+    added = [report for report in outcomes.values() if isinstance(report, IngestReport)]
+    refused = [openers[n].explain(one) for n, one in outcomes.items() if isinstance(one, AtlasError)]
     if refused and len(openers) == 1:
         raise refused[0] from refused[0].__cause__
     if refused:

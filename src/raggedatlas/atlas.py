@@ -688,9 +688,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         from raggedatlas.model.accessions import GeneTable
         from raggedatlas.store.ontologies import read_term_table
 
-        self._opened.require_tip("load_terms()")
-        terms = read_term_table(with_options(source, self._opened.location.storage_options), ontology, release)
-        put_tables(self._opened, [GeneTable(info, terms.rows) for info in terms.infos])
+        catalog = self._opened.session("load_terms()")
+        terms = read_term_table(with_options(source, catalog.location.storage_options), ontology, release)
+        put_tables(catalog, [GeneTable(info, terms.rows) for info in terms.infos])
         return self.identity.tables().loc[[info.name for info in terms.infos]]
 
     def map_terms(

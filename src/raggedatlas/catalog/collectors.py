@@ -29,6 +29,7 @@ from raggedatlas.catalog.versions import (
     PURGE_TAG,
     UID,
     cells_per_dataset,
+    for_tables,
     list_versions,
     repair_tags,
     untag_everywhere,
@@ -39,7 +40,7 @@ from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.location import Location
 from raggedatlas.store.manifests import FOLDER
-from raggedatlas.store.runtime import map_requests
+from raggedatlas.store.runtime import map_requests, prefetch_map
 from raggedatlas.store.storage_errors import refused_columns
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.upkeep import clean_up
@@ -108,7 +109,9 @@ class Sweep:
     def table_names(self) -> Sequence[str]:
         """Return the tables whose tags and old versions are looked at."""
         tables = self.catalog.tables
-        return [name for name in tables.names() if tables.has(name)] if self.tables is None else self.tables
+        if self.tables is not None:
+            return self.tables
+        return [name for name, there in for_tables(self.catalog, tables.has, tables.names()).items() if there]
 
     def oldest(self) -> datetime:
         """Return since when something must be unchanged to count as left by a dead process."""
@@ -126,11 +129,15 @@ def kept_versions(catalog: Catalog, name: str) -> Iterator[Tables]:
     yield tables
     versions = set(tables.tags(name).values())
     versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
-    for version in sorted(versions, reverse=True):
+
+    def opened(version: int) -> Tables | None:
         pinned = tables.at({name: version})
         # A tagged version may be gone; `validate` reports it (rule `lost-version`).
-        if pinned.has(name):
-            yield pinned
+        return pinned if pinned.has(name) else None
+
+    # A few at once: an atlas may have a thousand snapshots.
+    with contextlib.closing(prefetch_map(opened, sorted(versions, reverse=True), threads=16, depth=16)) as ahead:
+        yield from (pinned for pinned in ahead if pinned is not None)
     yield tables
 
 
@@ -326,7 +333,7 @@ def remove_stray_tags(sweep: Sweep) -> None:
     Tags are read before snapshots, so that a concurrent snapshot is not affected.
     """
     tables = Tables(sweep.catalog.tables.location)
-    tags = {name: sorted(tables.tags(name)) for name in sweep.table_names()}
+    tags = for_tables(sweep.catalog, lambda name: sorted(tables.tags(name)), sweep.table_names())
     numbers = {record.version for record in list_versions(sweep.catalog)}
     purges = sweep.call == "purge"
     held = not purges and sweep.catalog.unfinished_purge() is not None
@@ -350,11 +357,19 @@ def remove_stray_tags(sweep: Sweep) -> None:
 
 def remove_old_versions(sweep: Sweep) -> None:
     """Remove versions of tables that have no tag and are older than those of readers of the tip."""
-    for name in sweep.table_names():
+
+    # The newest versions, not those of a session.
+    tables = Tables(sweep.catalog.tables.location)
+
+    def remove(name: str) -> int | None:
         try:
-            sweep.n_bytes += clean_up(sweep.catalog.tables, name, sweep.keep)
+            return clean_up(tables, name, sweep.keep)
         except ConflictError:
-            sweep.notes.append(f"{name}: others were writing; not cleaned up")
+            return None
+
+    freed = for_tables(sweep.catalog, remove, sweep.table_names())
+    sweep.n_bytes += sum(n or 0 for n in freed.values())
+    sweep.notes += [f"{name}: others were writing; not cleaned up" for name, n in freed.items() if n is None]
 
 
 def remove_manifests(sweep: Sweep) -> None:

@@ -253,7 +253,7 @@ def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
     DuplicateError
         If a table of another kind has such a name.
     """
-    catalog.require_tip("identity.load()")
+    catalog = catalog.session("identity.load()")
     kind_of = {info.name: info.kind for info in list_tables(catalog)}
     for table in tables:
         # `setdefault` also catches two given tables of one name and different kinds.
@@ -278,7 +278,7 @@ def remove_table(catalog: Catalog, name: str) -> None:
     NotFoundError
         If there is no such table.
     """
-    catalog.require_tip("identity.remove()")
+    catalog = catalog.session("identity.remove()")
     info = next((info for info in list_tables(catalog) if info.name == name), None)
     if info is None:
         raise NotFoundError(

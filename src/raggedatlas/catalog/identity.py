@@ -288,9 +288,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
     After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
     """
-    # A session has looked for the mark of a purge.
-    if catalog.tables.session is None:
-        catalog.require_tip("identity.update()")
+    catalog = catalog.session("identity.update()")
 
     def once() -> bool:
         there = _versions(catalog, registries)
@@ -514,7 +512,7 @@ def change_links(
     ConflictError
         If the links have changed since `read_version`.
     """
-    catalog.require_tip("identity.link()")
+    catalog = catalog.session("identity.link()")
     ensure_table(catalog.tables, LINKS, LINKS_SCHEMA)
     gone = {*revoke, *links}
     name_of = dict(zip(registry.column("uid").to_pylist(), registry.column("feature_id").to_pylist(), strict=True))

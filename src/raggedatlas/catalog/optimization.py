@@ -62,10 +62,10 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
     """
     from raggedatlas.model.reports import MaintenanceReport
 
-    catalog.require_tip("optimize")
+    catalog = catalog.session("optimize")
     # First, because it leaves fragments of records to compact.
     packed = pack_datasets(catalog)
-    notes, changed = update_tables(catalog.hold())
+    notes, changed = update_tables(catalog)
     notes = [*packed, *notes]
     if not changed and keep >= KEEP:
         return MaintenanceReport(notes=tuple(notes))

@@ -556,7 +556,7 @@ def drop_snapshot(catalog: Catalog, version: int | str) -> "MaintenanceReport":
     ConflictError
         If a purge is unfinished.
     """
-    catalog.require_tip("drop_snapshot")
+    catalog = catalog.session("drop_snapshot")
     dropped = find_version(catalog, version)
     return _report_dropped(
         _forget(
@@ -594,7 +594,7 @@ def expire_snapshots(
     ConflictError
         If a purge is unfinished.
     """
-    catalog.require_tip("expire_snapshots")
+    catalog = catalog.session("expire_snapshots")
     if older_than is None and keep_last is None:
         raise ArgumentError(
             "expire_snapshots() takes older_than, keep_last or both; without either nothing says which snapshots are old."

@@ -249,11 +249,15 @@ def repair_tags(catalog: Catalog) -> list[str]:
     """Put every recorded snapshot's tag on the table versions that it names; return what cannot be repaired."""
     tables, records = Tables(catalog.tables.location), list_versions(catalog)
     lost, moved = [], False
-    for table in sorted({name for record in records for name in record.table_versions}):
+
+    def known(table: str) -> dict[str, int]:
         try:
-            tags = tables.tags(table)
+            return tables.tags(table)
         except NotFoundError:
-            tags = {}
+            return {}
+
+    names = sorted({name for record in records for name in record.table_versions})
+    for table, tags in for_tables(catalog, known, names).items():
         for record in records:
             version = record.table_versions.get(table)
             if version is None or tags.get(record.tag) == version:

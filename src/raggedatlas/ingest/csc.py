@@ -74,7 +74,7 @@ def add_csc(
     NotFoundError
         If the dataset has no such space or layer.
     """
-    catalog.require_tip("add_csc()")
+    catalog = catalog.session("add_csc()")
     if catalog.space(space).kind is not PointerKind.SPARSE:
         raise QueryError(
             f"The feature space {space!r} is dense: its arrays are read by row and by column alike; add_csc() is for sparse ones."

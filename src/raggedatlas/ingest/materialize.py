@@ -91,7 +91,7 @@ def materialize(
     ConflictError
         If another process copies the dataset at this time, or a purge is unfinished.
     """
-    catalog.require_tip("materialize()")
+    catalog = catalog.session("materialize()")
     if datasets is None:
         chosen = [[*own] for own in group_by_dataset(read_records(catalog)).values()]
     else:

@@ -76,7 +76,7 @@ def relink(
     ConflictError
         If a purge is unfinished.
     """
-    catalog.require_tip("relink()")
+    catalog = catalog.session("relink()")
     records = find_dataset(catalog, dataset)
     first, facts = records[0], source_facts(records[0])
     if facts is None:

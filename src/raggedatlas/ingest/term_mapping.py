@@ -145,7 +145,7 @@ def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMa
     QueryError, SourceError
         As `RaggedAtlas.map_terms` says; nothing is written then.
     """
-    catalog.require_tip("map_terms()")
+    catalog = catalog.session("map_terms()")
     known = Columns(catalog.tables.schema(CELLS), terms=partial(term_source, catalog))
     columns = known.term_columns(column)
     if columns.labels is None:

@@ -92,10 +92,10 @@ class FeatureIdentity:
             If a name is unknown or ambiguous, the two are the same already, the link would close a circle, or joins features
             of two organisms without `across_organisms`. Nothing is changed.
         """
-        self._catalog.require_tip("identity.link()")
+        catalog = self._catalog.session("identity.link()")
 
         def change(version: int) -> None:
-            registry = read_registry(self._catalog, space)
+            registry = read_registry(catalog, space)
             alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
             [source], [into] = alone or registry.require([feature]), registry.require([target])
             if registry.redirects.get(source, source) == into:
@@ -106,20 +106,9 @@ class FeatureIdentity:
                 raise FeatureError(
                     f"{feature!r} is of {organisms[0]}, {target!r} of {organisms[1]}; say across_organisms=True to link them all the same."
                 )
-            change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence, read_version=version)
+            change_links(catalog, space, registry.table, {source: into}, evidence=evidence, read_version=version)
 
-        self._repeat(change)
-
-    def _repeat(self, change: Callable[[int], None]) -> None:
-        """Make a change of the links that was chosen by one version of them, again while others come between, and derive the mapping."""
-
-        def once() -> None:
-            version = links_version(self._catalog)
-            self.update()  # another call may have changed the links and not yet, or never, the mapping
-            change(version)
-
-        self._catalog.tables.retry(LINKS, once)
-        refresh_identity(self._catalog)
+        _repeat(catalog, change)
 
     def unlink(self, feature: str, *, space: str = _SPACE) -> None:
         """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
@@ -138,13 +127,13 @@ class FeatureIdentity:
         FeatureError
             If the name is unknown or ambiguous, or the feature counts as no other.
         """
-        self._catalog.require_tip("identity.unlink()")
+        catalog = self._catalog.session("identity.unlink()")
 
         def change(version: int) -> None:
-            registry = read_registry(self._catalog, space)
+            registry = read_registry(catalog, space)
             registry.require([feature])
             found = registry.resolve([feature], follow=False)
-            links = active_links(read_links(self._catalog), space)
+            links = active_links(read_links(catalog), space)
             named = [*found.uids, *(found.ambiguous or {}).get(feature, ())]
             movable = [uid for uid in named if uid in links] or [uid for uid in named if uid in registry.redirects]
             if len(movable) != 1:
@@ -157,14 +146,15 @@ class FeatureIdentity:
             apart: dict[str, str | None] = {uid: None for uid in movable if uid not in links}
             why = "kept apart by hand" if apart else ""
             change_links(
-                self._catalog, space, registry.table, apart, evidence=why, revoke=revoked, read_version=version
+                catalog, space, registry.table, apart, evidence=why, revoke=revoked, read_version=version
             )
 
-        self._repeat(change)
+        _repeat(catalog, change)
 
     def update(self) -> bool:
         """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too."""
-        return update_identity(self._catalog, registry_tables(self._catalog))
+        catalog = self._catalog.session("identity.update()")
+        return update_identity(catalog, registry_tables(catalog))
 
     def load(
         self,
@@ -203,14 +193,14 @@ class FeatureIdentity:
         """
         from raggedatlas.formats.gene_tables import read_gene_tables
 
-        self._catalog.require_tip("identity.load()")
+        catalog = self._catalog.session("identity.load()")
         # All files are parsed before the first write, so that a wrong one changes nothing.
-        place = with_options(path, self._catalog.location.storage_options)
+        place = with_options(path, catalog.location.storage_options)
         loaded = read_gene_tables(place, organism=organism, release=release, name=name)
-        put_tables(self._catalog, loaded)
-        refresh_identity(self._catalog)
+        put_tables(catalog, loaded)
+        refresh_identity(catalog)
         names = {table.info.name for table in loaded}
-        return _table_frame([info for info in list_tables(self._catalog) if info.name in names])
+        return _table_frame([info for info in list_tables(catalog) if info.name in names])
 
     def remove(self, name: str) -> None:
         """Take a gene table away, and derive the mapping without it; snapshots keep it.
@@ -220,8 +210,9 @@ class FeatureIdentity:
         NotFoundError
             If there is no table of this name.
         """
-        remove_table(self._catalog, name)
-        refresh_identity(self._catalog)
+        catalog = self._catalog.session("identity.remove()")
+        remove_table(catalog, name)
+        refresh_identity(catalog)
 
     def tables(self) -> "pd.DataFrame":
         """List the gene tables in use.
@@ -490,6 +481,19 @@ def _kind(evidence: str) -> str:
     if evidence in _KINDS or first in _KINDS:
         return first if first in _KINDS else evidence
     return next((kind for kind in reversed(_KINDS) if f" {kind}" in evidence.split(",", maxsplit=1)[0]), "by hand")
+
+
+def _repeat(catalog: Catalog, change: Callable[[int], None]) -> None:
+    """Make a change of the links that was chosen by one version of them, again while others come between, and derive the mapping."""
+
+    def once() -> None:
+        version = links_version(catalog)
+        # Another call may have changed the links and not yet, or never, the mapping.
+        update_identity(catalog, registry_tables(catalog))
+        change(version)
+
+    catalog.tables.retry(LINKS, once)
+    refresh_identity(catalog)
 
 
 def _table_frame(infos: Sequence[GeneTableInfo]) -> "pd.DataFrame":

@@ -174,7 +174,7 @@ class GeometryKind(AssetKind[GeometryRecord]):
         QueryError
             If its objects are the cells of a dataset, which must be dropped with `drop_dataset`.
         """
-        catalog.require_tip("drop_geometry")
+        catalog = catalog.session("drop_geometry")
         records = self.find(catalog, name)
         names = sorted({record.name for record in records})
         if len(names) > 1:

@@ -235,11 +235,20 @@ def test_writes_make_few_requests(remote: Remote, three: Path, latency: float) -
         "drop": lambda: atlas.drop_dataset("d3"),
         "snapshot": atlas.snapshot,
         "unchanged": atlas.snapshot,
+        "register_space": lambda: atlas.register_space(ra.FeatureSpace(name="mine", kind="dense", has_features=False)),
+        "link": lambda: atlas.identity.link("GENE5", "GENE6"),
+        "unlink": lambda: atlas.identity.unlink("GENE5"),
+        "load": lambda: atlas.identity.load("tests/data/gene_tables/hgnc_complete_set_extract.txt"),
+        "add_csc": lambda: atlas.add_csc("d1"),
+        "drop_snapshot": lambda: atlas.drop_snapshot(1),
+        "optimize": atlas.optimize,
+        "gc": lambda: atlas.gc(dry_run=False),
     }
     found |= {name: waits(remote, call, latency) for name, call in calls.items()}
     bounds = {
         "create": (13, 30), "add": (21, 60), "add again": (17, 45), "list": (50, 240), "annotate": (15, 45), "delete": (15, 40), "rename": (9, 25), "drop": (15, 30),
-        "snapshot": (30, 180), "unchanged": (7, 30),
+        "snapshot": (30, 180), "unchanged": (7, 30), "register_space": (6, 25), "link": (20, 40), "unlink": (18, 35), "load": (25, 45), "add_csc": (30, 50),
+        "drop_snapshot": (12, 35), "optimize": (100, 450), "gc": (130, 450),
     }  # fmt: skip
     if not latency:
         # What is under way at once is chance.

@@ -268,8 +268,8 @@ def attach(attachment: Attachment[Report], progress: Progress | bool | None = No
     AtlasError
         As the attachment refuses; and if another process adds the same meanwhile. The atlas is as it was.
     """
-    catalog, options = attachment.catalog, attachment.options
-    catalog.require_tip("add()")
+    options = attachment.options
+    catalog = attachment.catalog = attachment.catalog.session("add()")
     with open_progress(progress, options.name or "add") as callback:
         callback("plan", 0, 1)
         if not attachment.plan():
@@ -283,8 +283,9 @@ def attach(attachment: Attachment[Report], progress: Progress | bool | None = No
             done = attachment.commit(callback)
             callback("record", 1, 1)
         except BaseException:
-            # Where the tables cannot be read, `repair` will remove it.
+            # Where the tables cannot be read, `repair` will remove it. A commit whose answer was lost may be newer than the session.
             with suppress(AtlasError):
+                catalog.tables.refresh()
                 attachment.discard()
             raise
         # What is left of a replaced asset or a skipped one, and a lease, do no harm; `repair` removes them.

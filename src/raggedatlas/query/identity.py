@@ -145,9 +145,7 @@ class FeatureIdentity:
             revoked = [uid for uid in movable if uid in links]
             apart: dict[str, str | None] = {uid: None for uid in movable if uid not in links}
             why = "kept apart by hand" if apart else ""
-            change_links(
-                catalog, space, registry.table, apart, evidence=why, revoke=revoked, read_version=version
-            )
+            change_links(catalog, space, registry.table, apart, evidence=why, revoke=revoked, read_version=version)
 
         _repeat(catalog, change)
 

@@ -357,7 +357,6 @@ def remove_stray_tags(sweep: Sweep) -> None:
 
 def remove_old_versions(sweep: Sweep) -> None:
     """Remove versions of tables that have no tag and are older than those of readers of the tip."""
-
     # The newest versions, not those of a session.
     tables = Tables(sweep.catalog.tables.location)
 

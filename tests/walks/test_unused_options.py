@@ -145,6 +145,7 @@ USED: dict[str, str] = {
     "AtlasView.find_datasets_with_features": "space every",
     "AtlasView.presence": "features space",
     "AtlasView.query": "identity on_merge names",
+    "AtlasView.sql": "as_",
     "AtlasView.validate": "level since root_hash executor",
     "AtlasView.verify": "version since root_hash incremental executor",
     "Query.aggregate": "layer executor",

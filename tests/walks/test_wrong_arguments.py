@@ -137,6 +137,7 @@ CALLS: dict[str, Call] = {
             "dry_run": True,
         },
     ),
+    "sql": lambda p: (p.atlas.checkout("first").sql, {"statement": "SELECT 1", "as_": "arrow"}),
     "load_terms": lambda p: (p.atlas.load_terms, {"source": p.folder / "no.csv"}),
     "map_terms": lambda p: (
         lambda **given: p.atlas.map_terms(**{**given, "dry_run": True}),

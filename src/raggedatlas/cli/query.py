@@ -1,9 +1,13 @@
-"""Verbs ``query``, ``export``, ``search``, ``aggregate`` and ``compare``."""
+"""Verbs ``query``, ``export``, ``search``, ``sql``, ``aggregate`` and ``compare``."""
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
+
+import typer
 
 from raggedatlas.cli.app import QUERY, command
 from raggedatlas.cli.options import (
@@ -195,10 +199,14 @@ def _write_parquet(table: "pa.Table", path: str) -> None:
     parquet.write_table(table, path)
 
 
-def _write_csv(table: "pa.Table", path: str) -> None:
+def _write_csv(table: "pa.Table", path: "str | BinaryIO") -> None:
     import pyarrow as pa
     from pyarrow import csv
 
+    for i, one in enumerate(table.schema):
+        if pa.types.is_nested(one.type):
+            texts = [None if value is None else json.dumps(value, default=str) for value in table.column(i).to_pylist()]
+            table = table.set_column(i, one.name, pa.array(texts, pa.string()))
     flat = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
     csv.write_csv(table.cast(pa.schema(flat)), path)
 
@@ -262,6 +270,32 @@ class TableOutput:
         print_table(rows.to_pylist(), table.column_names, empty="No features.", as_json=as_json)
         if not as_json and self.head < table.num_rows:
             print_text(f"{table.num_rows:,} rows, the first {self.head:,} shown")
+
+
+@command(QUERY, 'sql pbmc.atlas "SELECT cell_type, count(*) AS n FROM cells GROUP BY 1"')
+def sql(
+    atlas_options: AtlasOptions,
+    statement: Annotated[
+        str,
+        argument(
+            "One statement that reads, on cells, datasets, features, results_NAME and expression(features := [...])",
+            "SQL",
+        ),
+    ],
+    *,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    output: Annotated[str | None, value_option("FILE", "Write a .csv or .parquet file", "--output", "-o")] = None,
+    overwrite: Overwrite = False,
+    at: AtSnapshot = None,
+) -> None:
+    """Answer a SQL statement on a snapshot, by DuckDB; it reads no other file."""
+    table = atlas_options.open_snapshot(at).sql(statement, as_="arrow")
+    if output is not None:
+        TableOutput(output=output, overwrite=overwrite).show(table, as_json=False)
+    elif csv:
+        _write_csv(table, sys.stdout.buffer)
+    else:
+        print_table(table.to_pylist(), table.column_names, empty="No rows.", as_json=atlas_options.as_json)
 
 
 @command(QUERY, "aggregate pbmc.atlas --by cell_type -f CD79A -f LYZ")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
@@ -444,6 +444,46 @@ class AtlasView(ReadOnlyAtlas):
             # Only for its error; the version is looked up again when a read is planned.
             find_version(self._catalog, identity)
         return Query(self._catalog, QuerySpec(identity=identity, on_merge=on_merge, names=names))
+
+    def sql(self, statement: str, *, as_: Literal["pandas", "arrow", "reader"] = "pandas") -> Any:  # noqa: ANN401 - by `as_`
+        """Answer a SQL statement on the snapshot, by DuckDB.
+
+        The views are ``cells`` (uid, cell_name, dataset, and the columns under the names that results show), ``datasets``, ``features`` (with
+        ``space``), and ``results_<name>`` for each result of a model (uid, value). The table function
+        ``expression(features := ['CD79A', 'ENSG...'], layer := 'counts')`` gives uid, feature, value and measured for each cell and feature; it
+        also takes ``space`` and ``cells``, a condition as `Query.where` takes it. A value that a dataset has not measured is NULL.
+
+        Parameters
+        ----------
+        statement : str
+            One statement that reads: SELECT, FROM, WITH, DESCRIBE, EXPLAIN. It cannot read other files of this machine, nor the network.
+        as_ : {"pandas", "arrow", "reader"}
+            A frame, a `pyarrow.Table`, or a `pyarrow.RecordBatchReader`, whose rows are computed as they are read.
+
+        Returns
+        -------
+        pandas.DataFrame, pyarrow.Table or pyarrow.RecordBatchReader
+            The rows.
+
+        Raises
+        ------
+        QueryError
+            If the statement does something else than read, or DuckDB refuses it.
+        FeatureError
+            If `expression` names an unknown or ambiguous feature.
+        MissingExtraError
+            If DuckDB is not installed.
+
+        Examples
+        --------
+        >>> import raggedatlas as ra
+        >>> view = ra.RaggedAtlas.checkout_latest("pbmc.atlas")  # doctest: +SKIP
+        >>> view.sql("SELECT cell_type, count(*) AS n FROM cells GROUP BY 1")  # doctest: +SKIP
+        """
+        from raggedatlas.query.sql import run_sql
+
+        reader = run_sql(self._opened, statement)
+        return reader if as_ == "reader" else reader.read_pandas() if as_ == "pandas" else reader.read_all()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""

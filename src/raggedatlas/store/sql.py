@@ -1,4 +1,4 @@
-"""SQL text: the only module that quotes names and values and writes conditions for Lance."""
+"""SQL text: the only module that quotes names and values, and writes conditions for Lance and views for DuckDB."""
 
 import datetime as dt
 import math
@@ -456,3 +456,43 @@ def parenthesized(where: str | None) -> str | None:
             "e.g. \"cell_type = 'T cell' AND n_genes > 200\"."
         )
     return f"({where})"
+
+
+def create_view(name: str, columns: Mapping[str, str], source: str, present: str = "") -> str:
+    """Return the definition of a view for DuckDB.
+
+    Parameters
+    ----------
+    name : str
+        The view.
+    columns : mapping of str to str
+        Name of each column -> the expression that it is of the source.
+    source : str
+        What comes after FROM.
+    present : str
+        An expression; rows where it is NULL are left out.
+
+    Examples
+    --------
+    >>> create_view("cells", {"a share": "c.c1"}, "_cells c", "c.c1")
+    'CREATE VIEW "cells" AS SELECT c.c1 AS "a share" FROM _cells c WHERE c.c1 IS NOT NULL'
+    """
+    shown = ", ".join(f"{expression} AS {_name(column)}" for column, expression in columns.items())
+    condition = f" WHERE {present} IS NOT NULL" if present else ""
+    return f"CREATE VIEW {_name(name)} AS SELECT {shown} FROM {source}{condition}"
+
+
+def create_table(name: str, columns: str = "", source: str = "") -> str:
+    """Return the definition of a temporary table for DuckDB: with some columns and no rows, or with all of a source.
+
+    Examples
+    --------
+    >>> create_table("a", "uid VARCHAR"), create_table("a", source="b")
+    ('CREATE TEMP TABLE "a" (uid VARCHAR)', 'CREATE TEMP TABLE "a" AS FROM b')
+    """
+    return f"CREATE TEMP TABLE {_name(name)} " + (f"AS FROM {source}" if source else f"({columns})")
+
+
+def _name(name: str) -> str:
+    """Quote a name for DuckDB."""
+    return '"' + name.replace('"', '""') + '"'

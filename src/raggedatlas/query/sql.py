@@ -1,0 +1,354 @@
+"""SQL on a snapshot, answered by DuckDB: views over its tables, and the values of features as the table function `expression`."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.assets import dataset_rows, group_by_dataset, read_records, read_results
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.versions import registry_tables
+from raggedatlas.errors import AtlasError, MissingExtraError, QueryError
+from raggedatlas.model.assets import ResultRecord
+from raggedatlas.model.batch import Batch
+from raggedatlas.query.cells import DEFAULT_SPACE, cell_columns
+from raggedatlas.query.query import Query
+from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.sql import create_table, create_view
+from raggedatlas.store.tables import TableRows
+
+if TYPE_CHECKING:
+    import duckdb
+
+VALUES = 1 << 20
+"""Values of features that are read at once."""
+
+EXPRESSION = "expression"
+RESULTS = "results_"
+
+_OPTIONS = {
+    # A statement may come from somebody else: it reads the snapshot and nothing else of this machine.
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+_HELP = (
+    "expression(features := ['CD79A', 'LYZ'], layer := 'counts', space := 'gene_expression', cells := 'n_genes > 500')"
+)
+_ARGUMENTS = ("features", "layer", "space", "cells")
+_DATASETS = pa.schema(
+    [
+        (name, pa.int64() if name == "n_cells" else pa.string())
+        for name in ("uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "linked", "created_at")
+    ]
+)
+_COLUMN = re.compile(r"\bc\d+\b")
+
+
+def run_sql(catalog: Catalog, statement: str) -> pa.RecordBatchReader:
+    """Answer a statement on a snapshot; see `AtlasView.sql`.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned to the snapshot.
+    statement : str
+        One statement that reads.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        The rows, computed as they are read.
+
+    Raises
+    ------
+    QueryError
+        If it is no such statement, or DuckDB refuses it; the latter also while rows are read.
+    MissingExtraError
+        If DuckDB is not installed.
+    """
+    duckdb = _duckdb()
+    # DuckDB runs on threads of its own and closes the connection with the last reader.
+    connection, failed = duckdb.connect(":memory:", config=_OPTIONS), list[AtlasError]()
+    with _explained(statement, failed):
+        found = connection.extract_statements(statement)
+        if len(found) != 1 or found[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+            raise QueryError(
+                f"sql() answers one statement that reads, such as SELECT, and not {statement!r}; changes are made by annotate(), delete_cells() "
+                "and the other methods of the atlas."
+            )
+        text = _Views(catalog, connection, failed).define(statement)
+        connection.execute("SET lock_configuration = true")
+        reader = pa.RecordBatchReader.from_stream(connection.sql(text))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        with _explained(statement, failed):
+            yield from reader
+        connection.close()
+
+    return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+
+def _duckdb() -> Any:  # noqa: ANN401 - a module
+    try:
+        import duckdb
+    except ImportError:
+        raise MissingExtraError("SQL is answered by DuckDB; install it with: pip install 'raggedatlas[sql]'.") from None
+    return duckdb
+
+
+@contextmanager
+def _explained(statement: str, failed: Sequence[AtlasError]) -> Iterator[None]:
+    """Raise errors of DuckDB, which come from Arrow while rows are read, as ours; of those that the views note in `failed`, the first."""
+    duckdb = _duckdb()
+    try:
+        yield
+    except AtlasError:
+        # Some of ours are builtin errors, too.
+        raise
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        if failed:
+            raise failed[0] from None
+        if not isinstance(error, duckdb.PermissionException):
+            raise QueryError(f"DuckDB does not answer {statement!r}: {_line(error)}") from error
+        raise QueryError(
+            f"The statement {statement!r} asks for files, the network or extensions, which sql() does not read: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    """Return an error of DuckDB on one line, without the drawing of the place."""
+    return " ".join(str(error).partition("\n\nLINE")[0].split())
+
+
+class _Views:
+    """The views of a snapshot that a statement names; a view is made where the statement has its name.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    connection : duckdb.DuckDBPyConnection
+        Where they are defined.
+    failed : list of AtlasError
+        Gets what goes wrong where DuckDB reads cells.
+    """
+
+    def __init__(self, catalog: Catalog, connection: "duckdb.DuckDBPyConnection", failed: list[AtlasError]) -> None:
+        self.catalog, self.connection, self.failed = catalog, connection, failed
+
+    def define(self, statement: str) -> str:
+        """Define the views that a statement names, and return it with a table in the place of each call of `expression`."""
+        # In its arguments, too: these are evaluated before.
+        names = {text.strip('"').lower() for kind, text, _ in self._tokens(statement) if kind == "identifier"}
+        self._cells()
+        made: dict[str, Callable[[], pa.Table]] = {
+            "datasets": lambda: pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS),
+            "features": self._features,
+        }
+        for name in names & made.keys():
+            self.connection.register(name, made[name]())
+        for record in self._results:
+            if RESULTS + record.name.lower() in names:
+                self._result(record)
+        return self._with_expressions(statement)
+
+    def _tokens(self, statement: str) -> list[tuple[str, str, int]]:
+        """Return kind, text and position of each token."""
+        # Positions are of bytes.
+        found, data = _duckdb().tokenize(statement), statement.encode()
+        ends = [at for at, _ in found[1:]] + [len(data)]
+        return [
+            (str(kind).rpartition(".")[2], data[at:end].decode().strip(), at)
+            for (at, kind), end in zip(found, ends, strict=True)
+        ]
+
+    # ---- cells, features, results
+
+    def _cells(self) -> None:
+        catalog, columns = self.catalog, cell_columns(self.catalog)
+        names = {uid: records[0].name or uid for uid, records in group_by_dataset(read_records(catalog)).items()}
+        self.connection.register(
+            "_datasets",
+            pa.table({"uid": pa.array([*names], pa.string()), "name": pa.array([*names.values()], pa.string())}),
+        )
+        shown = {"uid": "uid", "cell_name": "cell_name"}
+        shown = {stored: name for stored, name in shown.items() if stored in columns.schema.names} | dict(columns.shown)
+        stored = list(dict.fromkeys([*shown, "dataset_uid", *self._vectors]))
+        cells = _CellDataset(catalog.tables, columns.schema, stored, self.failed)
+        self.connection.register("_cells", cells)
+        self._at = {column: f"c.c{i}" for i, column in enumerate(stored)}
+        self._source = f"_cells c JOIN _datasets d ON {self._at['dataset_uid']} = d.uid"
+        listed = {name: self._at[column] for column, name in shown.items()}
+        # In the order of a result; a column of the cells that is called so wins.
+        ids: dict[str, str] = {name: at for name, at in listed.items() if name in {"uid", "cell_name"}}
+        self.connection.execute(create_view("cells", {**ids, "dataset": "d.name"} | listed, self._source))
+
+    def _features(self) -> pa.Table:
+        frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
+        for space in registry_tables(self.catalog):
+            table = read_registry(self.catalog, space).table
+            frames.append(table.add_column(0, "space", pa.array([space] * table.num_rows, pa.string())))
+        return pa.concat_tables(frames, promote_options="permissive")
+
+    @cached_property
+    def _results(self) -> list[ResultRecord]:
+        return read_results(self.catalog)
+
+    @cached_property
+    def _vectors(self) -> list[str]:
+        return [record.column for record in self._results if record.kind == "vector"]
+
+    def _result(self, record: ResultRecord) -> None:
+        """Define a result as its cells: uid and value."""
+        name = RESULTS + record.name
+        if record.kind == "vector":
+            at = self._at[record.column]
+            self.connection.execute(create_view(name, {"uid": self._at["uid"], "value": at}, self._source, present=at))
+            return
+        query = Query(self.catalog, QuerySpec()).obs([]).with_results(record.name, missing="drop")
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for batch in query.batches(max(1, VALUES // max(1, record.width))):
+                values = np.asarray(batch.obsm[record.name])
+                flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+                width = values.shape[1] if values.ndim > 1 else 1
+                yield pa.record_batch(
+                    {
+                        "uid": batch.obs.column("uid").combine_chunks(),
+                        "value": pa.FixedSizeListArray.from_arrays(flat, width),
+                    }
+                )
+
+        self._store(name, rows(), "uid VARCHAR, value FLOAT[]")
+
+    def _store(self, name: str, rows: Iterator[pa.RecordBatch], columns: str) -> None:
+        """Keep rows as a table, as a statement may read it more than once; `columns` are those of one without rows."""
+        first = next(rows, None)
+        if first is None:
+            self.connection.execute(create_table(name, columns))
+            return
+        stream = pa.RecordBatchReader.from_batches(first.schema, _chain(first, rows))
+        self.connection.register("_stream", stream)
+        self.connection.execute(create_table(name, source="_stream"))
+        self.connection.unregister("_stream")
+
+    # ---- expression(...)
+
+    def _with_expressions(self, statement: str) -> str:
+        """Replace the calls of `expression` by tables with what they give."""
+        tokens, data, calls = self._tokens(statement), statement.encode(), list[tuple[int, int, str]]()
+        n = 0
+        while n < len(tokens):
+            kind, text, start = tokens[n]
+            if kind != "identifier" or text.lower() != EXPRESSION or n + 1 == len(tokens) or tokens[n + 1][1] != "(":
+                n += 1
+                continue
+            depth, first = 1, n + 2
+            n = first
+            while n < len(tokens) and depth:
+                depth += {"(": 1, ")": -1}.get(tokens[n][1], 0) if tokens[n][0] == "operator" else 0
+                n += 1
+            begin, end = tokens[first][2], tokens[n - 1][2]
+            calls.append((start, end + 1, data[begin:end].decode()))
+        for number, (start, end, arguments) in reversed([*enumerate(calls)]):
+            name = f"_{EXPRESSION}_{number}"
+            rows = self._expression(self._evaluated(arguments))
+            self._store(name, rows, "uid VARCHAR, feature VARCHAR, value DOUBLE, measured BOOLEAN")
+            data = data[:start] + name.encode() + data[end:]
+        return data.decode()
+
+    def _evaluated(self, arguments: str) -> dict[str, Any]:
+        """Evaluate named arguments; constants, or subqueries on the views."""
+        try:
+            found: dict[str, Any] = self.connection.sql(f"SELECT struct_pack({arguments})").fetchall()[0][0]
+        except _duckdb().Error as error:
+            raise QueryError(
+                f"{EXPRESSION}({arguments}): {_line(error)}. It takes named arguments: {_HELP}."
+            ) from error
+        wrong = sorted(found.keys() - {*_ARGUMENTS})
+        if wrong or not found.get("features"):
+            what = f"it has no argument {wrong[0]!r}" if wrong else "it needs features"
+            raise QueryError(f"{EXPRESSION}({arguments}): {what}. It takes: {_HELP}.")
+        return found
+
+    def _expression(self, given: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Yield uid, feature, value and measured: one row for each cell and feature."""
+        names = [given["features"]] if isinstance(given["features"], str) else [*given["features"]]
+        query = Query(self.catalog, QuerySpec()).features(names, space=given.get("space") or DEFAULT_SPACE).obs([])
+        if given.get("layer"):
+            query = query.layers(given["layer"])
+        if given.get("cells"):
+            query = query.where(given["cells"])
+        labels = pa.array(names, pa.string())
+        for batch in query.batches(max(1, VALUES // len(names))):
+            values, measured = _dense(batch)
+            n_cells, n_features = values.shape
+            rows = np.repeat(np.arange(n_cells), n_features)
+            flat = measured.reshape(-1)
+            yield pa.record_batch(
+                {
+                    "uid": batch.obs.column("uid").combine_chunks().take(pa.array(rows)),
+                    "feature": labels.take(pa.array(np.tile(np.arange(n_features), n_cells))),
+                    "value": pa.array(values.reshape(-1), mask=~flat),
+                    "measured": pa.array(flat),
+                }
+            )
+
+
+def _dense(batch: Batch) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the values of a batch, (n_cells, n_features), and which were measured."""
+    (part,) = batch.spaces.values()
+    values = part.block.first_rows()
+    layouts, code = np.unique(part.layout_uids, return_inverse=True)
+    nothing = np.zeros(values.shape[1], np.bool_)
+    by_layout = np.array([part.measured.get(uid, nothing) for uid in layouts.tolist()]).reshape(-1, values.shape[1])
+    return values, by_layout[code] & part.present[:, None]
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
+    """The table of cells as DuckDB scans it: the columns that a statement needs, in bounded memory, as ``c0``, ``c1``, ...
+
+    DuckDB names the columns of the result, and not those that only the filter has. Lance would evaluate that filter, but takes none for tables with
+    columns of some types; so these columns are read too, which their plain names tell, and Arrow evaluates it.
+    """
+
+    def __init__(self, tables: TableRows, schema: pa.Schema, names: Sequence[str], failed: list[AtlasError]) -> None:
+        self._tables, self._names, self._failed = tables, names, failed
+        self._fields = pa.schema([pa.field(f"c{i}", schema.field(name).type) for i, name in enumerate(names)])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns."""
+        return self._fields
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> pads.Scanner:  # noqa: ANN401 - the name is Arrow's
+        """Return a scanner of some columns, with rows that meet a condition."""
+        columns = self._fields.names if columns is None else [*columns]
+        needed = dict.fromkeys([*columns, *_COLUMN.findall("" if filter is None else str(filter))])
+        schema = pa.schema([self._fields.field(name) for name in needed if name in self._fields.names])
+        stored = [self._names[int(name[1:])] for name in schema.names]
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for batch in self._tables.batches(CELLS, stored):
+                    yield pa.RecordBatch.from_arrays([batch.column(name) for name in stored], schema=schema)
+            except AtlasError as error:
+                # DuckDB makes a text of it.
+                self._failed.append(error)
+                raise
+
+        return pads.Scanner.from_batches(batches(), schema=schema, columns=columns, filter=filter)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import dataset_rows, group_by_dataset, read_records, read_results
+from raggedatlas.catalog.assets import dataset_rows, read_results
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.versions import registry_tables
@@ -21,14 +22,17 @@ from raggedatlas.model.batch import Batch
 from raggedatlas.query.cells import DEFAULT_SPACE, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.filters import Columns
 from raggedatlas.store.sql import create_table, create_view
-from raggedatlas.store.tables import TableRows
 
 if TYPE_CHECKING:
     import duckdb
 
-VALUES = 1 << 20
-"""Values of features that are read at once."""
+VALUES, ROWS = 1 << 20, 1 << 16
+"""Values of features, and rows of the cells, that are read at once."""
+
+DATASET_NAME = "dataset name"
+"""What stands for the names of datasets among the stored columns, none of which can have it."""
 
 EXPRESSION = "expression"
 RESULTS = "results_"
@@ -174,23 +178,19 @@ class _Views:
     # ---- cells, features, results
 
     def _cells(self) -> None:
-        catalog, columns = self.catalog, cell_columns(self.catalog)
-        names = {uid: records[0].name or uid for uid, records in group_by_dataset(read_records(catalog)).items()}
-        self.connection.register(
-            "_datasets",
-            pa.table({"uid": pa.array([*names], pa.string()), "name": pa.array([*names.values()], pa.string())}),
+        columns = cell_columns(self.catalog)
+        ids = {name: name for name in ("uid", "cell_name") if name in columns.schema.names}
+        # In the order of a result; a column of the cells that is called `dataset` wins.
+        shown = (
+            {"uid": "uid"} | ids | {"dataset": DATASET_NAME} | {name: column for column, name in columns.shown.items()}
         )
-        shown = {"uid": "uid", "cell_name": "cell_name"}
-        shown = {stored: name for stored, name in shown.items() if stored in columns.schema.names} | dict(columns.shown)
-        stored = list(dict.fromkeys([*shown, "dataset_uid", *self._vectors]))
-        cells = _CellDataset(catalog.tables, columns.schema, stored, self.failed)
+        stored = list(dict.fromkeys([*shown.values(), *self._vectors]))
+        cells = _CellDataset(self.catalog, columns, stored, self.failed)
         self.connection.register("_cells", cells)
-        self._at = {column: f"c.c{i}" for i, column in enumerate(stored)}
-        self._source = f"_cells c JOIN _datasets d ON {self._at['dataset_uid']} = d.uid"
-        listed = {name: self._at[column] for column, name in shown.items()}
-        # In the order of a result; a column of the cells that is called so wins.
-        ids: dict[str, str] = {name: at for name, at in listed.items() if name in {"uid", "cell_name"}}
-        self.connection.execute(create_view("cells", {**ids, "dataset": "d.name"} | listed, self._source))
+        self._at = {column: f"c{i}" for i, column in enumerate(stored)}
+        self.connection.execute(
+            create_view("cells", {name: self._at[column] for name, column in shown.items()}, "_cells")
+        )
 
     def _features(self) -> pa.Table:
         frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
@@ -212,7 +212,7 @@ class _Views:
         name = RESULTS + record.name
         if record.kind == "vector":
             at = self._at[record.column]
-            self.connection.execute(create_view(name, {"uid": self._at["uid"], "value": at}, self._source, present=at))
+            self.connection.execute(create_view(name, {"uid": self._at["uid"], "value": at}, "_cells", present=at))
             return
         query = Query(self.catalog, QuerySpec()).obs([]).with_results(record.name, missing="drop")
 
@@ -326,9 +326,15 @@ class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
     columns of some types; so these columns are read too, which their plain names tell, and Arrow evaluates it.
     """
 
-    def __init__(self, tables: TableRows, schema: pa.Schema, names: Sequence[str], failed: list[AtlasError]) -> None:
-        self._tables, self._names, self._failed = tables, names, failed
-        self._fields = pa.schema([pa.field(f"c{i}", schema.field(name).type) for i, name in enumerate(names)])
+    def __init__(self, catalog: Catalog, columns: Columns, names: Sequence[str], failed: list[AtlasError]) -> None:
+        self._tables, self._names, self._failed = catalog.tables, names, failed
+        self._uids, self._datasets = (
+            pa.array(part, pa.string()) for part in ([*columns.datasets], [*columns.datasets.values()])
+        )
+        # Cells of an `add` that was under way have no record.
+        self._hides = catalog.snapshot is None or bool(catalog.snapshot.ignored)
+        types = {DATASET_NAME: pa.string()} | {field.name: field.type for field in columns.schema}
+        self._fields = pa.schema([pa.field(f"c{i}", types[name]) for i, name in enumerate(names)])
 
     @property
     def schema(self) -> pa.Schema:
@@ -340,12 +346,19 @@ class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         columns = self._fields.names if columns is None else [*columns]
         needed = dict.fromkeys([*columns, *_COLUMN.findall("" if filter is None else str(filter))])
         schema = pa.schema([self._fields.field(name) for name in needed if name in self._fields.names])
-        stored = [self._names[int(name[1:])] for name in schema.names]
+        names = [self._names[int(name[1:])] for name in schema.names]
+        of_dataset = ["dataset_uid"] if self._hides or DATASET_NAME in names else []
+        stored = list(dict.fromkeys([*(name for name in names if name != DATASET_NAME), *of_dataset]))
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
-                for batch in self._tables.batches(CELLS, stored):
-                    yield pa.RecordBatch.from_arrays([batch.column(name) for name in stored], schema=schema)
+                for batch in self._tables.batches(CELLS, stored, ROWS):
+                    found = {name: batch.column(name) for name in stored}
+                    if of_dataset:
+                        number = pc.index_in(batch.column("dataset_uid"), value_set=self._uids)
+                        found[DATASET_NAME] = self._datasets.take(number)
+                    made = pa.RecordBatch.from_arrays([found[name] for name in names], schema=schema)
+                    yield made.filter(number.is_valid()) if self._hides else made
             except AtlasError as error:
                 # DuckDB makes a text of it.
                 self._failed.append(error)

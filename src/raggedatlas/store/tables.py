@@ -477,10 +477,10 @@ class TableRows:
             rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
         return rows
 
-    def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Walk over some columns of all rows, a bounded number of rows at a time."""
+    def batches(self, name: str, columns: Sequence[str], n: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Walk over some columns of all rows, at most `n` rows at a time, or as many as Lance takes."""
         with lance_errors(self.uri(name)):
-            for batch in self.open(name).to_batches(columns=list(columns)):
+            for batch in self.open(name).to_batches(columns=list(columns), batch_size=n):
                 yield check_rows(batch, self.uri(name))
 
     def append(self, name: str, rows: pa.Table) -> int:

@@ -814,5 +814,5 @@ def has_complete_rows(record: DatasetRecord, paths: Collection[str]) -> bool:
 def open_array(catalog: Catalog, record: DatasetRecord, spec: ArraySpec, checksum: str = "") -> ArrayReader:
     """Return the reader of one array of a record; see `array_readers`."""
     link = spec.linked
-    source = None if link is None else catalog.sources.open(link, record.uid, record.name or record.uid)
+    source = None if link is None else catalog.sources.open_link(link, record.uid, record.name or record.uid)
     return ArrayReader(catalog.arrays, spec, checksum=checksum, source=source)

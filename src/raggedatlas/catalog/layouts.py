@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
-from raggedatlas.catalog.catalog import LAYOUTS, Catalog, refuse_wrong_columns
+from raggedatlas.catalog.catalog import LAYOUTS, REGISTRY_COLUMNS, Catalog, refuse_wrong_columns
 from raggedatlas.catalog.versions import for_tables, registry_tables
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
@@ -150,6 +150,7 @@ def registry_rows(catalog: Catalog, table: str) -> tuple[int, pa.Table]:
     version, known = catalog.tables.version(table), catalog._memo.get(table)
     if catalog.tables.session is None or not isinstance(known, tuple) or known[0] != version:
         at = catalog.tables.at({table: version})
+        refuse_wrong_columns(at.schema(table), REGISTRY_COLUMNS, table)
         known = version, at.read(table, [*at.schema(table).names, CHANGED_AT])
         _note_registry(catalog, table, *known)
     return known

@@ -214,7 +214,7 @@ class _Sources:
             is_complete = not lacking and copy_manifest(path) in there
             if values and not dry_run and not is_complete:
                 try:
-                    source = self.catalog.sources.open(link, uid, name)
+                    source = self.catalog.sources.open_link(link, uid, name)
                     blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
                     write = partial(_write_or_digest, blocks, self.mirror.arrays, temporary)
                     files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))

@@ -84,7 +84,7 @@ def relink(
     links = {record.zarr_group: read_links(record) for record in records}
     old = next(link for own in links.values() for link in own.values())
     if place is None:
-        place = catalog.sources.open(old, first.uid, first.name).location
+        place = catalog.sources.open_link(old, first.uid, first.name).location
     address = recorded_address(place, catalog.location)
     with closing(open_source(place)) as source:
         linker = Linker(source, place)

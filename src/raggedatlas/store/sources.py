@@ -62,8 +62,8 @@ class SourceAccess:
         """Note how this process reaches a source that it has just linked, with options that are not stored."""
         self._known[source] = place
 
-    def open(self, link: Link, uid: str, dataset: str) -> LinkedSource:
-        """Return what an array is linked to: the file at the recorded address, or the copy of it in a mirror.
+    def open_link(self, link: Link, uid: str, dataset: str) -> LinkedSource:
+        """Return what an array is linked to: the copy of the file in a mirror, or else the file at the recorded address, as `open` does.
 
         Parameters
         ----------
@@ -71,16 +71,20 @@ class SourceAccess:
             What the record of the array has.
         uid, dataset : str
             Uid and name of the dataset.
+        """
+        copy = copies_path(uid, link.sha256)
+        if copy in self.copies():
+            return LinkedSource(self.atlas.child("zarr_store", *copy.split("/")), dataset, is_copy=True)
+        return self.open(link.source, dataset)
+
+    def open(self, source: str, dataset: str) -> LinkedSource:
+        """Return a source, found by its recorded address.
 
         Raises
         ------
         StoreError
             If it may not be read.
         """
-        copy = copies_path(uid, link.sha256)
-        if copy in self.copies():
-            return LinkedSource(self.atlas.child("zarr_store", *copy.split("/")), dataset, is_copy=True)
-        source = link.source
         if source not in self._known:
             self._known[source] = self._decide(source)
         place = self._known[source]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import raggedatlas as ra
+from raggedatlas.catalog import mirror as mirroring
 from raggedatlas.catalog.assets import find_dataset, read_links, read_records
 from raggedatlas.catalog.snapshots import diff_files
 from raggedatlas.errors import NotFoundError, StaleSourceError
@@ -384,3 +385,27 @@ def test_a_mirror_with_values_names_what_is_lost(atlas: ra.RaggedAtlas, tmp_path
     mirror = ra.RaggedAtlas.open(str(far), sources="deny")
     assert_content(mirror.checkout(second), range(N_DATASETS))
     assert_content(mirror.checkout(1), [0, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("n_written", range(3))
+def test_a_killed_sync_of_values_goes_on(
+    atlas: ra.RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_written: int
+) -> None:
+    """Killed at any file, the mirror shows what it showed before, and the next call copies what is missing."""
+    far, write, calls = tmp_path / "far" / "mirror", mirroring._write_file, itertools.count()
+    atlas.sync(far)
+
+    def dying(*words: object) -> None:
+        if next(calls) == n_written:
+            raise KeyboardInterrupt
+        write(*words)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirroring, "_write_file", dying)
+        with pytest.raises(KeyboardInterrupt):
+            atlas.sync(far, values=True)
+    assert ra.RaggedAtlas.open(str(far)).checkout(1).query().count() == N_CELLS * N_DATASETS
+    sizes = sorted(path.stat().st_size for path in Path(atlas.uri).parent.glob("*.h5ad"))
+    assert sum(sizes[:-n_written] if n_written else sizes) >= atlas.sync(far, values=True).n_bytes > 0
+    assert_content(ra.RaggedAtlas.open(str(far), sources="deny"), range(N_DATASETS))
+    assert problems(ra.RaggedAtlas.open(str(far))) == []

@@ -178,8 +178,8 @@ class _Sources:
     catalog: Catalog
     mirror: Catalog
     records: Sequence[AtlasVersionRecord]
-
-    lost: dict[str, str] = field(default_factory=dict)
+    # Path of the copy of each file of older snapshots that could not be copied -> why.
+    lost: dict[str, str] = field(default_factory=dict, init=False)
 
     @cached_property
     def links(self) -> Mapping[str, tuple[Link, str, AtlasVersionRecord]]:

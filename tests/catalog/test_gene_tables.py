@@ -238,7 +238,7 @@ def test_a_loaded_table_joins_from_the_next_snapshot_and_can_be_taken_away(atlas
     assert atlas.identity.tables().equals(listed)
     atlas.restore("before")
     assert atlas.identity.tables().empty
-    with pytest.raises(NotFoundError, match="no gene table 'HGNC human'"):
+    with pytest.raises(NotFoundError, match="no table 'HGNC human'"):
         atlas.identity.remove("HGNC human")
 
 

@@ -67,6 +67,7 @@ class Opener:
     """Opens an object in memory, and counts what was opened and closed."""
 
     notes: tuple[str, ...] = ()
+    place = None
 
     def __init__(self, data: ad.AnnData, kind: str, name: str, count: Counter[str]) -> None:
         self.data, self.kind, self.name, self.count = data, kind, name, count

@@ -25,7 +25,7 @@ def test_results_from_the_command_line(own: Modelled, tmp_path: Path) -> None:
     assert "v: added, 20 cells of 2 datasets" in ask("add", atlas, folder, "--name", "v", "--as", "vector").stdout
     assert [row["name"] for row in read("results", atlas)] == ["z", "v"]
     assert "encoder" in ask("results", atlas).stdout
-    assert read("info", atlas)["results"] == ["z", "v"]
+    assert read("info", atlas)["assets"]["results"] == {"z": 20, "v": 20}
     read("snapshot", atlas)
     read("export", atlas, tmp_path / "x.h5ad", "--with-results", "z", "--with-results", "v")
     adata = ad.read_h5ad(tmp_path / "x.h5ad")
@@ -41,7 +41,7 @@ def test_results_from_the_command_line(own: Modelled, tmp_path: Path) -> None:
     assert uid not in {row["uid"] for row in found[0]}
     assert "search_distance" in ask("search", atlas, uid, "--column", "z").stdout
     assert [r[:2] for r in read("diff", atlas, 1, 2)["assets_added"]["results"]] == ["z ", "v "]
-    assert "results added" in ask("diff", atlas, 1, 2).stdout
+    assert "results assets added" in ask("diff", atlas, 1, 2).stdout
     assert "raggedatlas gc ATLAS" in ask("drop-result", atlas, "v").stdout
     assert read("drop-result", atlas, "z")["notes"]
     assert "No results yet" in ask("results", atlas).stdout

@@ -76,7 +76,6 @@ def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
     for words in (("create", atlas), ("add", atlas, place / "slide.h5ad")):
         assert ask(*words).exit_code == 0
     assert "No geometry yet" in ask("geometries", atlas).stdout
-    assert "geometry" not in ask("info", atlas).stdout
     assert read("info", atlas)["assets"] == {}
     for name in ("outlines", "rings"):
         store = ("add", atlas, place / "cells.zv", "--link-by", "segment_id", "--space", BOUNDARY, "--name", name)

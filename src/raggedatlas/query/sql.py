@@ -274,15 +274,16 @@ class _Views:
             raise QueryError(
                 f"{EXPRESSION}({arguments}): {_line(error)}. It takes named arguments: {_HELP}."
             ) from error
-        wrong = sorted(found.keys() - {*_ARGUMENTS})
-        if wrong or not found.get("features"):
-            what = f"it has no argument {wrong[0]!r}" if wrong else "it needs features"
+        wrong, names = sorted(found.keys() - {*_ARGUMENTS}), found.get("features")
+        names = [names] if isinstance(names, str) else names
+        if wrong or not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            what = f"it has no argument {wrong[0]!r}" if wrong else "it needs features, as a list of names"
             raise QueryError(f"{EXPRESSION}({arguments}): {what}. It takes: {_HELP}.")
-        return found
+        return {**found, "features": names}
 
     def _expression(self, given: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """Yield uid, feature, value and measured: one row for each cell and feature."""
-        names = [given["features"]] if isinstance(given["features"], str) else [*given["features"]]
+        names = given["features"]
         query = Query(self.catalog, QuerySpec()).features(names, space=given.get("space") or DEFAULT_SPACE).obs([])
         if given.get("layer"):
             query = query.layers(given["layer"])

@@ -1,4 +1,4 @@
-"""SQL on a snapshot beside DuckDB on a Parquet file of the same columns: seconds and processor seconds, the median of some rounds.
+"""SQL on a snapshot, compared with DuckDB on a Parquet file of the same columns: seconds and processor seconds, the median of some rounds.
 
 `python benchmarks/sql.py --cells 4000000` makes an atlas of five datasets, in a temporary folder.
 """

@@ -783,8 +783,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         target : str or path
             An empty place, or an earlier mirror that nothing else was written to: a path, ``s3://``, ``gs://`` or ``az://``.
         values : bool
-            Also copy the files that datasets are linked to, whole, or of a Zarr folder the chunks; the mirror then reads these copies, also
-            in snapshots taken before. Files that were copied once are not copied again.
+            Also copy the files that datasets are linked to; of a Zarr folder, the chunks of linked arrays. The mirror then reads these copies,
+            also in earlier snapshots. Files that were copied once are not copied again.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of the target.
         dry_run : bool

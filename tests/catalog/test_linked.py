@@ -334,10 +334,12 @@ def test_damaged_copies_of_a_mirror_are_found(
     far = tmp_path / "far" / "mirror"
     atlas.sync(far, values=True)
     copy = min(path for path in far.glob("zarr_store/*/source.*") if path.suffix != ".json")
+    assert ra.RaggedAtlas.open(str(far)).verify(incremental=True).sound
     # A byte in the middle is no part of what readers compare.
     harm(copy, copy.stat().st_size // 2)
     mirror = ra.RaggedAtlas.open(str(far))
     assert problems(mirror, "files") == ["source-copy"]
+    assert [problem.rule for problem in mirror.verify(incremental=True)] == ["source-copy"]
     assert problems(mirror, "deep")[0] == "source-copy"
     copy.unlink(missing_ok=True)
     with pytest.raises(StaleSourceError, match=r"sync\(values=True\)"):
@@ -395,10 +397,10 @@ def test_a_killed_sync_of_values_goes_on(
     far, write, calls = tmp_path / "far" / "mirror", mirroring._write_file, itertools.count()
     atlas.sync(far)
 
-    def dying(*words: object) -> None:
+    def dying(*words: object) -> object:
         if next(calls) == n_written:
             raise KeyboardInterrupt
-        write(*words)  # type: ignore[arg-type]
+        return write(*words)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(mirroring, "_write_file", dying)

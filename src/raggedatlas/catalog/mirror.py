@@ -23,7 +23,7 @@ from raggedatlas.store.location import Location, digest_file, read_blocks
 from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest
 from raggedatlas.store.runtime import map_requests, prefetch
 from raggedatlas.store.shards import hash_shards, shard_entry
-from raggedatlas.store.sources import copies_path, copy_manifest, read_copies, write_copies
+from raggedatlas.store.sources import copy_manifest, copy_path, read_copies, write_copies
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.tables import Tables
 
@@ -187,7 +187,7 @@ class _Sources:
         each = ((record, inventory(self.catalog.at(record)).datasets) for record in self.records)
         own = ((record, uid, one) for record, datasets in each for uid, found in datasets.items() for one in found)
         links = ((record, uid, one.name or uid, link) for record, uid, one in own for link in read_links(one).values())
-        return {copies_path(uid, link.sha256): (link, name, record) for record, uid, name, link in links}
+        return {copy_path(uid, link.sha256): (link, name, record) for record, uid, name, link in links}
 
     def copy(self, temporary: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
         """Copy those that the mirror lacks, with `values`, and list those that it has; return what was copied: path below its Zarr store -> bytes.
@@ -391,23 +391,7 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
     CorruptError
         If the source does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
     """
-    n_bytes, content = 0, hashlib.sha256()
-
-    def checked() -> Iterator[bytes]:
-        nonlocal n_bytes
-        for block in read_blocks(source, key):
-            content.update(block)
-            n_bytes += len(block)
-            yield bytes(block)
-        # An error at the end of the blocks also ends a multipart upload, whose object then never appears.
-        if sha256 and content.hexdigest() != sha256:
-            raise CorruptError(
-                f"{source.uri}/{key} does not have the SHA-256 that was recorded when it was written; restore it from a copy. "
-                "Nothing was written in its place."
-            )
-
-    _write_file(checked(), target, key, partial)
-    return FileEntry(n_bytes, content.hexdigest())
+    return _write_file(read_blocks(source, key), target, key, partial, f"{source.uri}/{key}", sha256)
 
 
 def _write_or_digest(
@@ -416,23 +400,41 @@ def _write_or_digest(
     """Write the file of a key in `blocks`, or read what is there of another; return length and hash."""
     if key not in blocks:
         return FileEntry(*digest_file(target, key))
+    # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
+    with contextlib.closing(prefetch(blocks[key]())) as ahead:
+        return _write_file(ahead, target, key, partial)
+
+
+def _write_file(
+    blocks: Iterable[bytes | memoryview],
+    target: Location,
+    key: str,
+    partial: Location,
+    name: str = "",
+    sha256: str = "",
+) -> FileEntry:
+    """Write a file that readers see all of or nothing; return length and hash.
+
+    Raises
+    ------
+    CorruptError
+        If what `name` holds does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
+    """
     n_bytes, content = 0, hashlib.sha256()
 
-    def hashed() -> Iterator[memoryview]:
+    def checked() -> Iterator[bytes | memoryview]:
         nonlocal n_bytes
-        # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
-        with contextlib.closing(prefetch(blocks[key]())) as ahead:
-            for block in ahead:
-                content.update(block)
-                n_bytes += len(block)
-                yield block
+        for block in blocks:
+            content.update(block)
+            n_bytes += len(block)
+            yield block
+        # An error at the end of the blocks also ends a multipart upload, whose object then never appears.
+        if sha256 and content.hexdigest() != sha256:
+            raise CorruptError(
+                f"{name} does not have the SHA-256 that was recorded when it was written; restore it from a copy. "
+                "Nothing was written in its place."
+            )
 
-    _write_file(hashed(), target, key, partial)
-    return FileEntry(n_bytes, content.hexdigest())
-
-
-def _write_file(blocks: Iterable[bytes | memoryview], target: Location, key: str, partial: Location) -> None:
-    """Write a file that readers see all of or nothing."""
     file = target.child(*key.split("/"))
     with store_errors(f"write {file.uri}"):
         if target.is_local:
@@ -442,11 +444,12 @@ def _write_file(blocks: Iterable[bytes | memoryview], target: Location, key: str
                 folder.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as opened:
-                    opened.writelines(blocks)
+                    opened.writelines(checked())
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
         else:
             import obstore
 
-            obstore.put(target.store(), key, iter(blocks))
+            obstore.put(target.store(), key, checked())
+    return FileEntry(n_bytes, content.hexdigest())

@@ -20,7 +20,7 @@ Sources: TypeAlias = Literal["allow", "deny", "ask"] | Callable[[str], "bool | M
 RULES = ("allow", "deny", "ask")
 
 COPIES = "linked.json"
-"""File of a mirror that lists the linked files of which it has copies, complete ones only."""
+"""File in the Zarr store of a mirror that lists the linked files of which it has complete copies."""
 
 _PLAIN_PARAMETERS = frozenset({"download", "dl", "raw", "versionid"})
 """Parameters of a web address that are no secret; any other may be a signature, which must not be stored."""
@@ -72,7 +72,7 @@ class SourceAccess:
         uid, dataset : str
             Uid and name of the dataset.
         """
-        copy = copies_path(uid, link.sha256)
+        copy = copy_path(uid, link.sha256)
         if copy in self.copies():
             return LinkedSource(self.atlas.child("zarr_store", *copy.split("/")), dataset, is_copy=True)
         return self.open(link.source, dataset)
@@ -138,12 +138,12 @@ class SourceAccess:
         return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
 
 
-def copies_path(uid: str, sha256: str) -> str:
+def copy_path(uid: str, sha256: str) -> str:
     """Return the path, below the Zarr store, of the copy of what a dataset is linked to: a file, or a folder as the original is one.
 
     Examples
     --------
-    >>> copies_path("d1", "ab" * 32)
+    >>> copy_path("d1", "ab" * 32)
     'd1/source.abababababababab'
     """
     return f"{uid}/source.{sha256[:16]}"
@@ -163,15 +163,15 @@ def read_copies(atlas: Location) -> frozenset[str]:
         If the list is damaged.
     """
     try:
-        text = atlas.read_bytes(COPIES).decode(errors="replace")
+        text = atlas.child("zarr_store").read_bytes(COPIES).decode(errors="replace")
     except NotFoundError:
         return frozenset()
-    return frozenset(read_json(list[str], text, f"{atlas}/{COPIES}", "copies", "paths"))
+    return frozenset(read_json(list[str], text, f"{atlas}/zarr_store/{COPIES}", "copies", "paths"))
 
 
 def write_copies(atlas: Location, paths: Iterable[str]) -> None:
     """Write the list that `read_copies` reads."""
-    atlas.write_bytes(COPIES, json.dumps(sorted(paths), indent=0).encode())
+    atlas.child("zarr_store").write_bytes(COPIES, json.dumps(sorted(paths), indent=0).encode())
 
 
 def _refuse(address: str) -> bool:

@@ -2,13 +2,17 @@
 
 import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from raggedatlas.catalog.catalog import DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
-from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
+from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, StoreError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import CellKey, OnConflict, Unmatched
@@ -24,13 +28,14 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from mudata import MuData
 
+    from raggedatlas.catalog.catalog import Catalog
     from raggedatlas.ingest.term_mapping import TermMapping
     from raggedatlas.model.protocols import Source
     from raggedatlas.model.reports import AddReport, AnnotationReport, IngestReport, MaintenanceReport
     from raggedatlas.query.query import Query
     from raggedatlas.store.filters import Filter
 
-__all__ = ["AtlasView", "RaggedAtlas"]
+__all__ = ["AtlasView", "RaggedAtlas", "clone", "open"]
 
 
 @checked
@@ -506,6 +511,20 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         rename_dataset(self._opened, uid_or_name, name)
 
+    def set_license(self, uid_or_name: str, license: str) -> None:
+        """Note the licence of a dataset, such as ``"CC-BY-4.0"``; snapshots keep the old one.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such dataset, or several have that name.
+        NameRefusedError
+            If the text is too long or cannot be printed.
+        """
+        from raggedatlas.catalog.maintenance import set_license
+
+        set_license(self._opened, uid_or_name, license)
+
     def drop_dataset(self, uid_or_name: str) -> "MaintenanceReport":
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.assets import drop_dataset
@@ -816,6 +835,76 @@ class RaggedAtlas(ReadOnlyAtlas):
         place = Location.of(target, storage_options)
         return sync(self._opened, place, values=values, dry_run=dry_run, progress=progress or no_progress)
 
+    def publish(
+        self,
+        target: str | os.PathLike[str],
+        snapshot: str | int | None = None,
+        *,
+        keep: Sequence[str | int] = (),
+        readme: str | os.PathLike[str] = "",
+        license: str = "",
+        citation: str | os.PathLike[str] = "",
+        require_license: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> "MaintenanceReport":
+        """Write a snapshot into a folder of a few files, which any web server can serve and `raggedatlas.open` reads from there.
+
+        The folder is flat: ``head.json``, an index, packs of about 1 GiB, ``README.md``, ``CITATION.cff`` and ``checksums.sha256``. A call that
+        died can be made again, and goes on where it stopped. Publishing another snapshot into the same folder writes what is new; files that
+        only earlier snapshots need are removed an hour after they were written, unless `keep` names these.
+
+        Parameters
+        ----------
+        target : str or path
+            An empty place, or one with earlier snapshots of this atlas: a path, ``s3://``, ``gs://`` or ``az://``.
+        snapshot : str, int or None
+            Label or number; None takes the newest.
+        keep : sequence of str or int
+            Other snapshots to publish with it.
+        readme : str or path
+            Text in Markdown, or a file with it, that the README begins with. What datasets there are and how they are opened follows.
+        license : str
+            Licence of the whole. That of each dataset is what `add` was given or `set_license` noted.
+        citation : str or path
+            How to cite it: a sentence, or a ``.cff`` file.
+        require_license : bool
+            Refuse if a dataset has no licence.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of the target.
+        dry_run : bool
+            Only report what would be written.
+        progress : callable or None
+            Called with step, done and total.
+
+        Returns
+        -------
+        MaintenanceReport
+            Bytes that were written; datasets without a licence are in the notes.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot.
+        StoreError
+            If a dataset is linked to a file outside of the atlas or lacks a licence that is required, or the target holds something else.
+        CorruptError
+            If a file does not have its recorded SHA-256.
+
+        Examples
+        --------
+        >>> atlas = ra.RaggedAtlas.open("pbmc.atlas")  # doctest: +SKIP
+        >>> atlas.publish("/srv/www/pbmc.atlas", "v3", license="CC-BY-4.0")  # doctest: +SKIP
+        """
+        from raggedatlas.catalog.publishing import Card, publish
+
+        texts = [text if isinstance(text, str) else Path(text) for text in (readme, citation)]
+        return publish(
+            self._opened, Location.of(target, storage_options), at=snapshot, keep=keep, card=Card(texts[0], license, texts[1]),
+            require_license=require_license, dry_run=dry_run, progress=progress or no_progress,
+        )  # fmt: skip
+
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> "MaintenanceReport":
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.
 
@@ -877,6 +966,178 @@ class RaggedAtlas(ReadOnlyAtlas):
 AtlasView.writing_methods = frozenset(
     name for name in dir(RaggedAtlas) if not name.startswith("_") and callable(getattr(RaggedAtlas, name))
 )
+
+
+@checked
+def open(
+    address: str | os.PathLike[str],
+    *,
+    cache: str | None = None,
+    offline: bool = False,
+    allow_redirects: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    sources: Sources | None = None,
+) -> AtlasView:
+    """Open a snapshot of an atlas by its address, for reading.
+
+    Parameters
+    ----------
+    address : str or path
+        A published atlas: on a web server (``https://lab.org/lung.atlas``), on the Hugging Face Hub (``hf://datasets/lab/lung``, extra ``hub``),
+        a record of Zenodo (``doi:10.5281/zenodo.123``), a folder, or in an object store (``s3://``, ``gs://``, ``az://``). Or an atlas itself.
+        ``@`` and the label or number of a snapshot may follow; without, it is the newest. After ``@sha256:`` comes the root hash of a
+        snapshot: each file is then fetched as a whole and compared with what the hash covers before anything of it is used.
+    cache : str or None
+        Keep what is read of a published atlas on the local disk, for all processes of this user: tables and arrays up to this size each, such
+        as ``"10 GB"``. The storage option ``cache_dir`` names another folder.
+    offline : bool
+        Read from that cache alone.
+    allow_redirects : bool
+        Follow redirects of the web server to this machine and private networks too.
+    storage_options : mapping of str to str, or None
+        Credentials and endpoint of an object store; ``{"aws_skip_signature": "true"}`` reads a public bucket without.
+    sources : {"allow", "deny", "ask"}, callable or None
+        As of `RaggedAtlas.open`; None allows what an atlas of one's own is linked to, and nothing of a published one.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no atlas, or no such snapshot.
+    StoreError
+        If it cannot be reached.
+    CorruptError
+        If it is damaged, or not what the root hash says.
+    MissingExtraError
+        If ``hf://`` is asked for without the extra ``hub``.
+
+    Examples
+    --------
+    >>> atlas = ra.open("https://lab.org/lung.atlas@v3", cache="10 GB")  # doctest: +SKIP
+    >>> atlas.query().where(cell_type="B cell").features(["CD79A"]).to_anndata()  # doctest: +SKIP
+    """
+    from raggedatlas.catalog.published import is_published, open_published, split_address
+
+    text, at = split_address(os.fspath(address)) if not isinstance(address, Location) else (address, None)
+    if isinstance(text, Location) or not is_published(text, storage_options):
+        if cache is not None or offline:
+            raise ArgumentError(
+                "cache= and offline= are for published atlases; for one of your own, give the storage options cache_dir and cache_size."
+            )
+        atlas = RaggedAtlas.open(text, storage_options=storage_options, sources=sources or "allow")
+        return atlas.checkout("latest" if at is None else at)
+    return AtlasView(
+        open_published(
+            text,
+            at,
+            storage_options=storage_options,
+            cache=cache,
+            offline=offline,
+            any_redirect=allow_redirects,
+            sources=sources or "deny",
+        )
+    )
+
+
+@checked
+def clone(
+    address: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    datasets: Sequence[str] | None = None,
+    where: "str | Mapping[str, Any] | Filter | None" = None,
+    cache: str | None = None,
+    allow_redirects: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> RaggedAtlas:
+    """Copy a published atlas, or a part of it, into an atlas of one's own, which can be written.
+
+    Every file is compared with its hash. A call that died can be made again, and copies what is missing.
+
+    Parameters
+    ----------
+    address : str or path
+        As of `open`.
+    target : str or path
+        An empty place for the atlas: a path, ``s3://``, ``gs://`` or ``az://``.
+    datasets : sequence of str or None
+        Names or uids of the datasets to take; None takes all.
+    where : str, mapping, Filter or None
+        Which cells to take, as of `Query.where`. Datasets without such cells are left out; of the others all values are copied, and the other cells
+        are deleted.
+    cache, allow_redirects, storage_options
+        As of `open`.
+    progress : callable or None
+        Called with step, done and total.
+
+    Returns
+    -------
+    RaggedAtlas
+        With the published snapshots; of a part, with one snapshot of that part.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no published atlas, snapshot or dataset.
+    QueryError
+        If no cell satisfies the condition.
+    StoreError
+        If the target is another atlas, or a place cannot be reached.
+    CorruptError
+        If a file is not what was published.
+
+    Examples
+    --------
+    >>> ra.clone("https://lab.org/lung.atlas@v3", "lung.atlas", datasets=["donor_1"])  # doctest: +SKIP
+    """
+    from raggedatlas.catalog.assets import find_dataset
+    from raggedatlas.catalog.published import published_files
+    from raggedatlas.catalog.publishing import clone as clone_files
+    from raggedatlas.query.cells import find_cells
+
+    view = open(address, cache=cache, allow_redirects=allow_redirects, storage_options=storage_options)
+    published = view._opened
+    if published.location.server is None:
+        raise StoreError(f"{view.uri} is no published atlas; copy an atlas of your own with sync().")
+    chosen: set[str] | None = None
+    if datasets is not None:
+        records = published.dataset_records().records
+        chosen = {find_dataset(published, name, records)[0].uid for name in datasets}
+    uids = None if where is None else find_cells(published, [where])[0]
+    if uids is not None:
+        found = {uid for _, own in _select(published, uids) for uid in own.unique().to_pylist()}
+        chosen = found if chosen is None else chosen & found
+        if not chosen:
+            raise QueryError(f"No cell of the datasets that were chosen satisfies {where!r}; nothing was copied.")
+    place = Location.of(target)
+    clone_files(published, place, datasets=None if chosen is None else sorted(chosen), progress=progress or no_progress)
+    atlas = RaggedAtlas.open(place)
+    if chosen is None:
+        return atlas
+    kept = {record.root_hash for record in published_files(published).head.snapshots}
+    # An earlier call may have come further, in the order of these steps.
+    if any(record.root_hash == view.record.root_hash for record in atlas.list_versions()):
+        atlas.restore(view.version)
+    for record in {record.uid: record for record in atlas._opened.dataset_records().records}.values():
+        if record.uid not in chosen:
+            atlas.drop_dataset(record.uid)
+    if uids is not None:
+        others = [cells for cells, _ in _select(atlas._opened, uids, other=True)]
+        if sum(map(len, others)):
+            atlas.delete_cells(uids=pa.table({"uid": pa.concat_arrays(others)}))
+    for version in [record.version for record in atlas.list_versions() if record.root_hash in kept]:
+        atlas.drop_snapshot(version)
+    atlas.snapshot(view.record.label)
+    atlas.gc(dry_run=False, grace=dt.timedelta(0))
+    return atlas
+
+
+def _select(catalog: "Catalog", uids: pa.Array, *, other: bool = False) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Yield uid and dataset of the cells with some uids, or of the others, batch by batch."""
+    for batch in catalog.tables.batches(CELLS, ["uid", "dataset_uid"]):
+        found = pc.is_in(batch.column("uid"), pa.array(uids, pa.string()))
+        rows = batch.filter(pc.invert(found) if other else found)
+        yield rows.column("uid"), rows.column("dataset_uid")
 
 
 def find_query(cells: Any) -> "Query | None":  # noqa: ANN401  (anything that can be read)

@@ -394,7 +394,7 @@ def test_a_killed_sync_of_values_goes_on(
     atlas: ra.RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_written: int
 ) -> None:
     """Killed at any file, the mirror shows what it showed before, and the next call copies what is missing."""
-    far, write, calls = tmp_path / "far" / "mirror", mirroring._write_file, itertools.count()
+    far, write, calls = tmp_path / "far" / "mirror", mirroring.write_blocks, itertools.count()
     atlas.sync(far)
 
     def dying(*words: object) -> object:
@@ -403,7 +403,7 @@ def test_a_killed_sync_of_values_goes_on(
         return write(*words)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirroring, "_write_file", dying)
+        patch.setattr(mirroring, "write_blocks", dying)
         with pytest.raises(KeyboardInterrupt):
             atlas.sync(far, values=True)
     assert ra.RaggedAtlas.open(str(far)).checkout(1).query().count() == N_CELLS * N_DATASETS

@@ -115,7 +115,7 @@ UNUSED |= {
 
 # The other optional arguments: they have an effect whatever else is given, or the call that they do not fit refuses them as unknown.
 USED: dict[str, str] = {
-    "RaggedAtlas.add": "name on_duplicate dry_run progress executor storage_options obs cast on_clash layers spaces feature_id organism nonfinite duplicate_entries column_order curate genome embeddings extras copy space as_ output link dataset cells counts layout",
+    "RaggedAtlas.add": "name on_duplicate dry_run progress executor storage_options obs cast on_clash layers spaces feature_id organism nonfinite duplicate_entries column_order curate genome license embeddings extras copy space as_ output link dataset cells counts layout",
     "RaggedAtlas.add_csc": "space layers executor",
     "RaggedAtlas.materialize": "datasets executor",
     "RaggedAtlas.relink": "path hash storage_options",
@@ -133,6 +133,7 @@ USED: dict[str, str] = {
     "RaggedAtlas.map_terms": "ontology confirm on_conflict dry_run",
     "RaggedAtlas.open": "storage_options sources",
     "RaggedAtlas.presence": "features space",
+    "RaggedAtlas.publish": "snapshot keep readme license citation require_license storage_options dry_run progress",
     "RaggedAtlas.register_features": "space",
     "RaggedAtlas.register_space": "registry",
     "RaggedAtlas.reindex_registry": "space",
@@ -169,6 +170,8 @@ USED: dict[str, str] = {
     "Query.write": "executor",
     "Dataset.to_anndata": "space",
     "Dataset.var": "space",
+    "clone": "datasets where cache allow_redirects storage_options progress",
+    "open": "cache offline allow_redirects storage_options sources",
     "convert_results": "overwrite promote spot_check progress",
     "copy": "where features layers modality storage_options progress",
     "load_results_dataset": "results_dir",

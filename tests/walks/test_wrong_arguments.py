@@ -84,6 +84,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     uids = atlas.checkout("first").query().to_pandas().index.to_numpy(dtype=object)
     write_results(folder / "z", uids, np.arange(2 * len(uids), dtype=np.float32).reshape(-1, 2), model="m")
     write_vectors(make_geometry(spots()), str(folder / "spots.zv"))
+    atlas.publish(folder / "published")
     return Places(folder, atlas)
 
 
@@ -168,6 +169,19 @@ CALLS: dict[str, Call] = {
     "features": lambda p: (p.atlas.features, {}),
     "find_datasets_with_features": lambda p: (p.atlas.find_datasets_with_features, {"features": ["GENE1"]}),
     "gc": lambda p: (p.atlas.gc, {}),
+    "publish": lambda p: (
+        p.atlas.publish,
+        {
+            "target": p.folder / "published",
+            "readme": "",
+            "license": "",
+            "citation": "",
+            "require_license": False,
+            "dry_run": True,
+        }
+        | dict.fromkeys(["snapshot", "storage_options"]),
+    ),
+    "set_license": lambda p: (p.atlas.set_license, {"uid_or_name": "d1", "license": "CC0-1.0"}),
     "sync": lambda p: (p.atlas.sync, {"target": p.atlas.uri, "dry_run": True}),
     "purge": lambda p: (p.atlas.purge, {"uid_or_name": "nope"}),
     "register_features": lambda p: (p.atlas.register_features, {"features": pd.DataFrame({"feature_id": ["X"]})}),
@@ -309,6 +323,18 @@ def stored(p: Places) -> Any:
 
 # Functions of modules, likewise.
 FUNCTIONS: dict[str, Call] = {
+    "open": lambda p: (
+        ra.open,
+        {"address": p.atlas.uri}
+        | dict.fromkeys(["cache", "storage_options", "sources"])
+        | {"offline": False, "allow_redirects": False},
+    ),
+    "clone": lambda p: (
+        fresh(p, ra.clone, "target", ".atlas"),
+        {"address": p.folder / "published", "target": "free"}
+        | dict.fromkeys(["datasets", "where", "cache", "storage_options"])
+        | {"allow_redirects": False},
+    ),
     "open_source": lambda p: (ra.open_source, {"what": p.folder / "third.h5ad"}),
     "open_source(option)": lambda p: (lambda option: ra.open_source(p.folder / "third.h5ad", no=option), {"option": 1}),
     "open_sink": lambda p: (lambda path: ra.open_sink(path).abort(), {"path": p.folder / "x.h5ad"}),

@@ -529,6 +529,11 @@ def open_held(location: Location, sources: Sources = "allow") -> Catalog:
         version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
         complete = version is not None and catalog.tables.has(VERSIONS)
     except NotFoundError as error:
+        if location.is_local and (location.path / "head.json").is_file():
+            raise ReadOnlyError(
+                f"{location.uri} is a published atlas, in which nothing is written; read it with raggedatlas.open({location.uri!r}), or make "
+                "an atlas of your own from it with raggedatlas.clone."
+            ) from error
         raise NotFoundError(
             f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."
         ) from error

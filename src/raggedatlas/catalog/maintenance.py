@@ -11,7 +11,7 @@ from raggedatlas.catalog.inventory import inventory, shared_folders
 from raggedatlas.catalog.purge import resume_purge
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import DuplicateError
-from raggedatlas.model.ids import check_given_name
+from raggedatlas.model.ids import check_given_name, check_license
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.bundle import SHARED
@@ -33,6 +33,26 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
         if any(record.name == name and record.uid != records[0].uid for record in old):
             raise DuplicateError(f"Another dataset of {catalog.location.uri} is called {name!r}; choose another name.")
         return Commit(tuple(record.model_copy(update={"name": name}) for record in records))
+
+    commit_records(catalog, choose)
+
+
+def set_license(catalog: Catalog, uid_or_name: str, license: str) -> None:
+    """Note the licence of a dataset of the tip; snapshots keep the old one.
+
+    Raises
+    ------
+    NotFoundError, NameRefusedError
+        If no dataset or several have the name, or the licence is too long or cannot be printed.
+    """
+    catalog = catalog.session("set_license")
+    check_license(license)
+
+    def choose(old: list[DatasetRecord]) -> Commit:
+        # The first record has the facts of the file.
+        record = find_dataset(catalog, uid_or_name, old)[0]
+        facts = record.file_facts.model_copy(update={"license": license})
+        return Commit((record.model_copy(update={"facts": facts.to_json()}),))
 
     commit_records(catalog, choose)
 

@@ -19,10 +19,10 @@ from raggedatlas.model.records import AtlasVersionRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.linked import iterate_object, load_references
-from raggedatlas.store.location import Location, digest_file, read_blocks
+from raggedatlas.store.location import Location, check_file_key, digest_file, local_file, read_blocks
 from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest
 from raggedatlas.store.runtime import map_requests, prefetch
-from raggedatlas.store.shards import hash_shards, shard_entry
+from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
 from raggedatlas.store.sources import copy_manifest, copy_path, read_copies, write_copies
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.tables import Tables
@@ -98,11 +98,7 @@ def sync(
     records = list_versions(catalog)
     if not records:
         raise NotFoundError(f"{catalog.location.uri} has no snapshot to copy; take one with snapshot().")
-    one, other = (f"{place.uri.rstrip('/')}/" for place in (catalog.location, target))
-    if one.startswith(other) or other.startswith(one):
-        raise StoreError(
-            f"{target.uri} cannot be a mirror of {catalog.location.uri}: one is within the other. Name another place."
-        )
+    refuse_nested(catalog.location, target)
     try:
         return _copy_snapshots(catalog, records, catalog_at(target), values=values, dry_run=dry_run, progress=progress)
     except (NotFoundError, CorruptError) as error:
@@ -114,6 +110,13 @@ def sync(
         ) from error
 
 
+def refuse_nested(source: Location, target: Location) -> None:
+    """Raise if one of two places is within the other."""
+    one, other = (f"{place.uri.rstrip('/')}/" for place in (source, target))
+    if one.startswith(other) or other.startswith(one):
+        raise StoreError(f"{target.uri} cannot be a copy of {source.uri}: one is within the other. Name another place.")
+
+
 def _copy_snapshots(
     catalog: Catalog, records: Sequence[AtlasVersionRecord], mirror: Catalog, *, values: bool, dry_run: bool, progress: Progress
 ) -> MaintenanceReport:  # fmt: skip
@@ -121,7 +124,7 @@ def _copy_snapshots(
     _refuse_foreign(catalog, mirror, records, held)
     partial = mirror.location.child(PARTIAL)
     if not dry_run:
-        _remove_partial(partial, GRACE)
+        remove_partial(partial, GRACE)
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
     uids = sorted({uid for record in records for uid in inventory(catalog.at(record)).folders})
@@ -164,7 +167,7 @@ def _copy_snapshots(
                 if NUMBERED.fullmatch(tag) and tag not in kept:
                     tables.untag(name, tag)
         seal_versions(mirror)
-        _remove_partial(partial, timedelta(0))
+        remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
     notes = [f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
     notes += sources.notes()
@@ -300,13 +303,17 @@ def _table_steps(
             versions[name if name in versions else ""].append(file)
     newer = {file for step in versions.values() for file in step}
     steps = [[file for file in files if file not in newer], *versions.values()]
-    tags = {f"{name}.lance/{tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
-    manifests = {f"{FOLDER}/{record.manifest}.json" for record in records}
-    steps.append([_File(path) for path in sorted(tags | manifests)])
+    steps.append([_File(path) for path in sorted(named_files(records))])
     own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
     listed = {path for path in own if "/_versions/" in path}
     steps += [[_File(path) for path in sorted(part)] for part in (own - listed, listed)]
     return steps
+
+
+def named_files(records: Iterable[AtlasVersionRecord]) -> set[str]:
+    """Return the tags and manifests of snapshots, which no manifest lists: paths below ``lance_db``."""
+    tags = {f"{name}.lance/{Tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
+    return tags | {f"{FOLDER}/{record.manifest}.json" for record in records}
 
 
 def _check_shards(
@@ -320,8 +327,7 @@ def _check_shards(
         If an array is not the one that was written; what was copied of it is removed.
     """
     for folder, sha256 in hashes.items():
-        below = {key: key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}
-        shards = {int(number): key for key, number in below.items() if number.isdigit()}
+        shards = shards_below(folder, keys)
         fresh = [key for key in shards.values() if key in copied]
         if not fresh:
             continue
@@ -365,7 +371,7 @@ def _same_file(source: Location, target: Location, key: str) -> bool:
         return False
 
 
-def _remove_partial(partial: Location, grace: timedelta) -> None:
+def remove_partial(partial: Location, grace: timedelta) -> None:
     """Remove what calls that died have copied in part, from the time before `grace`."""
     if partial.is_local and partial.exists():
         oldest = datetime.now(UTC) - grace
@@ -391,7 +397,7 @@ def _copy_file(source: Location, key: str, target: Location, partial: Location, 
     CorruptError
         If the source does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
     """
-    return _write_file(read_blocks(source, key), target, key, partial, f"{source.uri}/{key}", sha256)
+    return write_blocks(read_blocks(source, key), target, key, partial, f"{source.uri}/{key}", sha256)
 
 
 def _write_or_digest(
@@ -402,10 +408,10 @@ def _write_or_digest(
         return FileEntry(*digest_file(target, key))
     # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
     with contextlib.closing(prefetch(blocks[key]())) as ahead:
-        return _write_file(ahead, target, key, partial)
+        return write_blocks(ahead, target, key, partial)
 
 
-def _write_file(
+def write_blocks(
     blocks: Iterable[bytes | memoryview],
     target: Location,
     key: str,
@@ -435,10 +441,10 @@ def _write_file(
                 "Nothing was written in its place."
             )
 
-    file = target.child(*key.split("/"))
-    with store_errors(f"write {file.uri}"):
+    check_file_key(target, key)
+    with store_errors(f"write {target.uri}/{key}"):
         if target.is_local:
-            path = file.checked_path()
+            path = local_file(target, key)
             temporary = partial.checked_path() / f"{uuid4().hex}.tmp"
             for folder in (path.parent, temporary.parent):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -82,6 +82,7 @@ class CellFileOptions:
     column_order: str = like(library.IngestOptions, "column_order")
     curate: str | None = like(library.IngestOptions, "curate")
     genome: str | None = like(library.IngestOptions, "genome")
+    license: str | None = like(library.IngestOptions, "license")
     link: bool = flag("--link", "Leave the matrices in the files, and read them from there")
     link_columns: bool = flag(
         "--link-columns", "Of CSC matrices, copy the rows, and read few features of many cells from the files"

@@ -10,6 +10,7 @@ from raggedatlas.cli.app import EXIT_FAILURE, MAINTENANCE, SNAPSHOTS, command, t
 from raggedatlas.cli.browse import summary_columns, summary_row
 from raggedatlas.cli.options import (
     AtlasOptions,
+    AtSnapshot,
     RootHash,
     SinceSnapshot,
     Space,
@@ -45,7 +46,7 @@ def snapshot(
 @command(SNAPSHOTS, "versions pbmc.atlas")
 def versions(atlas_options: AtlasOptions) -> None:
     """List the snapshots, oldest first."""
-    records = atlas_options.open().list_versions()
+    records = atlas_options.open_at(None).list_versions()
     if atlas_options.as_json:
         print_json([record.model_dump() for record in records])
         return
@@ -67,7 +68,7 @@ def versions(atlas_options: AtlasOptions) -> None:
 @command(SNAPSHOTS, "checkout pbmc.atlas first")
 def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
     """Show the contents of a snapshot; query, export, ls and info accept it with --at."""
-    view = atlas_options.open().checkout(parse_version(version))
+    view = atlas_options.open_snapshot(version)
     rows: Any = view.list_datasets().reset_index().to_dict("records")
     if atlas_options.as_json:
         print_json({**view.record.model_dump(), "datasets": rows})
@@ -312,6 +313,63 @@ def sync(
         )
 
 
+@command(SNAPSHOTS, "publish pbmc.atlas /srv/www/pbmc.atlas --at v3 --license CC-BY-4.0")
+def publish(
+    atlas_options: AtlasOptions,
+    target: Annotated[str, argument("Empty place, or one with earlier snapshots of the atlas: a folder or address")],
+    at: AtSnapshot = None,
+    keep: Annotated[
+        list[str] | None, repeatable_option("SNAPSHOT", "Other snapshot to publish with it", "--keep")
+    ] = None,
+    readme: Annotated[str, value_option("FILE", "Text in Markdown that the README begins with", "--readme")] = "",
+    license: Annotated[str, value_option("NAME", "Licence of the whole, such as CC-BY-4.0", "--license")] = "",
+    citation: Annotated[str, value_option("TEXT", "How to cite it: a sentence, or a .cff file", "--citation")] = "",
+    require_license: Annotated[
+        bool, typer.Option("--require-license", help="Refuse if a dataset has no licence.")
+    ] = False,
+    target_option: Annotated[
+        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be written.")] = False,
+) -> "Report":
+    """Write a snapshot into a folder of a few files that any web server can serve, and that is opened by its address."""
+    options = parse_pairs(target_option or [], "--target-option")
+    with progress("publish") as callback:
+        return atlas_options.open().publish(
+            target, parse_version(at) if at is not None else None, keep=[parse_version(one) for one in keep or []], readme=readme, license=license,
+            citation=citation, require_license=require_license, storage_options=options, dry_run=dry_run, progress=callback,
+        )  # fmt: skip
+
+
+@command(SNAPSHOTS, "clone https://lab.org/lung.atlas@v3 lung.atlas --dataset donor_1")
+def clone(
+    atlas_options: AtlasOptions,
+    target: Annotated[str, argument("Empty place for the atlas")],
+    dataset: Annotated[list[str] | None, repeatable_option("NAME", "Only this dataset", "--dataset")] = None,
+    where: Annotated[str | None, value_option("SQL", "Only cells that satisfy this condition", "--where")] = None,
+) -> tuple[Any, str]:
+    """Copy a published atlas, or a part of it, into an atlas of your own."""
+    from raggedatlas.atlas import clone as clone_atlas
+
+    with progress("clone") as callback:
+        made = clone_atlas(
+            atlas_options.atlas, target, datasets=dataset or None, where=where, storage_options=atlas_options.storage_options, progress=callback,
+        )  # fmt: skip
+    newest = made.list_versions()[-1]
+    return {"atlas": made.uri, "snapshot": newest.version}, f"{made.uri}: {newest}"
+
+
+@command(MAINTENANCE, "set-license pbmc.atlas pbmc_10k CC-BY-4.0")
+def set_license(
+    atlas_options: AtlasOptions,
+    dataset: Annotated[str, argument("Uid or name of the dataset")],
+    license: Annotated[str, argument("The licence, such as CC-BY-4.0")],
+) -> tuple[Any, str]:
+    """Note the licence of a dataset, which publish lists; snapshots keep the old one."""
+    atlas_options.open().set_license(dataset, license)
+    return {"dataset": dataset, "license": license}, f"{dataset}: {license}"
+
+
 @command(MAINTENANCE, "verify pbmc.atlas --incremental")
 def verify(
     atlas_options: AtlasOptions,
@@ -333,9 +391,13 @@ def verify(
     """Compare every stored byte with what was recorded when it was written (validate --level files); exit code 1 if any differs."""
     version = None if snapshot is None else parse_version(snapshot)
     known = None if since is None else parse_version(since)
-    atlas = atlas_options.open()
+    published = atlas_options.open_published(snapshot)
     with process_pool(workers) as executor:
-        found = atlas.verify(version, since=known, root_hash=root_hash, incremental=incremental, executor=executor)
+        if published is not None:
+            found = published.verify(since=known, root_hash=root_hash, executor=executor)
+        else:
+            atlas = atlas_options.open()
+            found = atlas.verify(version, since=known, root_hash=root_hash, incremental=incremental, executor=executor)
     if atlas_options.as_json:
         print_json({**vars(found), "problems": found.to_dict(), "sound": found.sound})
     else:

@@ -354,8 +354,30 @@ class AtlasOptions:
         rule = _ask if self.sources == "ask" else self.sources
         return RaggedAtlas.open(self.atlas, storage_options=self.storage_options, sources=rule)
 
+    @property
+    def published(self) -> "tuple[str, str | None] | None":
+        """Address and snapshot of a published atlas, or None for an atlas of one's own."""
+        from raggedatlas.catalog.published import is_published, split_address
+
+        address, at = split_address(self.atlas)
+        return (address, at) if is_published(address, self.storage_options) else None
+
+    def open_published(self, at: str | None) -> "AtlasView | None":
+        """Open a snapshot of a published atlas; None for an atlas of one's own."""
+        found = self.published
+        if found is None:
+            return None
+        from raggedatlas.atlas import open as open_address
+
+        named = at if at is not None else found[1]
+        sources = None if self.sources == "allow" else (_ask if self.sources == "ask" else self.sources)
+        return open_address(f"{found[0]}@{named or 'latest'}", storage_options=self.storage_options, sources=sources)
+
     def open_at(self, at: str | None) -> "RaggedAtlas | AtlasView":
         """Open the newest state, or the named snapshot."""
+        published = self.open_published(at)
+        if published is not None:
+            return published
         return self.open() if at is None else self.open().checkout(parse_version(at))
 
     def open_snapshot(self, at: str | None) -> "AtlasView":
@@ -368,6 +390,9 @@ class AtlasOptions:
         """
         from raggedatlas.errors import NotFoundError
 
+        published = self.open_published(at)
+        if published is not None:
+            return published
         atlas = self.open()
         if at is not None:
             return atlas.checkout(parse_version(at))
@@ -383,6 +408,11 @@ class AtlasOptions:
         # Not through `RaggedAtlas`, whose imports commands that only list do not need.
         from raggedatlas.catalog.catalog import open_catalog
 
+        found = self.published
+        if found is not None:
+            from raggedatlas.catalog.published import open_published
+
+            return open_published(found[0], at or found[1], storage_options=self.storage_options)
         catalog = open_catalog(self.location)
         if at is None:
             return catalog.current()

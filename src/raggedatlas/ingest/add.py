@@ -722,6 +722,7 @@ def _records(staged: StagedDataset) -> list[DatasetRecord]:
         },
         colors={column: dict(colors) for column, colors in staged.colors.items()},
         cell_names=plan.cell_names,
+        license=plan.license,
     )
     with_files = {
         "extras": extras.facts,

@@ -53,6 +53,8 @@ class AddChoices(TypedDict, total=False):
         List what the file lacks of this schema's required facts; strict refuses the file. The notes of the report have the list.
     genome : str
         Genome to read from an old 10x file with several.
+    license : str
+        Licence of the dataset, such as ``"CC-BY-4.0"``; by default what ``uns["license"]`` says. `publish` lists it.
     copy : bool or "rows"
         Whether values are copied into the atlas. With False the dataset is linked: its matrices stay in the file and are read from there,
         everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr. ``"rows"`` is for CSC matrices,
@@ -111,6 +113,7 @@ class AddChoices(TypedDict, total=False):
     column_order: Literal["detected", "file"]
     curate: Curation
     genome: str
+    license: str
     copy: CopyMode
     hash: Literal["metadata", "full"]
     embeddings: Sequence[str] | Mapping[str, str]
@@ -188,6 +191,7 @@ class IngestOptions(AddOptions):
     column_order: Literal["detected", "file"] = "detected"
     curate: Curation | None = None
     genome: str | None = None
+    license: str | None = None
     copy: CopyMode = True
     hash: Literal["metadata", "full"] = "metadata"
     embeddings: Sequence[str] | Mapping[str, str] = ()

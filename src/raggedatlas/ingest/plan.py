@@ -21,7 +21,17 @@ from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, samp
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX, facts_of
-from raggedatlas.model.ids import check_given_name, column_name, fit_name, free_name, is_unicode, layout_uid, new_uid
+from raggedatlas.model.ids import (
+    LONGEST_NAME,
+    check_given_name,
+    check_license,
+    column_name,
+    fit_name,
+    free_name,
+    is_unicode,
+    layout_uid,
+    new_uid,
+)
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -213,6 +223,8 @@ class IngestPlan:
         Hash of the names of the cells, in their order.
     place : Path, Location or None
         The file or folder; None of an object in memory.
+    license : str
+        Licence of the dataset; empty where it is not known.
     """
 
     uid: str
@@ -227,6 +239,7 @@ class IngestPlan:
     extras: OtherElements
     cell_names: str
     place: AnyPath | None = None
+    license: str = ""
 
     @property
     def column_orders(self) -> "ColumnOrders":
@@ -326,10 +339,21 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
     notes += [note for group in groups if group.features is not None for note in group.features.notes]
     plan = IngestPlan(
         new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras,
-        hash_texts(cells.column(INDEX).cast(pa.string()).combine_chunks()),
+        hash_texts(cells.column(INDEX).cast(pa.string()).combine_chunks()), license=_find_license(source, schema, options),
     )  # fmt: skip
     # Separate, because sources are judged again by this part alone, when those before them are known.
     return plan_cells(catalog, plan, options)
+
+
+def _find_license(source: Source, schema: SourceSchema, options: IngestOptions) -> str:
+    """Return the licence that was given, else that which `uns` of the file names."""
+    if options.license is not None:
+        return check_license(options.license)
+    for key in ("uns/license", "uns/licence"):
+        # Others than a text are kept as what they are, elements.
+        if key in schema.elements and isinstance(found := source.element(key), str) and 0 < len(found) <= LONGEST_NAME:
+            return found
+    return ""
 
 
 def plan_cells(

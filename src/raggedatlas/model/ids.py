@@ -349,6 +349,26 @@ _UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")
 _UID = re.compile(r"[0-9a-f]{16}")
 
 
+def check_license(text: str) -> str:
+    """Return the name or address of a licence, if it may be one.
+
+    Raises
+    ------
+    NameRefusedError
+        If it is empty, longer than 200 characters, or cannot be printed.
+
+    Examples
+    --------
+    >>> check_license("CC-BY-4.0")
+    'CC-BY-4.0'
+    """
+    if not text.strip() or len(text) > LONGEST_NAME or not text.isprintable():
+        raise NameRefusedError(
+            f"The licence {text[:50]!r} is empty, has more than {LONGEST_NAME} characters, or cannot be printed; give its name or address."
+        )
+    return text
+
+
 def check_given_name(name: str, what: str) -> str:
     """Return a name that a person gives to a dataset, result, annotation, geometry or snapshot, if it may be one.
 

@@ -386,6 +386,8 @@ class DatasetFacts(BaseModel):
         The file of the dataset's small files; None where each is a file of its own.
     linked : SourceFacts or None
         The file that the dataset is linked to; None where its values are in the atlas.
+    license : str
+        Licence of the dataset, as its file or whoever added it named it; empty where neither did.
 
     Examples
     --------
@@ -407,6 +409,7 @@ class DatasetFacts(BaseModel):
     frames: dict[str, str] = Field(default_factory=dict)
     bundle: BundleFacts | None = None
     linked: SourceFacts | None = None
+    license: str = ""
 
     def to_json(self) -> str:
         """Return the JSON of the column."""

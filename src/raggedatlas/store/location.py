@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -78,6 +78,20 @@ MAX_LISTED = 100_000
 """Objects below a folder that are listed at most."""
 
 
+class ObjectServer(Protocol):
+    """What serves the files of a published atlas as a bucket; see `store.gateway`."""
+
+    address: str
+    bucket: str
+
+    @property
+    def merged_gap(self) -> int:
+        """Bytes that are fetched in the time of another request."""
+
+    def options(self) -> dict[str, str]:
+        """Return the storage options with which the bucket is read."""
+
+
 @cache
 def _first_user() -> int:
     """Return the pid of the process that used an object store first; a forked child inherits it."""
@@ -97,6 +111,8 @@ class Location:
     storage_options : mapping of str to str
         Credentials and endpoint of an object store, and the disk cache for it, by the names in `OPTION_NAMES`. What is not given
         is taken from the environment by the libraries themselves.
+    server : ObjectServer or None
+        Of a published atlas: what serves its files. `uri` is then where it was published, or below.
 
     Raises
     ------
@@ -118,6 +134,7 @@ class Location:
 
     uri: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    server: ObjectServer | None = field(default=None, repr=False, compare=False)
     # Number of parts that `child` added, among which `checked_path` refuses symlinks; not compared.
     depth: int = field(default=0, repr=False, compare=False)
     # Bytes of one block of an open file.
@@ -130,6 +147,8 @@ class Location:
     def __post_init__(self) -> None:
         """Normalise the URI and check the option names."""
         uri = os.fspath(self.uri)
+        if self.server is not None:
+            return
         _check_address(uri)
         scheme = uri.split("://", 1)[0].lower() if "://" in uri else ""
         if scheme in REMOTE_SCHEMES:
@@ -180,7 +199,8 @@ class Location:
         place = address if isinstance(address, Location) else cls(os.fspath(address), dict(storage_options or {}))
         if place.is_web:
             raise StoreError(
-                f"{place} is on a web server, which serves files alone; expected a path, file://, s3://, gs:// or az://."
+                f"{place} is on a web server, which takes nothing; expected a path, file://, s3://, gs:// or az://. A published atlas there is "
+                "read with raggedatlas.open."
             )
         return place
 
@@ -207,12 +227,12 @@ class Location:
     @property
     def is_local(self) -> bool:
         """Whether the location is a local folder."""
-        return "://" not in self.uri
+        return self.server is None and "://" not in self.uri
 
     @property
     def is_web(self) -> bool:
         """Whether the location is on a web server, which serves files, lists none and takes none."""
-        return self.uri.partition("://")[0].lower() in WEB_SCHEMES and "://" in self.uri
+        return self.server is None and self.uri.partition("://")[0].lower() in WEB_SCHEMES and "://" in self.uri
 
     @property
     def path(self) -> Path:
@@ -240,6 +260,8 @@ class Location:
     @property
     def prefix(self) -> str:
         """The part of an object-store URI after the bucket, without slashes at its ends."""
+        if self.server is not None:
+            return self.uri.removeprefix(self.server.address).strip("/")
         return self.uri.partition("://")[2].partition("/")[2].strip("/")
 
     def child(self, *parts: str) -> "Location":
@@ -296,13 +318,15 @@ class Location:
                 "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
             )
         stores: LRUCache[ObjectStore] = process_cache("stores")
-        key = (self.uri, retries is None, *sorted(self.lance_options().items()))
+        key = (self.lance_uri(), retries is None, *sorted(self.lance_options().items()))
         return stores.get_or_make(key, lambda: _open_remote(self, retries))
 
     def bucket(self) -> "tuple[ObjectStore, str]":
         """Return the obstore store of the bucket or server, with the retries of a reader, and the key of this in it."""
         if self.is_web:
             return (self._top or self).store(RETRIES), self._below
+        if self.server is not None:
+            return replace(self, uri=self.server.address).store(RETRIES), self.prefix
         whole = Location(self.uri.removesuffix(self.prefix).rstrip("/"), self.storage_options)
         return whole.store(RETRIES), self.prefix
 
@@ -316,10 +340,12 @@ class Location:
 
     def lance_uri(self) -> str:
         """Return the URI in Lance's spelling."""
-        return self.uri
+        return self.uri if self.server is None else f"s3://{self.server.bucket}/{self.prefix}".rstrip("/")
 
     def lance_options(self) -> dict[str, str]:
         """Return the storage options in Lance's spelling."""
+        if self.server is not None:
+            return self.server.options()
         options = {name: value for name, value in self.storage_options.items() if name not in CACHE_OPTIONS}
         if (
             options.get("azure_storage_use_emulator", "").lower() in TRUE_WORDS
@@ -931,14 +957,15 @@ def _open_remote(location: Location, retries: Mapping[str, Any] | None) -> "Obje
                 location.uri, client_options=cast("Any", settings), retry_config=cast("Any", retries)
             )
             return cast("ObjectStore", made)
-    scheme, bucket = location.uri.split("://", 1)[0], urlsplit(location.uri).netloc
+    address = location.lance_uri()
+    scheme, bucket = address.split("://", 1)[0], urlsplit(address).netloc
     makers: dict[str, tuple[Any, dict[str, str]]] = {
         "s3": (S3Store, S3_OPTIONS),
         "gs": (GCSStore, GCS_OPTIONS),
         "az": (AzureStore, AZURE_OPTIONS),
     }
     make, names = makers[scheme]
-    given = location.storage_options
+    given = location.storage_options if location.server is None else location.lance_options()
     options: dict[str, Any] = {names[key]: value for key, value in given.items() if key in names}
     for name in ("use_emulator", "skip_signature"):
         if name in options:
@@ -1058,17 +1085,11 @@ def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
     NotFoundError
         If there is no such file.
     """
-    # Keys of geometry stores hold names that `child` does not allow, such as ``+1.0``.
-    parts = key.split("/")
-    if any(not part.strip(".") or "\\" in part for part in parts):
-        raise NameRefusedError(f"{key!r} is no file below {location.uri}: a part is empty or leads out of it.")
+    check_file_key(location, key)
     try:
         with store_errors(f"read {location.uri}/{key}"):
             if location.is_local:
-                path = location.checked_path()
-                for part in parts:
-                    refuse_symlink(path := path / part)
-                with path.open("rb") as opened:
+                with local_file(location, key).open("rb") as opened:
                     while block := opened.read(_PIECE):
                         yield block
             else:
@@ -1078,6 +1099,26 @@ def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
                     yield memoryview(fetched)
     except FileNotFoundError:
         raise NotFoundError(f"There is no {key!r} in {location.uri}.") from None
+
+
+def check_file_key(location: Location, key: str) -> None:
+    """Refuse a key that leads out of a location; unlike `Location.child` it may have names of geometry stores, such as ``0.+1``.
+
+    Raises
+    ------
+    NameRefusedError
+        If a part is empty, consists of dots, or has a backslash.
+    """
+    if any(not part.strip(".") or "\\" in part for part in key.split("/")):
+        raise NameRefusedError(f"{key!r} is no file below {location.uri}: a part is empty or leads out of it.")
+
+
+def local_file(location: Location, key: str) -> Path:
+    """Return the local file of a key that `check_file_key` has passed, after refusing symlinks on the way to it."""
+    path = location.checked_path()
+    for part in key.split("/"):
+        refuse_symlink(path := path / part)
+    return path
 
 
 def digest_files(location: Location) -> tuple[int, int, str]:
@@ -1091,16 +1132,18 @@ def digest_files(location: Location) -> tuple[int, int, str]:
     >>> digest_files(place)[:2]
     (1, 3)
     """
+    entries = {key: digest_file(location, key) for key, _ in list_files(location)}
+    return len(entries), sum(size for size, _ in entries.values()), digest_entries(entries)
+
+
+def digest_entries(entries: Mapping[str, tuple[int, str]]) -> str:
+    """Return the SHA-256 over names and contents of files, of which sizes and SHA-256 are known; see `digest_files`."""
     content = hashlib.sha256()
-    n_bytes = 0
-    files = list_files(location)
-    for key, _ in files:
-        size, digest = digest_file(location, key)
-        n_bytes += size
+    for key, (size, digest) in sorted(entries.items()):
         # Name and length are delimited, so bytes that move from one file to the next change the digest.
         content.update(f"{key}\0{size}\0".encode())
         content.update(bytes.fromhex(digest))
-    return len(files), n_bytes, content.hexdigest()
+    return content.hexdigest()
 
 
 def refuse_symlinks(location: Location) -> None:

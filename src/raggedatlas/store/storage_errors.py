@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeVar
+from xml.sax.saxutils import unescape
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ from raggedatlas.errors import (
     AtlasError,
     ConflictError,
     CorruptError,
+    LimitError,
     MissingFileError,
     NotFoundError,
     QueryError,
@@ -31,6 +33,9 @@ from raggedatlas.errors import (
 
 if TYPE_CHECKING:
     import lance
+
+SERVED_ERROR = "RaggedAtlas"
+"""What the code of an error begins with that the gateway of a published atlas answers with; the name of its class follows."""
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 Kind = Literal["conflict", "missing", "exists", "schema", "other"]
@@ -53,6 +58,7 @@ _SOURCE_LINE = re.compile(r"(?:,? location:|,)? /?[\w.@/+-]+\.rs:\d+(?::\d+)?")
 _GONE = re.compile(r"Not found: (\S+)")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([\w.-]{1,60})</Code>|\"code\": ?\"?([\w.-]{1,60})")
+_SERVED = re.compile(rf"<Code>{SERVED_ERROR}(\w+)</Code><Message>(.*?)</Message>", re.DOTALL)
 _ENDPOINT = re.compile(r"https?://(?:[^/@\s]*@)?([^/\s?]+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
@@ -127,6 +133,21 @@ def plain_reason(error: BaseException) -> str:
     """
     text = str(error).split("\n\nDebug source", 1)[0].strip().split("\n", 1)[0]
     return _LEADING.sub("", _SOURCE_LINE.sub("", text)).rstrip(" .,")
+
+
+def served_error(error: BaseException) -> AtlasError | None:
+    """Return the error of a published atlas that its gateway answered with, or None for any other.
+
+    Examples
+    --------
+    >>> served_error(OSError("<Code>RaggedAtlasCorruptError</Code><Message>It has 2 &lt; 3 bytes.</Message>"))
+    CorruptError('It has 2 < 3 bytes.')
+    """
+    found = _SERVED.search(str(error))
+    if found is None:
+        return None
+    kind = {"CorruptError": CorruptError, "LimitError": LimitError}.get(found[1], StoreError)
+    return kind(unescape(found[2]))
 
 
 def is_io(error: BaseException) -> bool:
@@ -272,6 +293,8 @@ def lance_errors(place: str) -> Iterator[None]:
         # `BaseException` was caught for panics alone; KeyboardInterrupt and the like pass through.
         if not isinstance(error, LANCE_ERRORS):
             raise
+        if served := served_error(error):
+            raise served from error
         kind = lance_kind(error)
         if kind == "conflict":
             raise ConflictError(f"Another writer changed {place} at the same time: {plain_reason(error)}.") from error
@@ -296,6 +319,8 @@ def store_errors(what: str) -> Iterator[None]:
             raise StoreError(f"Could not {what}: {failure(error)}") from error
         raise MissingFileError(f"Could not {what}: there is no such file, object or folder.") from error
     except (OSError, BaseError) as error:
+        if served := served_error(error):
+            raise served from error
         raise StoreError(f"Could not {what}: {failure(error)}") from error
 
 
@@ -308,6 +333,8 @@ def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[No
         except AtlasError:
             raise
         except LANCE_ERRORS as error:
+            if served := served_error(error):
+                raise served from error
             if where is None or is_io(error) or lance_kind(error) == "missing":
                 raise StoreError(f"{table.uri}: {failure(error)}") from error
             reason = plain_reason(error).removeprefix("Invalid user input: ")

@@ -219,7 +219,7 @@ class TableRows:
             table = self.open_copy(name)
             before = int(table.version)
             try:
-                with lance_errors(self.uri(name)):
+                with lance_errors(self.place(name)):
                     table.checkout_latest()  # type: ignore[no-untyped-call]
             except NotFoundError:
                 self.forget(name)
@@ -235,6 +235,10 @@ class TableRows:
     def uri(self, name: str) -> str:
         """Return the address of a table."""
         return f"{self.location.lance_uri()}/{check_name(name, 'table')}.lance"
+
+    def place(self, name: str) -> str:
+        """Return the address of a table as messages show it: of a published atlas, that where it was published."""
+        return f"{self.location.uri}/{check_name(name, 'table')}.lance"
 
     def names(self) -> list[str]:
         """List the tables that exist, sorted; of tables that are held, those that existed when this was first called."""
@@ -268,7 +272,7 @@ class TableRows:
             raise NotFoundError(f"The snapshot has no table {name!r}; it names {sorted(self.pinned)}.")
         refuse_symlinks(self.location.child(f"{name}.lance"))
         try:
-            with lance_errors(self.uri(name)):
+            with lance_errors(self.place(name)):
                 table = lance.dataset(
                     self.uri(name), version=version, storage_options=self.location.lance_options(), session=self.session
                 )
@@ -373,7 +377,7 @@ class TableRows:
         import lance
 
         try:
-            with lance_errors(self.uri(name)):
+            with lance_errors(self.place(name)):
                 made = lance.write_dataset(
                     schema.empty_table() if rows is None else rows,
                     self.uri(name),
@@ -406,7 +410,7 @@ class TableRows:
 
     def schema(self, name: str) -> pa.Schema:
         """Return a table's schema with its field metadata."""
-        with lance_errors(self.uri(name)):
+        with lance_errors(self.place(name)):
             return self.open(name).schema
 
     def version(self, name: str) -> int:
@@ -470,7 +474,7 @@ class TableRows:
             if not self.refresh([name]):
                 raise
             rows = scan()
-        check_rows(rows, self.uri(name))
+        check_rows(rows, self.place(name))
         ids = rows.column("_rowid").to_numpy()
         rows = rows if row_ids else rows.drop_columns(["_rowid"])
         if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
@@ -479,9 +483,9 @@ class TableRows:
 
     def batches(self, name: str, columns: Sequence[str], n: int | None = None) -> Iterator[pa.RecordBatch]:
         """Walk over some columns of all rows, at most `n` rows at a time, or as many as Lance takes."""
-        with lance_errors(self.uri(name)):
+        with lance_errors(self.place(name)):
             for batch in self.open(name).to_batches(columns=list(columns), batch_size=n):
-                yield check_rows(batch, self.uri(name))
+                yield check_rows(batch, self.place(name))
 
     def append(self, name: str, rows: pa.Table) -> int:
         """Add rows in one commit, and return the version it made.
@@ -517,7 +521,7 @@ class TableRows:
                 if lance_kind(error) == "schema" and drop_absent():
                     if lost:
                         return -1
-                    raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile.") from error
+                    raise ConflictError(f"A column of {self.place(name)} was dropped meanwhile.") from error
                 raise
             self.keep(name, done)
             return int(done.version)
@@ -525,7 +529,7 @@ class TableRows:
         version = self.retry(name, once)
         if lost:
             raise ConflictError(
-                f"Another process has removed the columns {lost} of {self.uri(name)} meanwhile; run it again."
+                f"Another process has removed the columns {lost} of {self.place(name)} meanwhile; run it again."
             )
         return version
 
@@ -696,7 +700,7 @@ class TableRows:
             table = self.open_to_change(name)
             missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
             if missing:
-                check_schema(pa.schema(missing), self.uri(name))
+                check_schema(pa.schema(missing), self.place(name))
                 table.add_columns(pa.schema(missing))
                 self.keep(name, table)
 
@@ -754,14 +758,14 @@ class TableRows:
 
     def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
         """Return whether a commit that reported a conflict was made: if a store loses the response, the retry conflicts with the first attempt."""
-        with lance_errors(self.uri(name)):
+        with lance_errors(self.place(name)):
             made = self.open(name).read_transaction(transaction.read_version + 1)
         return made is not None and made.uuid == transaction.uuid
 
     def attempt(self, name: str, action: Callable[[], T]) -> T:
         """Run an action that commits, once; where it fails, a session does not know what is there, and opens the table again."""
         try:
-            with lance_errors(self.uri(name)):
+            with lance_errors(self.place(name)):
                 return action()
         except BaseException:
             self.forget(name)
@@ -791,7 +795,7 @@ class TableRows:
 
     def metadata(self, name: str) -> dict[str, str]:
         """Read the table's own key-value metadata."""
-        with lance_errors(self.uri(name)):
+        with lance_errors(self.place(name)):
             return dict(self.open(name).metadata)
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
@@ -935,7 +939,7 @@ class Tables(TableRows):
             taken = [column for column in reader.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
-            check_schema(reader.schema, self.uri(name))
+            check_schema(reader.schema, self.place(name))
             table.add_columns(reader)
             self.keep(name, table)
 
@@ -1021,7 +1025,7 @@ class Tables(TableRows):
             except (OSError, ValueError) as error:
                 if lance_kind(error) != "missing":
                     raise
-                raise ConflictError(f"A tag of {self.uri(name)} was removed while they were listed.") from error
+                raise ConflictError(f"A tag of {self.place(name)} was removed while they were listed.") from error
 
         return self.retry(name, once)
 
@@ -1036,7 +1040,7 @@ class Tables(TableRows):
             If the version is not there.
         """
         table = self.at({name: version}).open(name)
-        with lance_errors(self.uri(name)):
+        with lance_errors(self.place(name)):
             if table.describe_indices():
                 rows = table.tracked_files(min_version=version).read_all().to_pylist()
                 return sorted({row["path"] for row in rows if row["version"] == version})

@@ -73,9 +73,25 @@ def serve(
     prepare_only: Annotated[
         bool, typer.Option("--prepare-only", help="Write the CXG of --output without serving it.")
     ] = False,
+    arrow: Annotated[
+        bool,
+        typer.Option("--arrow", help="Serve an atlas to programs such as R instead: tables and matrices, no page."),
+    ] = False,
     at: AtSnapshot = None,
 ) -> tuple[Any, str] | None:
-    """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C."""
+    """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C; with --arrow, tables to other programs."""
+    if arrow:
+        if selection != Selection() or options != ServeOptions() or install or prepare_only:
+            raise typer.BadParameter("serves the whole snapshot; requests select from it", param_hint="--arrow")
+        from raggedatlas.query.tables_server import TablesServer
+
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.default_int_handler)
+        with suppress(KeyboardInterrupt), TablesServer(atlas_options.open_snapshot(at), port) as tables:
+            print_result(({"url": tables.url}, tables.url), atlas_options.as_json)
+            print_status("Only this machine can ask it. Press Ctrl-C to stop.")
+            tables.wait()
+        return None
     source = _open_serve_source(atlas_options, selection, at)
     if prepare_only:
         from raggedatlas.wings.cxg.explorer import prepare

@@ -1,0 +1,4 @@
+library(testthat)
+library(raggedatlas)
+
+test_check("raggedatlas")

@@ -1,0 +1,229 @@
+"""Open a published atlas by its address, and compare what it serves with the root hash of a snapshot."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from raggedatlas.catalog.catalog import FORMAT, Catalog
+from raggedatlas.catalog.integrity import read_manifest
+from raggedatlas.catalog.inventory import inventory
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, StoreError
+from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.store.cache_folder import CACHE_OPTIONS, user_cache
+from raggedatlas.store.gateway import Gateway
+from raggedatlas.store.location import WEB_SCHEMES, Location, digest_entries
+from raggedatlas.store.manifests import FOLDER, FileEntry
+from raggedatlas.store.published import ARRAYS, HEAD, TABLES, KeptBlocks, PackedFile, PublishedFiles, StoredFolder
+from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
+from raggedatlas.store.sources import SourceAccess, Sources
+from raggedatlas.store.tables import Tables
+from raggedatlas.store.web import WebFolder
+
+_ROOT = re.compile(r"sha256:([0-9a-f]{64})")
+_ADDRESS = re.compile(rf"(?:{'|'.join(WEB_SCHEMES)}|hf)://|doi:", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PublishedOpener:
+    """How the files of a published atlas are reached; picklable, so that other processes reach them too.
+
+    Parameters
+    ----------
+    location : Location or None
+        The folder where it is on this machine or in an object store.
+    address : str
+        Its address elsewhere.
+    cache : KeptBlocks or None
+        Keeps tables on a local disk.
+    offline, any_redirect : bool
+        As of `open_published`.
+    """
+
+    location: Location | None
+    address: str
+    cache: KeptBlocks | None
+    offline: bool
+    any_redirect: bool
+
+    def __call__(self) -> PublishedFiles:
+        """Open them."""
+        folder = (
+            StoredFolder(self.location)
+            if self.location is not None
+            else WebFolder.of(self.address, any_redirect=self.any_redirect)
+        )
+        return PublishedFiles(folder, self.cache, offline=self.offline)
+
+
+def split_address(address: str) -> tuple[str, str | None]:
+    """Split the snapshot from an address: what follows an ``@`` in its last part, unless a local file or folder is named so.
+
+    Examples
+    --------
+    >>> split_address("https://lab.org/lung.atlas@v3"), split_address("s3://me@host/x")
+    (('https://lab.org/lung.atlas', 'v3'), ('s3://me@host/x', None))
+    """
+    before, found, at = address.rpartition("@")
+    if not found or "/" in at or not at or ("://" not in address and Path(address).expanduser().exists()):
+        return address, None
+    return before, at
+
+
+def is_published(address: str, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Return whether an address is one of a published atlas: on a web server, on the Hub, a DOI, or a folder with a ``head.json``."""
+    if _ADDRESS.match(address):
+        return True
+    place = Location.of(address, storage_options)
+    if place.is_local:
+        return (place.path / HEAD).is_file()
+    try:
+        place.read_bytes(HEAD)
+    except NotFoundError:
+        return False
+    return True
+
+
+def open_published(
+    address: str,
+    at: str | int | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    cache: str | None = None,
+    offline: bool = False,
+    any_redirect: bool = False,
+    sources: Sources = "deny",
+) -> Catalog:
+    """Open a snapshot of a published atlas.
+
+    Parameters
+    ----------
+    address : str
+        As of `RaggedAtlas.open_address`, without a snapshot.
+    at : str, int or None
+        Label or number of a snapshot, or ``"sha256:..."``, its root hash: then every file is compared with what the hash covers before it is
+        used. None opens the newest.
+    storage_options : mapping of str to str, or None
+        Of an object store.
+    cache : str or None
+        Keep what is read on the local disk, up to this size of each of tables and arrays.
+    offline : bool
+        Read from that cache alone.
+    any_redirect : bool
+        Follow redirects to this machine and private networks too.
+    sources : {"allow", "deny", "ask"} or callable
+        See `SourceAccess`.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no published atlas, or no such snapshot.
+    CorruptError
+        If it is damaged, or not what the root hash says.
+    """
+    files, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
+    root = _ROOT.fullmatch(str(at))
+    record = files.head.find(at, location.uri) if root is None else _find_root(files, root[1], location.uri)
+    if files.head.atlas_format != FORMAT:
+        raise AtlasError(
+            f"The atlas at {location.uri} has format {files.head.atlas_format!r}, and this version of raggedatlas reads {FORMAT!r}; use the "
+            "version that wrote it."
+        )
+    tables = Tables(location.child("lance_db"))
+    view = Catalog(location, tables, location.child("zarr_store"), sources=SourceAccess(location, sources)).at(record)
+    if root is not None:
+        # The root hash covers the record, this the manifest, that the tables, and these all other files.
+        manifest = f"{TABLES}{FOLDER}/{record.manifest}.json"
+        files.trust({manifest: record.manifest})
+        entries = read_manifest(view, record.manifest)
+        trusted = {manifest: record.manifest, **{f"{TABLES}{path}": entry.sha256 for path, entry in entries.items()}}
+        files.trust(trusted)
+        files.trust(trusted | covered_arrays(view, files.places))
+    return view
+
+
+def published_files(view: Catalog) -> PublishedFiles:
+    """Return the files of an opened published atlas."""
+    server = view.location.server
+    assert isinstance(server, Gateway)
+    return server.files
+
+
+def _open_files(
+    address: str, storage_options: Mapping[str, str], cache: str | None, *, offline: bool, any_redirect: bool
+) -> tuple[PublishedFiles, Location]:
+    options = {name: value for name, value in storage_options.items() if name in CACHE_OPTIONS}
+    if cache is not None:
+        options["cache_size"] = cache
+    if options.get("cache_size") or offline:
+        folder = user_cache()
+        if not options.get("cache_dir") and folder is None:
+            raise StoreError(
+                "There is no folder for caches, as this user has no home; name one with storage_options={'cache_dir': ...}."
+            )
+        options.setdefault("cache_dir", str(folder))
+    kept = KeptBlocks.of_options(options) if options.get("cache_dir") else None
+    place = None if _ADDRESS.match(address) else Location.of(address, storage_options)
+    shown = address.partition("?")[0].rstrip("/") if place is None else place.uri
+    gateway = Gateway(shown, PublishedOpener(place, address, kept, offline, any_redirect))
+    return gateway.files, Location(shown, options, gateway)
+
+
+def _find_root(files: PublishedFiles, root: str, address: str) -> AtlasVersionRecord:
+    for record in files.head.snapshots:
+        if record.root_hash == root:
+            return record
+    raise NotFoundError(
+        f"No snapshot of {address} has the root hash {root}; published are {[r.root_hash for r in files.head.snapshots]}."
+    )
+
+
+def covered_arrays(view: Catalog, places: Mapping[str, PackedFile]) -> dict[str, str]:
+    """Return which files of the Zarr store the records of a snapshot cover: path -> SHA-256.
+
+    Raises
+    ------
+    CorruptError
+        If the hashes of files are not what is recorded.
+    """
+    by_folder: dict[str, list[str]] = {}
+    for path in places:
+        if path.startswith(ARRAYS):
+            by_folder.setdefault(path.split("/", 2)[1], []).append(path.removeprefix(ARRAYS))
+    covered: dict[str, str] = {}
+
+    def refuse(path: str) -> None:
+        raise CorruptError(
+            f"{ARRAYS}{path} of {view.location.uri} does not have the SHA-256 that was recorded when it was written; run verify() on the atlas "
+            "that it was published from, and publish it again from a sound copy."
+        )
+
+    there = inventory(view)
+    for path, sha256 in there.contents.items():
+        place = places.get(ARRAYS + path)
+        if place is not None:
+            if place.sha256 != sha256:
+                refuse(path)
+            covered[ARRAYS + path] = sha256
+            continue
+        shards = shards_below(path, by_folder.get(path.partition("/")[0], ()))
+        if not shards:
+            # Empty, or a frame that is part of a bundle.
+            continue
+        found = {number: places[ARRAYS + key] for number, key in shards.items()}
+        if hash_shards({n: shard_entry(one.n_bytes, bytes.fromhex(one.sha256)) for n, one in found.items()}) != sha256:
+            refuse(path)
+        covered |= {ARRAYS + key: places[ARRAYS + key].sha256 for key in shards.values()}
+    for kind, one in there.visible_assets:
+        if digest := kind.digest(one):
+            keys = [key for key in by_folder.get(one.uid, ()) if key.startswith(f"{one.zarr_group}/")]
+            entries = {
+                key.removeprefix(f"{one.zarr_group}/"): FileEntry(
+                    places[ARRAYS + key].n_bytes, places[ARRAYS + key].sha256
+                )
+                for key in keys
+            }
+            if digest_entries(entries) != digest:
+                refuse(one.uid)
+            covered |= {ARRAYS + key: places[ARRAYS + key].sha256 for key in keys}
+    return covered

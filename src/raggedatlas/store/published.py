@@ -1,0 +1,601 @@
+"""Published atlases: snapshots of an atlas as a few large files, which any web server can serve; their format, and how they are read.
+
+A published atlas is a flat folder. ``head.json`` names its snapshots, the index, and the packs with their lengths and hashes. A pack is files of
+the atlas one after the other. The index says for each file of the atlas in which pack it is, where, and what its SHA-256 is. Nothing has to be
+listed, and no file but ``head.json`` ever changes.
+"""
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import tempfile
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, StoreError
+from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.store.cache_folder import CacheFolder
+from raggedatlas.store.location import Location, write_pieces
+from raggedatlas.store.manifests import FileEntry
+from raggedatlas.store.runtime import LRUCache
+from raggedatlas.store.web import MOST_AT_ONCE
+
+HEAD = "head.json"
+"""The file that a reader begins with."""
+
+FORMAT = "1"
+"""Version of this form."""
+
+PACK = re.compile(r"data-[0-9a-f]{16}\.pack")
+INDEX = re.compile(r"index-[0-9a-f]{16}\.arrow")
+"""Names of packs and indexes, which are made of what they hold."""
+
+TABLES, ARRAYS = "lance_db/", "zarr_store/"
+
+BLOCK = 1 << 18
+"""Bytes of a block of tables; they are fetched and kept in complete blocks."""
+
+MOST_OPENING = 8 << 20
+"""Bytes of small table files at the start of a pack that are fetched at once when an atlas is opened."""
+
+SPARE_BYTES, SPARE_SHARE = 16 << 20, 0.2
+"""How many bytes of arrays may be fetched that were not asked for: at first, and of what was asked for."""
+
+_MOST_HEAD, _MOST_INDEX = 64 << 20, 4 << 30
+_REQUEST_BYTES = 8 << 20
+_LOOKED_AT = 16
+_HELD_BYTES = 128 << 20
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("pack", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("n_bytes", pa.int64(), nullable=False),
+        pa.field("sha256", pa.binary(32), nullable=False),
+    ]
+)
+
+
+class PackedFile(NamedTuple):
+    """Where a file of the atlas is.
+
+    Parameters
+    ----------
+    pack : str
+        Name of the pack.
+    offset, n_bytes : int
+        Its bytes there.
+    sha256 : str
+        Of these bytes, in hex.
+    """
+
+    pack: str
+    offset: int
+    n_bytes: int
+    sha256: str
+
+
+class Head(BaseModel):
+    """Content of ``head.json``.
+
+    Attributes
+    ----------
+    format : str
+        Version of the published form.
+    atlas_format : str
+        Version of the on-disk format of the atlas.
+    snapshots : list of AtlasVersionRecord
+        The published snapshots, oldest first.
+    index : str
+        Name of the index.
+    index_entry : FileEntry
+        Its length and SHA-256.
+    packs : dict of str to FileEntry
+        Length and SHA-256 of each pack.
+    opening : (str, int)
+        A pack, and the bytes at its start that opening needs.
+    n_bytes : int
+        Bytes of all files of the atlas.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: str
+    atlas_format: str
+    snapshots: list[AtlasVersionRecord] = Field(min_length=1)
+    index: str
+    index_entry: FileEntry
+    packs: dict[str, FileEntry]
+    opening: tuple[str, int] = ("", 0)
+    n_bytes: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Write it as JSON."""
+        return self.model_dump_json(indent=1).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, address: str) -> "Head":
+        """Parse the file.
+
+        Raises
+        ------
+        CorruptError
+            If it is something else, or names what no published atlas has.
+        AtlasError
+            If it has another version.
+        """
+        try:
+            head = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise CorruptError(
+                f"{address}/{HEAD} is not that of a published atlas: {error.errors()[0]['msg']}. Check the address."
+            ) from error
+        if head.format != FORMAT:
+            raise AtlasError(
+                f"{address} was published in the form {head.format!r}, this version of raggedatlas reads {FORMAT!r}; use the version that "
+                "wrote it."
+            )
+        wrong = [name for name in head.packs if not PACK.fullmatch(name)]
+        wrong += [] if INDEX.fullmatch(head.index) else [head.index]
+        # Names lead nowhere else: a reader fetches files of the folder alone.
+        if wrong or (head.opening[0] and head.opening[0] not in head.packs):
+            raise CorruptError(
+                f"{address}/{HEAD} names {(wrong or head.opening)[0]!a}, which is no file of a published atlas."
+            )
+        if not 0 <= head.index_entry.n_bytes <= _MOST_INDEX or any(entry.n_bytes < 0 for entry in head.packs.values()):
+            raise CorruptError(f"{address}/{HEAD} gives an impossible length of a file.")
+        return head
+
+    def find(self, at: str | int | None, address: str) -> AtlasVersionRecord:
+        """Return the snapshot of a number or label, the newest for None.
+
+        Raises
+        ------
+        NotFoundError
+            If it was not published.
+        """
+        if at is None or at == "latest":
+            return self.snapshots[-1]
+        for record in self.snapshots:
+            if at in (record.version, record.label) or str(at) == str(record.version):
+                return record
+        shown = ", ".join(f"{r.version} ({r.label})" if r.label else str(r.version) for r in self.snapshots[-20:])
+        raise NotFoundError(f"There is no snapshot {at!r} of {address}; published are {shown}.")
+
+
+def write_index(places: Mapping[str, PackedFile]) -> bytes:
+    """Write an index: an Arrow file, sorted by path."""
+    paths = sorted(places)
+    rows = [places[path] for path in paths]
+    columns = [paths, [r.pack for r in rows], [r.offset for r in rows], [r.n_bytes for r in rows]]
+    hashes = [bytes.fromhex(r.sha256) for r in rows]
+    table = pa.table([pa.array(c, f.type) for c, f in zip([*columns, hashes], _SCHEMA, strict=True)], schema=_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
+    """Parse an index.
+
+    Raises
+    ------
+    CorruptError
+        If it has not the recorded hash, or names what cannot be.
+    """
+    where = f"{address}/{head.index}"
+    if FileEntry(len(data), hashlib.sha256(data).hexdigest()) != head.index_entry:
+        raise CorruptError(
+            f"{where} does not have the SHA-256 that {HEAD} names; open the atlas again, or ask who published it."
+        )
+    try:
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        if table.schema != _SCHEMA or any(column.null_count for column in table.columns):
+            raise CorruptError(f"{where} is not the index of a published atlas.")
+        paths, packs, *numbers, hashes = (column.to_pylist() for column in table.columns)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise CorruptError(f"{where} cannot be read as Arrow: {error}.") from error
+    places: dict[str, PackedFile] = {}
+    for path, pack, offset, n_bytes, sha256 in zip(paths, packs, *numbers, hashes, strict=True):
+        known = head.packs.get(pack)
+        parts = path.split("/")
+        if not path.startswith((TABLES, ARRAYS)) or any(not part.strip(".") or "\\" in part for part in parts):
+            raise CorruptError(f"{where} names the path {path!a}, which is none of an atlas.")
+        if known is None or offset < 0 or n_bytes < 0 or offset + n_bytes > known.n_bytes or path in places:
+            raise CorruptError(f"{where} gives a place of {path} that no pack has.")
+        places[path] = PackedFile(pack, offset, n_bytes, sha256.hex())
+    return places
+
+
+class Folder(Protocol):
+    """A flat folder of files somewhere."""
+
+    @property
+    def address(self) -> str:
+        """The address."""
+
+    @property
+    def merged_gap(self) -> int:
+        """Bytes that are fetched in the time of another request."""
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return all bytes of a file, which has at most so many."""
+
+    def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
+        """Return a range of a file of a size."""
+
+
+@dataclass(frozen=True)
+class StoredFolder:
+    """A folder on this machine or in an object store.
+
+    Parameters
+    ----------
+    location : Location
+        The folder.
+    """
+
+    location: Location
+
+    @property
+    def address(self) -> str:
+        """The address."""
+        return self.location.uri
+
+    @property
+    def merged_gap(self) -> int:
+        """Bytes that are fetched in the time of another request."""
+        return BLOCK if self.location.is_local else 1 << 20
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return all bytes of a file."""
+        data = self.location.read_bytes(name)
+        if len(data) > most:
+            raise CorruptError(
+                f"{self.address}/{name} has {len(data):,} bytes; a file of this kind has at most {most:,}."
+            )
+        return data
+
+    def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
+        """Return a range of a file."""
+        return self.location.read_range(name, start, stop - start)
+
+
+@dataclass(frozen=True)
+class KeptBlocks(CacheFolder):
+    """Blocks of published atlases on a local disk, each with its SHA-256 before it."""
+
+    kind: ClassVar[str] = "block"
+
+    def load(self, key: str) -> bytes | None:
+        """Return a block, None where it is not held or is damaged."""
+        with contextlib.suppress(OSError), self.open(key) as handle:
+            if handle is not None:
+                data = b"".join(iter(lambda: os.read(handle, 1 << 20), b""))
+                os.utime(self.file(key))
+                if hashlib.sha256(data[32:]).digest() == data[:32]:
+                    return data[32:]
+        return None
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Keep a block; where the disk is full it is not kept."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):
+            with self.create(key) as (handle, _):
+                write_pieces(handle, [hashlib.sha256(data).digest(), data])
+            # Looking at all files takes time, and the limit need not be exact.
+            if int(key[:2], 16) < _LOOKED_AT:
+                self.make_room()
+
+
+class PublishedFiles:
+    """The files of the atlas in a published folder.
+
+    Parameters
+    ----------
+    folder : Folder
+        Where it is.
+    cache : KeptBlocks or None
+        Keeps what is read on a local disk.
+    offline : bool
+        Read from the cache alone.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no published atlas.
+    StoreError
+        If the place cannot be reached; with `offline`, if it is not in the cache.
+    CorruptError
+        If it is damaged.
+
+    Notes
+    -----
+    Tables are read in blocks that are kept, since Lance reads small parts of them again and again. Of arrays what is asked for is fetched as it
+    is; the chunks are kept by `DiskCache`. After `trust`, a file is fetched and compared as a whole before any of it is given out.
+    """
+
+    def __init__(self, folder: Folder, cache: KeptBlocks | None = None, *, offline: bool = False) -> None:
+        self._folder, self._cache, self.offline, self.address = folder, cache, offline, folder.address
+        self._held: LRUCache[bytes] = LRUCache(_HELD_BYTES, len)
+        self._coming: dict[tuple[str, int], Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._trusted: Mapping[str, str] | None = None
+        self._whole: dict[str, Future[memoryview]] = {}
+        # Bytes of arrays.
+        self._n_asked = self._n_fetched = 0
+        self.head = Head.parse(self._small(HEAD), self.address)
+        name, n_bytes = self.head.index, self.head.index_entry.n_bytes
+        index = self._kept(name, lambda: folder.read_range(name, 0, n_bytes, n_bytes))
+        self.places = parse_index(index, self.head, self.address)
+        pack, n_opening = self.head.opening
+        if pack and n_opening <= MOST_OPENING:
+            self._load(pack, range(-(-n_opening // BLOCK)))
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        # Its own: threads of the shared pools wait for what these fetch.
+        return ThreadPoolExecutor(MOST_AT_ONCE, "published")
+
+    @property
+    def merged_gap(self) -> int:
+        """Bytes that are fetched in the time of another request."""
+        return self._folder.merged_gap
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Paths of all files, sorted."""
+        return sorted(self.places)
+
+    def below(self, prefix: str) -> Iterator[str]:
+        """Yield the paths that begin so, sorted."""
+        for i in range(bisect_left(self.paths, prefix), len(self.paths)):
+            if not self.paths[i].startswith(prefix):
+                return
+            yield self.paths[i]
+
+    def trust(self, hashes: Mapping[str, str]) -> None:
+        """From now on give out only files that have these hashes, path -> SHA-256, each compared as a whole before it is used."""
+        self._trusted = hashes
+
+    def read(self, path: str, start: int, stop: int) -> bytes | memoryview:
+        """Return the bytes of a file from `start` to `stop`.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        CorruptError
+            If it is not what was published.
+        StoreError
+            If it cannot be fetched.
+        """
+        place = self.places.get(path)
+        if place is None:
+            raise NotFoundError(f"There is no {path} in {self.address}.")
+        stop = min(stop, place.n_bytes)
+        if start >= stop:
+            return b""
+        if self._trusted is not None:
+            return self._read_whole(path, place, self._trusted)[start:stop]
+        return self._range(path, place, start, stop)
+
+    def _range(self, path: str, place: PackedFile, start: int, stop: int) -> bytes:
+        begin, end = place.offset + start, place.offset + stop
+        first, last = begin // BLOCK, -(-end // BLOCK)
+        if not path.startswith(TABLES) and not self._may_fetch_blocks(place.pack, first, last, end - begin):
+            return self._fetch(place.pack, begin, end)
+        data = b"".join(self._load(place.pack, range(first, last)))
+        return data[begin - first * BLOCK : end - first * BLOCK]
+
+    def _may_fetch_blocks(self, pack: str, first: int, last: int, n_asked: int) -> bool:
+        """Return whether complete blocks are fetched for a range of an array: while little more was fetched than asked for.
+
+        Neighbouring files, such as those of small datasets, then come with one request. What a query over large arrays fetches stays close to
+        what it needs.
+        """
+        with self._lock:
+            self._n_asked += n_asked
+            fresh = [
+                i for i in range(first, last) if self._held.get((pack, i)) is None and (pack, i) not in self._coming
+            ]
+            n_fetched = self._n_fetched + (len(fresh) * BLOCK)
+            allowed = n_fetched <= SPARE_BYTES + (1 + SPARE_SHARE) * self._n_asked
+            self._n_fetched = n_fetched if allowed else self._n_fetched + n_asked
+        return allowed
+
+    def read_file(self, path: str) -> Iterator[bytes]:
+        """Yield the bytes of a file in order; the last comes after the file was compared with its hash.
+
+        Raises
+        ------
+        CorruptError
+            If they do not have the hash.
+        """
+        place = self.places[path]
+        hashed, at = hashlib.sha256(), 0
+        while True:
+            piece = self._fetch(place.pack, place.offset + at, place.offset + min(at + _REQUEST_BYTES, place.n_bytes))
+            hashed.update(piece)
+            at += len(piece)
+            if at >= place.n_bytes:
+                break
+            yield piece
+        if hashed.hexdigest() != place.sha256:
+            raise CorruptError(
+                f"{path} of {self.address} does not have the SHA-256 with which it was published; ask who published it to upload {place.pack} again."
+            )
+        yield piece
+
+    def _read_whole(self, path: str, place: PackedFile, trusted: Mapping[str, str]) -> memoryview:
+        """Return a file after comparing it with the hash that the root hash vouches for."""
+        # Of groups `zarr.json` only says to others what the records say, and `validate` compares it with these.
+        sha256 = place.sha256 if path.endswith("/zarr.json") else trusted.get(path)
+        if sha256 is None:
+            raise CorruptError(
+                f"{path} of {self.address} is not among the files that the root hash of the snapshot covers; it is not read."
+            )
+        if sha256 != place.sha256:
+            raise CorruptError(
+                f"{path} of {self.address} is not the file that the root hash of the snapshot names; it is not read."
+            )
+        with self._lock:
+            known = self._whole.get(path)
+            made = self._whole.setdefault(path, Future())
+        if known is None:
+            try:
+                with Path(self._scratch.name, _key(path)).open("wb+") as opened:
+                    opened.writelines(self.read_file(path))
+                    opened.flush()
+                    made.set_result(memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)))
+            except BaseException as error:  # noqa: BLE001  (who waits for the file gets it)
+                with self._lock:
+                    self._whole.pop(path, None)
+                made.set_exception(error)
+        return made.result()
+
+    @cached_property
+    def _scratch(self) -> "tempfile.TemporaryDirectory[str]":
+        return tempfile.TemporaryDirectory(prefix="raggedatlas-")
+
+    def _small(self, name: str) -> bytes:
+        """Return the head; without a connection, that which was read last."""
+        if not self.offline:
+            data = self._folder.read(name, _MOST_HEAD)
+            if self._cache is not None:
+                self._cache.keep(_key(self.address, name), data)
+            return data
+        return self._kept(name, lambda: b"", self.address)
+
+    def _kept(self, name: str, fetch: Callable[[], bytes], address: str = "") -> bytes:
+        """Return what the cache keeps under a name, else fetch and keep it."""
+        key = _key(address, name)
+        data = None if self._cache is None else self._cache.load(key)
+        if data is None:
+            self._require_online(name)
+            data = fetch()
+            if self._cache is not None:
+                self._cache.keep(key, data)
+        return data
+
+    def _require_online(self, name: str) -> None:
+        if self.offline:
+            raise StoreError(
+                f"{self.address}/{name} is not in the cache, and offline=True asks for nothing else; open it without once."
+            )
+
+    def _fetch(self, pack: str, start: int, stop: int) -> bytes:
+        """Return a range of a pack."""
+        if start == stop:
+            return b""
+        self._require_online(pack)
+        return self._folder.read_range(pack, start, stop, self.head.packs[pack].n_bytes)
+
+    def _load(self, pack: str, blocks: Sequence[int]) -> list[bytes]:
+        """Return blocks of a pack; those that are not held are fetched, neighbours together, each once however many ask for it."""
+        found: dict[int, bytes | Future[bytes]] = {}
+        fresh: dict[int, Future[bytes]] = {}
+        with self._lock:
+            for block in blocks:
+                key = pack, block
+                held = self._held.get(key) or self._coming.get(key)
+                if held is None:
+                    self._coming[key] = held = fresh[block] = Future()
+                found[block] = held
+        lacking = []
+        for block, waiting in fresh.items():
+            data = None if self._cache is None else self._cache.load(_key(pack, block))
+            if data is None:
+                lacking.append(block)
+            else:
+                self._settle(pack, block, waiting, data)
+        runs = [[block for _, block in run] for _, run in groupby(enumerate(lacking), lambda item: item[1] - item[0])]
+        n = _REQUEST_BYTES // BLOCK
+        parts = [run[i : i + n] for run in runs for i in range(0, len(run), n)]
+        for part in parts[1:]:
+            self._threads.submit(self._fetch_blocks, pack, part, fresh)
+        if parts:
+            self._fetch_blocks(pack, parts[0], fresh)
+        return [one.result() if isinstance(one, Future) else one for one in found.values()]
+
+    def _fetch_blocks(self, pack: str, blocks: Sequence[int], waiting: Mapping[int, "Future[bytes]"]) -> None:
+        size = self.head.packs[pack].n_bytes
+        start, stop = blocks[0] * BLOCK, min((blocks[-1] + 1) * BLOCK, size)
+        try:
+            data = self._fetch(pack, start, stop)
+        except BaseException as error:  # noqa: BLE001  (who waits for the block gets it)
+            with self._lock:
+                for block in blocks:
+                    self._coming.pop((pack, block), None)
+            for block in blocks:
+                waiting[block].set_exception(error)
+            return
+        for i, block in enumerate(blocks):
+            piece = data[i * BLOCK : (i + 1) * BLOCK]
+            if self._cache is not None:
+                self._cache.keep(_key(pack, block), piece)
+            self._settle(pack, block, waiting[block], piece)
+
+    def _settle(self, pack: str, block: int, waiting: "Future[bytes]", data: bytes) -> None:
+        with self._lock:
+            self._held.put((pack, block), data)
+            self._coming.pop((pack, block), None)
+        waiting.set_result(data)
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:40]
+
+
+def plan_packs(files: Iterable[tuple[str, int, str]], most: int) -> dict[str, list[str]]:
+    """Distribute files over packs.
+
+    Parameters
+    ----------
+    files : iterable of (str, int, str)
+        Path, length and SHA-256 of each, in order; the hash is empty where it is not known. A file never changes, so that a pack of the same files
+        has the same bytes.
+    most : int
+        Bytes of a pack, which only a larger file exceeds.
+
+    Returns
+    -------
+    dict of str to list of str
+        Name of a pack -> its files, in order.
+
+    Examples
+    --------
+    >>> [len(paths) for paths in plan_packs([("a", 3, ""), ("b", 3, ""), ("c", 9, "")], 6).values()]
+    [2, 1]
+    """
+    packs: dict[str, list[str]] = {}
+    part: list[tuple[str, int, str]] = []
+
+    def close() -> None:
+        if part:
+            packs[f"data-{_key(*part)[:16]}.pack"] = [path for path, _, _ in part]
+            part.clear()
+
+    for file in files:
+        if sum(n for _, n, _ in part) + file[1] > most:
+            close()
+        part.append(file)
+    close()
+    return packs

@@ -173,6 +173,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_snapshot": lambda atlas, number: atlas.drop_snapshot(number),
     "expire_snapshots": lambda atlas: atlas.expire_snapshots(keep_last=1),
     "rename_dataset": lambda atlas, name, new: atlas.rename_dataset(name, new),
+    "set_license": lambda atlas, name: atlas.set_license(name, "CC0-1.0"),
     "restore": lambda atlas, number: atlas.restore(number),
     "optimize": _optimize,
     "gc": lambda atlas: atlas.gc(dry_run=False),
@@ -420,6 +421,7 @@ class Campaign:
         if state.datasets[of] != _SHAPES and not any(item[2] == of for item in state.items):
             self._seeds[f"d{n}"] = self._seeds.get(of, 0)
             renamed = {f"d{n}" if name == of else name: content for name, content in state.datasets.items()}
+            yield Choice("set_license", {"name": of}, state)
             yield Choice("rename_dataset", {"name": of, "new": f"d{n}"}, replace(state, datasets=renamed))
         if state.snapshots:
             back = self.random.choice(list(state.snapshots))

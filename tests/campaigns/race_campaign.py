@@ -36,6 +36,7 @@ RACED: dict[str, Callable[..., object]] = {
     **CALLS,
     "map_terms": lambda atlas, number: atlas.map_terms("cell_type", "K", confirm=_CONFIRMED[number], on_conflict="replace"),
     "sync": lambda atlas, target: atlas.sync(target),
+    "publish": lambda atlas, target: atlas.publish(target),
 }  # fmt: skip
 
 
@@ -91,6 +92,8 @@ def calls_of(folder: Path, side: int) -> dict[str, Call]:
         Call("identity.load", {"path": str(folder / "genes.csv"), "name": "t"}),
         Call("load_terms", {"name": "T"}),
         Call("identity.remove", {"name": "K"}),
+        Call("set_license", {"name": "first"}),
+        Call("publish", {"target": str(folder / "web")}),
         Call("sync", {"target": str(folder / "mirror")}),
     ]
     return {call.what: call for call in every}

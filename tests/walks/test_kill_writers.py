@@ -10,8 +10,8 @@ from raggedatlas.query.identity import FeatureIdentity
 
 READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 
-OTHERS = {"map_terms", "sync", "drop_asset", "relink"}
-"""Calls that write nothing in the atlas but by `annotate`, that write elsewhere (tests/catalog/test_mirror.py), what `drop_result` and `drop_geometry` do, and `relink` (tests/ingest/test_relink.py)."""
+OTHERS = {"map_terms", "sync", "publish", "drop_asset", "relink"}
+"""Calls that write nothing in the atlas but by `annotate`, that write elsewhere (tests/catalog/test_mirror.py, test_published.py), what `drop_result` and `drop_geometry` do, and `relink` (tests/ingest/test_relink.py)."""
 
 
 @pytest.mark.long

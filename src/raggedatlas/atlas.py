@@ -190,11 +190,12 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         Parameters
         ----------
-        source : path, AnnData, MuData, ResultDataset, Shapes, Geometry, or sequence of these
+        source : path, AnnData, MuData, Dataset, ResultDataset, Shapes, Geometry, or sequence of these
             ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, CXG, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
             results, or their folder, are joined by uid with the cells that are there already. Shapes give these cells their geometry
             (``link=``), or become new cells: in memory, a zarr-vectors store, GeoJSON, GeoParquet, an element of SpatialData, PLY, OBJ,
-            STL, or points in ``.parquet``. Files may be on ``s3://``, ``gs://``, ``az://`` or
+            STL, or points in ``.parquet``. A `Dataset` is one of another atlas, as its `dataset` returns it; with ``copy=False``, one of a
+            published atlas, whose values stay there. Files may be on ``s3://``, ``gs://``, ``az://`` or
             ``https://``, and are read by ranges without being copied first.
         name : str or None
             What to call the dataset, the result or the geometry; None takes the file's name, for geometry its feature space's.
@@ -234,7 +235,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         """
         # Modules of single methods are imported when these are called, so that importing the package stays fast.
         from raggedatlas.ingest.add import add
+        from raggedatlas.query.dataset import open_datasets
 
+        source = open_datasets(source, linked=choices.get("copy", True) is False)
         # Methods that write take `_opened`: `_catalog` is pinned while a purge rewrites tables.
         return add(
             self._opened,

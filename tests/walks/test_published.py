@@ -27,7 +27,16 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.catalog import mirror, published
-from raggedatlas.errors import ArgumentError, AtlasError, CorruptError, NotFoundError, ReadOnlyError, StoreError
+from raggedatlas.errors import (
+    ArgumentError,
+    AtlasError,
+    CorruptError,
+    NotFoundError,
+    ReadOnlyError,
+    SourceError,
+    StaleSourceError,
+    StoreError,
+)  # fmt: skip
 from raggedatlas.store import web
 from raggedatlas.store.published import HEAD, Head, PackedFile, StoredFolder, parse_index, plan_packs, write_index
 from raggedatlas.store.web import WebFolder
@@ -825,6 +834,66 @@ def test_a_changed_byte_is_not_cloned(changed: Path, tmp_path: Path) -> None:
         ra.clone(changed, tmp_path / "mine")
     with pytest.raises(AtlasError):
         ra.RaggedAtlas.open(tmp_path / "mine").checkout("v1")
+
+
+# Links to datasets of a published atlas
+
+
+def test_datasets_of_a_published_atlas_are_linked_into_ones_own(
+    original: ra.RaggedAtlas, changed: Path, tmp_path: Path
+) -> None:
+    expected = original.checkout("v1").query()
+    mine = ra.RaggedAtlas.create(tmp_path / "mine.atlas")
+    mine.add(make_file(9), "own")
+    with WebServer(changed, stamps=True) as server:
+        view = ra.open(server.address)
+        report = mine.add(view.dataset("anndata-2"), copy=False)
+        assert "linked" in str(report)
+        mine.add([view.dataset("anndata-3"), view.dataset("anndata-4")], copy=False)
+        mine.add(view.dataset("anndata"), copy=True)
+        linked = mine.checkout(mine.snapshot())
+        names = ("anndata", "anndata-2", "anndata-3", "anndata-4")
+        assert linked.query().count("dataset").to_dict() == dict.fromkeys(["own", *names], N_CELLS)
+        for k, name in enumerate(names):
+            given, found = make_file(k), linked.dataset(name).to_anndata()
+            np.testing.assert_array_equal(found[:, given.var_names].X.toarray(), given.X.toarray())
+            pd.testing.assert_frame_equal(found.obs, given.obs)
+            np.testing.assert_array_equal(found.obsm["X_umap"], given.obsm["X_umap"])
+        ours = linked.query().where("dataset != 'own'").features(["G30", "G42"]).aggregate("dataset").to_df("mean")
+        theirs = expected.features(["G30", "G42"]).aggregate("dataset").to_df("mean")
+        pd.testing.assert_frame_equal(ours, theirs, check_like=True)
+        assert linked.validate("deep").sound
+        assert sum(len(batch) for batch in ra.Loader(linked.query(), 32, shuffle="full")) == 5 * N_CELLS
+        assert mine.list_datasets()["linked"].str.contains(server.address).sum() == 3
+        # Another file at the address of a pack is refused.
+        for pack in changed.glob("*.pack"):
+            os.utime(pack)
+        with pytest.raises(StaleSourceError):
+            ra.open(mine.uri).query().where("dataset = 'anndata-2'").to_anndata()
+
+
+def test_linked_datasets_are_materialized(folder: Path, tmp_path: Path) -> None:
+    mine = ra.RaggedAtlas.create(tmp_path / "mine.atlas")
+    mine.add(ra.open(folder).dataset("anndata-3"), copy=False)
+    mine.materialize()
+    assert not mine.list_datasets()["linked"].any()
+    found = mine.dataset("anndata-3").to_anndata()
+    np.testing.assert_array_equal(found[:, make_file(2).var_names].X.toarray(), make_file(2).X.toarray())
+    assert mine.validate("deep").sound
+
+
+def test_what_cannot_be_linked_is_refused(original: ra.RaggedAtlas, tmp_path: Path) -> None:
+    mine = ra.RaggedAtlas.create(tmp_path / "mine.atlas")
+    with pytest.raises(SourceError, match="not published"):
+        mine.add(original.dataset("anndata"), copy=False)
+    other = ra.RaggedAtlas.create(tmp_path / "other.atlas")
+    other.add(make_file(0), "a")
+    other.delete_cells("cell_type = 'T'")
+    other.snapshot()
+    other.publish(tmp_path / "x")
+    with pytest.raises(SourceError, match="were deleted"):
+        mine.add(ra.open(tmp_path / "x").dataset("a"), copy=False)
+    assert len(mine.list_datasets()) == 0
 
 
 def test_reads_of_stored_folders_are_checked(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -18,7 +19,9 @@ from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import DTYPES, chunk_decoder, codecs_json
 from raggedatlas.store.linked import file_probe
 from raggedatlas.store.location import AnyPath, Location, as_path
+from raggedatlas.store.published import PublishedFiles
 from raggedatlas.store.ranges import ObjectFacts, RemoteFile
+from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.references import MOST_CHUNKS, ChunkTable, References, SourceObjects
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.storage_errors import store_errors
@@ -60,7 +63,10 @@ class Linker:
     def __init__(self, source: Source, place: AnyPath) -> None:
         self._source, self._place = source, as_path(place)
         self._files: _SourceFiles | None = None
-        if self._place.suffix != ".zip":
+        packed = getattr(source, "packed", None)
+        if packed is not None:
+            self._files = _Packs(self._place, packed)
+        elif self._place.suffix != ".zip":
             self._files = _ZarrFolder(self._place) if is_tree(self._place) else _Hdf5File(self._place)
         self._tables: dict[str, ChunkTable] = {}
 
@@ -315,6 +321,54 @@ class _ZarrFolder:
             with (self._place / key).open("rb") as opened:
                 data, info = _seek(opened, start, stop - start), os.fstat(opened.fileno())
             return data, ObjectFacts(info.st_size, info.st_mtime_ns, "")
+
+
+class _Packs:
+    """The packs of a published atlas, in which the chunks of its arrays are."""
+
+    def __init__(self, place: AnyPath, files: PublishedFiles) -> None:
+        self._place, self._files = place, files
+        self._numbers: dict[str, int] = {}
+
+    def find(self, path: str, array: ArrayReader) -> tuple[ArraySpec, ChunkTable]:
+        spec = array.spec
+        where = f"{self._place}: {spec.path}"
+        if spec.linked is not None or spec.shard_shape is None or array.decoder is None:
+            raise _refusal(where, "its chunks are not stored in a way that is read from another atlas")
+        per_shard, n = spec.chunks_per_shard, product(_grid(spec.shape, spec.chunk_shape))
+        table = ChunkTable(np.zeros(n, np.int32), np.zeros(n, np.int64), np.full(n, -1, np.int64))
+
+        def enter(number: int) -> None:
+            shard, (folder, key) = array.shard(number), array.file(number)
+            name = f"{folder.uri}/{key}".removeprefix(f"{self._files.address.rstrip('/')}/")
+            packed = self._files.places[name]
+            part = slice(number * per_shard, min((number + 1) * per_shard, n))
+            offsets, sizes = shard.index[: part.stop - part.start].T
+            start = packed.offset + (0 if spec.within is None else spec.within.offset)
+            table.objects[part] = self._numbers.setdefault(packed.pack, len(self._numbers))
+            table.offsets[part], table.sizes[part] = (
+                np.where(sizes < 0, 0, offsets + start),
+                np.where(sizes < 0, -1, sizes),
+            )
+
+        for number in range(-(-n // per_shard)):
+            enter(number)
+        return replace(spec, path=path, shard_shape=None, within=None), table
+
+    def objects(self) -> SourceObjects:
+        keys = tuple(self._numbers)
+        found = (
+            self._place.facts(keys)
+            if isinstance(self._place, Location)
+            else [_facts_of(self._place / key) for key in keys]
+        )
+        facts = [one for one in found if one is not None]
+        if len(facts) < len(keys):
+            raise _changed(str(self._place))
+        n_bytes, modified = (
+            np.array([getattr(one, name) for one in facts], np.int64) for name in ("n_bytes", "modified")
+        )
+        return SourceObjects(keys, n_bytes, modified, tuple(one.etag for one in facts))
 
 
 def _refusal(where: str, why: str) -> SourceError:

@@ -245,7 +245,7 @@ def plan_source(
     """
     source = select_source(opener(), options)
     try:
-        plan = replace(plan_ingest(catalog, source, options), place=opener.place)
+        plan = replace(plan_ingest(catalog, source, options), place=opener.place or getattr(source, "place", None))
         plan = order_columns(catalog, source, plan, options, orders)
         return source, plan
     except BaseException:

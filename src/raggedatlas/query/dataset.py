@@ -12,7 +12,7 @@ from raggedatlas.catalog.assets import array_readers, find_dataset
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import open_frame, read_frame
 from raggedatlas.catalog.deletion import rows_left
-from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError
 from raggedatlas.formats.anndata.packing import unpack
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
@@ -55,6 +55,11 @@ class StoredDataset:
         self._facts = [record.file_facts for record in records]
         self._readers = [_Readers(record.zarr_group, array_readers(catalog, record)) for record in records]
 
+    @property
+    def record(self) -> DatasetRecord:
+        """The first record."""
+        return self._records[0]
+
     @cached_property
     def elements(self) -> dict[str, Callable[[], Any]]:
         """Elements stored in one file: key -> function that reads it."""
@@ -68,12 +73,42 @@ class StoredDataset:
 
     def source(self) -> CompositeSource:
         """Return a source equal to the file that was added."""
+        record = self._records[0]
+        return CompositeSource(self._parts(), name=record.name, uri=record.source, format=self._facts[0].format)
+
+    def linkable(self) -> "LinkableDataset":
+        """Return a source of the arrays as they are stored in a published atlas.
+
+        Raises
+        ------
+        SourceError
+            If this is not in a published atlas, or cells of it were deleted.
+        """
+        where = f"{self._records[0].name!r} of {self._catalog.location.uri}"
+        if self._catalog.location.server is None:
+            raise SourceError(
+                f"{where} is in an atlas that is not published; only files and published datasets are linked. Add it with copy=True."
+            )
+        address = self._catalog.location.uri
+        if address.startswith(("hf:", "doi:")):
+            raise SourceError(
+                f"{address} is no address that a record can name; link {where} at its folder on a web server, or add it with copy=True."
+            )
+        if self.rows is not None:
+            raise SourceError(
+                f"Cells of {where} were deleted, whose values a link would bring back; add it with copy=True."
+            )
+        return LinkableDataset(self, self._parts(stored=True))
+
+    def _parts(self, *, stored: bool = False) -> SourceParts:
+        """Return the contents: as they were in the file, or sparse matrices with their columns in the order in which they are stored."""
         record, facts = self._records[0], self._facts[0]
         matrices, tables = [], {}
         for i, group in enumerate(self._records):
             shape = (group.n_cells, group.n_features)
             # Layers of a group share their entries, and through this the columns that were read last.
-            shared = _Entries(self._readers[i], "csr", shape) if "csr/indices" in self._readers[i].arrays else None
+            sparse = "csr/indices" in self._readers[i].arrays
+            shared = _Entries(self._readers[i], "csr", shape, of_file=not stored) if sparse else None
             for layer in group.layers:
                 fact = self._facts[i].layers.get(layer)
                 if fact is None:
@@ -84,13 +119,19 @@ class StoredDataset:
                 if fact.key == NO_MATRIX:
                     continue
                 values = self._readers[i].get(f"csr/layers/{layer}" if shared else f"layers/{layer}")
-                rows = _GroupRows(shared, values, fact, shape if shared else values.spec.shape)
+                form = fact.model_copy(update={"form": "csr"}) if stored and shared else fact
+                rows = _GroupRows(shared, values, form, shape if shared else values.spec.shape)
                 part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
                 matrices.append(part)
                 if part.info.features:
-                    tables[part.info.features] = partial(self._table, f"var.{group.pointer}")
-        others, readers = [], self._readers[0]
+                    read = partial(self._stored_features, i) if stored else partial(self._table, f"var.{group.pointer}")
+                    tables[part.info.features] = read
+        others, readers, left_out = [], self._readers[0], dict[str, str]()
+        reordered = stored and any(COLUMNS in group.arrays for group in self._readers)
         for key, extra in self.arrays.items():
+            if reordered and _is_of_features(key):
+                left_out[key] = "by feature, and the columns are linked in another order"
+                continue
             data, entries = readers.get(f"{extra.path}/data"), None
             if extra.form != "dense":
                 if len(extra.shape) != 2:
@@ -104,6 +145,9 @@ class StoredDataset:
                 )
             others.append(MatrixPart.of(key, _GroupRows(entries, data, extra, extra.shape)))
         elements = {key: read for key, read in self.elements.items() if not key.startswith(PRESENT)}
+        for key in [key for key in elements if reordered and _is_of_features(key)]:
+            left_out[key] = "by feature, and the columns are linked in another order"
+            del elements[key]
         present = {key.removeprefix(PRESENT): read() for key, read in self.elements.items() if key.startswith(PRESENT)}
         n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
         for part in matrices:
@@ -121,6 +165,7 @@ class StoredDataset:
             partial(self._table, "obs"),
             tuple(matrices),
             tables,
+            left_out,
             present=present,
             others=tuple(others),
             elements=elements,
@@ -132,7 +177,29 @@ class StoredDataset:
             while key in parts.elements:
                 key += "_"
             parts = replace(parts, elements={**parts.elements, key: self.deleted})
-        return CompositeSource(parts, name=record.name, uri=record.source, format=facts.format)
+        return parts
+
+    def _stored_features(self, number: int) -> "pd.DataFrame":
+        """Return the features of a group in the order of its stored columns."""
+        frame, columns = self._table(f"var.{self._records[number].pointer}"), self._readers[number].arrays.get(COLUMNS)
+        return frame if columns is None else frame.iloc[np.argsort(read_all(columns), kind="stable")]
+
+    def arrays_of(self, key: str) -> dict[str, ArrayReader]:
+        """Return the arrays of a matrix: ``"data"``, and of a sparse one ``"indices"`` and ``"indptr"``; empty for others than layers."""
+        for i, group in enumerate(self._records):
+            for layer in group.layers:
+                if self._facts[i].layers[layer].key == key and key != NO_MATRIX:
+                    readers = self._readers[i]
+                    if "csr/indices" not in readers.arrays:
+                        return {"data": readers.get(f"layers/{layer}")}
+                    names = {"data": f"csr/layers/{layer}", "indices": "csr/indices", "indptr": "csr/indptr"}
+                    return {name: readers.get(path) for name, path in names.items()}
+        return {}
+
+    def published(self) -> tuple[str, Any]:
+        """Return the address of the published atlas, and its files."""
+        server = self._catalog.location.server
+        return self._catalog.location.uri, None if server is None else server.files
 
     @cached_property
     def rows(self) -> NDArray[np.int64] | None:
@@ -155,6 +222,41 @@ class StoredDataset:
         return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
 
 
+class LinkableDataset(CompositeSource):
+    """A dataset of a published atlas, as its arrays are stored there.
+
+    Parameters
+    ----------
+    stored : StoredDataset
+        The dataset.
+    parts : SourceParts
+        Its contents, with the columns of sparse matrices in their stored order.
+
+    Attributes
+    ----------
+    place : Path or Location
+        The published atlas.
+    packed : PublishedFiles
+        Its files.
+    """
+
+    def __init__(self, stored: StoredDataset, parts: SourceParts) -> None:
+        record = stored.record
+        super().__init__(parts, name=record.name, uri=record.source, format="published atlas")
+        self._stored = stored
+        address, self.packed = stored.published()
+        self.place = as_path(address)
+
+    def arrays(self, key: str) -> dict[str, ArrayReader]:
+        """Return the stored arrays of a matrix; empty where it is copied."""
+        return self._stored.arrays_of(key)
+
+    def indptr(self, key: str) -> NDArray[np.int64]:
+        """Return the bounds of the rows of a matrix."""
+        arrays = self._stored.arrays_of(key)
+        return read_bounds(arrays["indptr"], self.describe().n_cells, arrays["indices"].spec.n_rows)
+
+
 class _Readers:
     """The arrays of one group."""
 
@@ -173,10 +275,10 @@ class _Readers:
 class _Entries:
     """The entries of a sparse group, which its layers share; the last rows are kept for the next layer."""
 
-    def __init__(self, readers: _Readers, folder: str, shape: tuple[int, int]) -> None:
+    def __init__(self, readers: _Readers, folder: str, shape: tuple[int, int], *, of_file: bool = True) -> None:
         self._indices, self._indptr = readers.get(f"{folder}/indices"), readers.get(f"{folder}/indptr")
         # Only columns of the group itself are reordered; further matrices are stored as the file has them.
-        self._columns = readers.arrays.get(COLUMNS) if folder == "csr" else None
+        self._columns = readers.arrays.get(COLUMNS) if folder == "csr" and of_file else None
         self._last: tuple[tuple[int, int], tuple[NDArray[Any], NDArray[Any] | None]] | None = None
         self.shape, self.n_entries = shape, self._indices.spec.n_rows
 
@@ -363,6 +465,17 @@ class Dataset(Shown):
         self._main(None)
         return self._returning.source()
 
+    def linkable(self) -> "LinkableDataset":
+        """Return a source with which `add` links the dataset of a published atlas, whose values then stay there.
+
+        Raises
+        ------
+        SourceError
+            If the atlas is not a published one, or cells of the dataset were deleted.
+        """
+        self._main(None)
+        return self._returning.linkable()
+
     def to_anndata(self, space: str | None = None) -> "AnnData":
         """Read the dataset as it was added: original names, frames, matrix formats, dtypes and all other elements.
 
@@ -488,5 +601,25 @@ class Dataset(Shown):
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells{deleted}, {layers}"
 
 
+def _is_of_features(key: str) -> bool:
+    """Return whether an element has an axis of features: of `varm` or `varp`, of a modality too."""
+    return any(part in ("varm", "varp") for part in key.split("/")[:-1])
+
+
 def _is_side(key: str) -> bool:
     return "obsm" in key.split("/")[:-1]
+
+
+def open_datasets(source: Any, *, linked: bool) -> Any:  # noqa: ANN401  (anything that can be added)
+    """Return what can be added with the datasets of other atlases among it opened; with `linked` as they are stored in a published atlas.
+
+    Raises
+    ------
+    SourceError
+        If one cannot be linked.
+    """
+    if isinstance(source, Dataset):
+        return source.linkable() if linked else source.source()
+    if isinstance(source, list | tuple) and any(isinstance(one, Dataset) for one in source):
+        return [open_datasets(one, linked=linked) for one in source]
+    return source

@@ -85,6 +85,10 @@ class ObjectServer(Protocol):
     bucket: str
 
     @property
+    def files(self) -> Any:  # noqa: ANN401  (`PublishedFiles`, which is made of this module)
+        """The files."""
+
+    @property
     def merged_gap(self) -> int:
         """Bytes that are fetched in the time of another request."""
 

@@ -81,8 +81,15 @@ def show_reading(folder: Path, latency: float) -> None:
             before = sum(one.n_bytes for one in server.answered)
             n = sum(len(batch) for batch in ra.Loader(query, 512, shuffle="full", seed=0))
             fetched = sum(one.n_bytes for one in server.answered) - before
+            options = {"cache_dir": str(folder / f"cache-{n_cells}")}
+            kept = ra.open(server.address, cache="10 GB", storage_options=options)
+            before = sum(one.n_bytes for one in server.answered)
+            sampled = kept.query().sample(local.count() // 10, seed=1)
+            assert n == sum(len(batch) for batch in ra.Loader(sampled, 512, shuffle="full", seed=0))
+            cached = sum(one.n_bytes for one in server.answered) - before
             print(
-                f"| {shown}: random epoch of 10 % ({n:,} cells), bytes against those of their rows | {fetched / share:.2f}x of {share / 1e6:.1f} MB |"
+                f"| {shown}: random epoch of 10 % ({n:,} cells), bytes against those of their rows; with a cache on the disk "
+                f"| {fetched / share:.2f}x, {cached / share:.2f}x of {share / 1e6:.1f} MB |"
             )
 
 

@@ -246,7 +246,7 @@ QUESTIONS = [
     ("How do I use several GPUs?", "how-to/train.md", "Train in several processes", "Loader("),
     ("How do I delete a donor who withdrew?", "how-to/versions.md", "Purge", "purge("),
     ("How do I give an atlas to a colleague?", "how-to/recipes.md", "Give an atlas to a colleague", "sync("),
-    ("How do I get cells into Seurat?", "how-to/r.md", "From the atlas to R", "Seurat"),
+    ("How do I get cells into Seurat?", "how-to/r.md", "The R package", "Seurat"),
     ("What does LimitError want from me?", "reference/troubleshooting.md", "LimitError", "memory"),
     ("What is a layout?", "reference/glossary.md", "Glossary", "layout"),
     ("How fast is it, compared with others?", "explanation/performance.md", "How fast it is, and why", "annbatch"),

@@ -978,6 +978,7 @@ def open(
     cache: str | None = None,
     offline: bool = False,
     allow_redirects: bool = False,
+    anonymous: bool = False,
     storage_options: Mapping[str, str] | None = None,
     sources: Sources | None = None,
 ) -> AtlasView:
@@ -997,8 +998,10 @@ def open(
         Read from that cache alone.
     allow_redirects : bool
         Follow redirects of the web server to this machine and private networks too.
+    anonymous : bool
+        Read an object store without credentials, as public buckets are read.
     storage_options : mapping of str to str, or None
-        Credentials and endpoint of an object store; ``{"aws_skip_signature": "true"}`` reads a public bucket without.
+        Credentials and endpoint of an object store.
     sources : {"allow", "deny", "ask"}, callable or None
         As of `RaggedAtlas.open`; None allows what an atlas of one's own is linked to, and nothing of a published one.
 
@@ -1019,7 +1022,10 @@ def open(
     >>> atlas.query().where(cell_type="B cell").features(["CD79A"]).to_anndata()  # doctest: +SKIP
     """
     from raggedatlas.catalog.published import is_published, open_published, split_address
+    from raggedatlas.store.location import anonymous_options
 
+    if anonymous:
+        storage_options = {**(storage_options or {}), **anonymous_options(str(address))}
     text, at = split_address(os.fspath(address)) if not isinstance(address, Location) else (address, None)
     if isinstance(text, Location) or not is_published(text, storage_options):
         if cache is not None or offline:

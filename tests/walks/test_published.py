@@ -1,6 +1,7 @@
 """A published atlas: written once, opened by its address, read politely, verified, cloned; and servers and folders that are not what they should be."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -10,10 +11,12 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request as WebRequest
 from urllib.request import urlopen
 
@@ -26,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raggedatlas as ra
-from raggedatlas.catalog import mirror, published
+from raggedatlas.catalog import mirror, published, publishing
 from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
@@ -198,6 +201,36 @@ def test_the_gateway_answers_nobody_who_does_not_know_its_bucket(server: WebServ
         urlopen(WebRequest(f"{gateway.endpoint}/{gateway.bucket}/x", data=b"1", method="PUT"))
     with pytest.raises(OSError, match="404"):
         urlopen(f"{gateway.endpoint}/{gateway.bucket}/../../etc/passwd")
+
+
+def test_the_server_ends_with_the_last_view(server: WebServer) -> None:
+    view = ra.open(server.address)
+    ask(view)
+    gateway: Any = view._opened.location.server
+    endpoint = gateway.endpoint
+    del view, gateway
+    gc.collect()
+    for _ in range(100):
+        try:
+            urlopen(endpoint, timeout=2)
+        except HTTPError:
+            time.sleep(0.1)
+        except OSError:
+            return
+    pytest.fail("the gateway still answers")
+
+
+def test_a_proxy_is_asked_unless_the_host_is_exempt(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WebServer(tmp_path) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.address)
+        monkeypatch.setenv("no_proxy", "")
+        with pytest.raises(NotFoundError):
+            ra.open("http://lab.example/lung.atlas")
+        assert proxy.requests[0].split()[1] == "http://lab.example/lung.atlas/head.json"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert ra.open(server.address).version == 1
 
 
 def test_nothing_is_written_into_a_published_atlas(folder: Path, server: WebServer) -> None:
@@ -382,6 +415,52 @@ def test_refuses_linked_datasets(tmp_path: Path) -> None:
     atlas.snapshot()
     with pytest.raises(StoreError, match="materialize"):
         atlas.publish(tmp_path / "x")
+
+
+def test_a_published_atlas_leads_to_no_other_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was made to."""
+    make_file(1, 3000).write_h5ad(tmp_path / "a.h5ad")
+    with WebServer(tmp_path, stamps=True) as elsewhere:
+        atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
+        atlas.add(f"{elsewhere.address}/a.h5ad", copy=False)
+        atlas.snapshot()
+        monkeypatch.setattr(publishing, "_refuse_links", lambda views: None)
+        atlas.publish(tmp_path / "x")
+        elsewhere.requests.clear()
+        view = ra.open(tmp_path / "x")
+        assert view.query().count() == 3000
+        with pytest.raises(StoreError, match="sources"):
+            view.query().to_anndata()
+        assert not elsewhere.requests
+        assert ra.open(tmp_path / "x", sources="allow").query().to_anndata().n_obs == 3000
+
+
+def test_a_public_bucket_is_read_without_credentials(folder: Path) -> None:
+    with bucket_of(folder) as (address, options):
+        view = ra.open(f"{address}@v1", anonymous=True, storage_options=options)
+        assert_equal(view, ra.open(folder))
+        with pytest.raises(NotFoundError, match="v3"):
+            ra.open(f"{address}@v3", anonymous=True, storage_options=options)
+
+
+@contextlib.contextmanager
+def bucket_of(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Serve a folder as a bucket that asks for no signature."""
+    with WebServer(folder.parent) as server:
+        handler: Any = server._server.RequestHandlerClass
+        plain = handler._answer
+
+        def answer(this: Any) -> None:
+            assert "Authorization" not in this.headers
+            this.path = this.path.removeprefix("/bucket")
+            plain(this)
+
+        handler._answer = answer
+        server.headers = {"Last-Modified": "Thu, 01 Jan 1970 00:00:00 GMT", "ETag": '"x"'}
+        yield (
+            f"s3://bucket/{folder.name}",
+            {"aws_endpoint": server.address, "aws_region": "us-east-1", "allow_http": "true"},
+        )
 
 
 def test_refuses_to_publish_what_is_damaged(tmp_path: Path) -> None:

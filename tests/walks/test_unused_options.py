@@ -171,7 +171,7 @@ USED: dict[str, str] = {
     "Dataset.to_anndata": "space",
     "Dataset.var": "space",
     "clone": "datasets where cache allow_redirects storage_options progress",
-    "open": "cache offline allow_redirects storage_options sources",
+    "open": "cache offline allow_redirects anonymous storage_options sources",
     "convert_results": "overwrite promote spot_check progress",
     "copy": "where features layers modality storage_options progress",
     "load_results_dataset": "results_dir",

@@ -327,7 +327,7 @@ FUNCTIONS: dict[str, Call] = {
         ra.open,
         {"address": p.atlas.uri}
         | dict.fromkeys(["cache", "storage_options", "sources"])
-        | {"offline": False, "allow_redirects": False},
+        | {"offline": False, "allow_redirects": False, "anonymous": False},
     ),
     "clone": lambda p: (
         fresh(p, ra.clone, "target", ".atlas"),

@@ -474,8 +474,8 @@ def _readme(view: Catalog, head: Head, card: Card, target: Location) -> str:
         'atlas.query().where("...").to_anndata()', "```", "",
         "With SQL, through DuckDB (`pip install 'raggedatlas[sql]'`):", "",
         "```python", 'atlas.sql("select dataset, count(*) from cells group by 1")', "```", "",
-        "In R, through reticulate, or from a file that was written by `raggedatlas export ADDRESS out.h5ad`:", "",
-        "```r", 'ra <- reticulate::import("raggedatlas")', f'atlas <- ra$open("ADDRESS@{_code(at)}")', "```", "",
+        "In R, with the package `raggedatlas` of the same project:", "",
+        "```r", f'atlas <- raggedatlas::open_atlas("ADDRESS@{_code(at)}")', "raggedatlas::atlas_datasets(atlas)", "```", "",
         "A copy of one's own: `raggedatlas clone ADDRESS my.atlas`.", "",
         "## Datasets", "", "| Dataset | Cells | Feature spaces | Licence |", "|---|---|---|---|", *shown, more,
     ]  # fmt: skip

@@ -8,6 +8,7 @@ share it, and so its connections, its limits and its cache.
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,14 +87,22 @@ class Gateway:
         }  # fmt: skip
 
     def _serve(self) -> int:
-        gateway = self
-
-        class Handler(_BucketHandler):
-            owner = gateway
-
-        server = _Server((LOOPBACK, 0), Handler)
+        # The server must not keep what it serves: it ends with the last view that reads through it.
+        handler = type("Handler", (_BucketHandler,), {"gateway": weakref.ref(self)})
+        server = _Server((LOOPBACK, 0), handler)
         threading.Thread(target=server.serve_forever, name="gateway", daemon=True).start()
+        weakref.finalize(self, _stop, server).atexit = False
         return int(server.server_address[1])
+
+
+def _stop(server: ThreadingHTTPServer) -> None:
+    """Stop a server; on a thread, as that waits, and this runs in a collection of garbage."""
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    threading.Thread(target=stop, name="gateway", daemon=True).start()
 
 
 def _answers(port: int, bucket: str) -> bool:
@@ -122,7 +131,7 @@ class _Server(ThreadingHTTPServer):
 class _BucketHandler(BaseHTTPRequestHandler):
     """Answers of an object store to GET, HEAD and listings; all else is refused."""
 
-    owner: Gateway
+    gateway: "weakref.ref[Gateway]"
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = 1 << 16
@@ -133,12 +142,13 @@ class _BucketHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a listing, or with a range of a file."""
         bucket, key, query = self._parts()
-        if bucket != self.owner.bucket:
+        owner = self.gateway()
+        if owner is None or bucket != owner.bucket:
             self._refuse(403, "AccessDenied", "This is no public server.")
         elif "list-type" in query:
-            self._list(query)
+            self._list(owner, query)
         else:
-            self._send(key)
+            self._send(owner, key)
 
     do_HEAD = do_GET
 
@@ -153,9 +163,9 @@ class _BucketHandler(BaseHTTPRequestHandler):
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
         return bucket, key, parse_qs(parts.query, keep_blank_values=True)
 
-    def _send(self, key: str) -> None:
+    def _send(self, owner: Gateway, key: str) -> None:
         try:
-            files = self.owner.files
+            files = owner.files
             place = files.places.get(key)
             if not key:
                 self._respond(200, b"")
@@ -188,11 +198,11 @@ class _BucketHandler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         self._respond(200 if asked is None else 206, data, headers, length=stop - start)
 
-    def _list(self, query: Mapping[str, list[str]]) -> None:
+    def _list(self, owner: Gateway, query: Mapping[str, list[str]]) -> None:
         prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
         after = query.get("continuation-token", query.get("start-after", [""]))[0]
         try:
-            files = self.owner.files
+            files = owner.files
         except AtlasError as error:
             self._refuse(400, f"{SERVED_ERROR}{type(error).__name__}", str(error))
             return

@@ -892,6 +892,19 @@ def as_path(address: Address, storage_options: Mapping[str, str] | None = None) 
     return place.path if place.is_local else place
 
 
+def anonymous_options(address: str) -> dict[str, str]:
+    """Return the storage option with which the object store of an address is asked without credentials; none for other addresses.
+
+    Examples
+    --------
+    >>> anonymous_options("gs://bucket/lung.atlas"), anonymous_options("https://lab.org")
+    ({'google_skip_signature': 'true'}, {})
+    """
+    names = {"s3": "aws_skip_signature", "gs": "google_skip_signature", "az": "azure_skip_signature"}
+    name = names.get(address.partition("://")[0].lower())
+    return {} if name is None else {name: "true"}
+
+
 def with_options(what: Any, storage_options: Mapping[str, str]) -> Any:  # noqa: ANN401  (an address, or anything)
     """Return the address of an object store or web server as a path with these options, and all else as it is.
 

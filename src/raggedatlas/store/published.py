@@ -10,8 +10,10 @@ import hashlib
 import mmap
 import os
 import re
+import shutil
 import tempfile
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -461,7 +463,7 @@ class PublishedFiles:
             made = self._whole.setdefault(path, Future())
         if known is None:
             try:
-                with Path(self._scratch.name, _key(path)).open("wb+") as opened:
+                with Path(self._scratch, _key(path)).open("wb+") as opened:
                     opened.writelines(self.read_file(path))
                     opened.flush()
                     made.set_result(memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)))
@@ -472,8 +474,10 @@ class PublishedFiles:
         return made.result()
 
     @cached_property
-    def _scratch(self) -> "tempfile.TemporaryDirectory[str]":
-        return tempfile.TemporaryDirectory(prefix="raggedatlas-")
+    def _scratch(self) -> Path:
+        made = Path(tempfile.mkdtemp(prefix="raggedatlas-"))
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return made
 
     def _small(self, name: str) -> bytes:
         """Return the head; without a connection, that which was read last."""

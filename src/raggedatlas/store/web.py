@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, StoreError
 from raggedatlas.store.runtime import share
@@ -331,6 +332,9 @@ class WebFolder:
         same = (parts.scheme, parts.netloc) == (own.scheme, own.netloc)
         # A host in a private network is asked where the user named one there; no redirect leads to another.
         manager = self._manager if same or self.any_redirect else self._public_manager
+        if self._proxied is not None and not proxy_bypass(parts.hostname or ""):
+            # The proxy connects, and decides which networks can be reached.
+            manager = self._proxied
         sent = {"Accept-Encoding": "identity", "User-Agent": "raggedatlas", **headers, **(self.headers if same else {})}
         began = time.perf_counter()
         answer = manager.request("GET", url, headers=sent, redirect=False, retries=False, preload_content=False)
@@ -344,6 +348,14 @@ class WebFolder:
     @cached_property
     def _public_manager(self) -> "PoolManager":
         return _make_manager(public=True)
+
+    @cached_property
+    def _proxied(self) -> "PoolManager | None":
+        import urllib3
+
+        found = getproxies()
+        proxy = found.get("https") or found.get("http")
+        return urllib3.ProxyManager(proxy, **_pool_settings()) if proxy and proxy.startswith("http") else None
 
     def _shown(self, name: str) -> str:
         return f"{self.address.partition('?')[0].rstrip('/')}/{name}"
@@ -370,13 +382,7 @@ def _make_manager(*, public: bool) -> "PoolManager":
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    timeout = urllib3.Timeout(connect=15, read=60)
-    settings: dict[str, Any] = {"num_pools": 32, "maxsize": MOST_PER_HOST, "timeout": timeout}
-    proxy = _proxy()
-    if proxy is not None:
-        # The proxy connects, and is who decides which networks can be reached.
-        return urllib3.ProxyManager(proxy, **settings)
-    manager = urllib3.PoolManager(**settings)
+    manager = urllib3.PoolManager(**_pool_settings())
     if public:
         # The address that was connected to is looked at, not the one that a name had before: names can be given other addresses meanwhile.
         class Plain(HTTPConnection):
@@ -397,12 +403,10 @@ def _make_manager(*, public: bool) -> "PoolManager":
     return manager
 
 
-def _proxy() -> str | None:
-    from urllib.request import getproxies
+def _pool_settings() -> dict[str, Any]:
+    import urllib3
 
-    found = getproxies()
-    proxy = found.get("https") or found.get("http")
-    return proxy if proxy and proxy.startswith("http") else None
+    return {"num_pools": 32, "maxsize": MOST_PER_HOST, "timeout": urllib3.Timeout(connect=15, read=60)}
 
 
 def _checked(socket: Any, host: str) -> Any:  # noqa: ANN401  (a socket)

@@ -198,6 +198,15 @@ CALLS: dict[str, Call] = {
         lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),
         {"identity": "default", "on_merge": "counts"},
     ),
+    "query.pseudobulk": lambda p: (
+        p.query.pseudobulk,
+        {"by": "cell_type", "min_cells": 1} | dict.fromkeys(["layer", "executor"]),
+    ),
+    "query.test": lambda p: (
+        p.query.test,
+        {"design": "~ cell_type", "contrast": ("cell_type", "B", "T"), "by": "cell_type", "min_cells": 1}
+        | dict.fromkeys(["layer", "executor"]),
+    ),
     "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type"}),
     "query.map": lambda p: (
         functools.partial(p.query.map, ones),

@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     import anndata as ad
     import pandas as pd
 
+T = TypeVar("T")
+
 PARTIAL_BYTES = 2**30
 """Approximate bytes of block sums that may wait for earlier blocks."""
 
@@ -83,7 +85,7 @@ def count(
     import pandas as pd
 
     obs, sizes = _joined(counts, by, columns)
-    frame = _frame_of(obs, by, columns)
+    frame = frame_of(obs, by, columns)
     made = pd.Series(sizes, name="n_cells", dtype=np.int64)
     return made.groupby([frame[name] for name in by], dropna=False, observed=True, sort=True).sum()
 
@@ -146,12 +148,104 @@ def _joined(found: Sequence[Groups], by: Sequence[str], columns: Columns) -> Gro
 
 def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns: Columns) -> Groups:
     """Put rows of equal values together, and add up their sizes."""
-    frame = _frame_of(obs, by, columns)
+    frame = frame_of(obs, by, columns)
     numbers = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy()
     _, first = np.unique(numbers, return_index=True)
     totals = np.zeros(len(first), np.int64)
     np.add.at(totals, numbers, sizes)
     return obs.take(pa.array(first)), totals
+
+
+@dataclass(frozen=True)
+class GroupedCells:
+    """The selected cells of one feature space, in groups.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        How they are read.
+    space : SpacePlan
+        Its one space.
+    codes : (n_cells,) int64
+        Group of each cell, numbered in the sorted order of the groups; missing values form the last one.
+    obs : pandas.DataFrame
+        A row for each group: its values, and `n_cells`.
+    """
+
+    plan: ReadPlan
+    space: SpacePlan
+    codes: NDArray[np.int64]
+    obs: "pd.DataFrame"
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        return len(self.obs)
+
+    def partials(
+        self,
+        add: Callable[[Block, NDArray[np.int64], int], T],
+        executor: Executor | Workers | None,
+        place: Location,
+        n_bytes: int,
+    ) -> Iterator[T]:
+        """Yield what a function makes of each block of cells, their groups, and the number of columns, in order.
+
+        Parameters
+        ----------
+        add : callable
+            Picklable.
+        executor : Executor, Workers or None
+            Whose workers call it.
+        place : Location
+            The atlas.
+        n_bytes : int
+            How much memory what it returns takes at most.
+        """
+        space = self.space
+        (part,) = space.parts
+        reader = PartReader(space, part)
+        # Column-sorted copies are read for all cells at once, so they cannot be divided into tasks of some rows.
+        if executor is None or reader.column_copies():
+            for rows, block in reader.read_blocks():
+                yield add(block, self.codes[rows], space.n_cols)
+            return
+        # The same blocks as above, added in the same order: others would round sums of floats differently.
+        tasks = (partial(_add_planned, add, plan, self.codes[rows]) for rows, plan in block_plans(space, part))
+        in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (n_bytes + 1)))
+        yield from in_order(run_tasks(tasks, executor, place=place, in_flight=in_flight))
+
+
+def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str) -> GroupedCells:
+    """Find the groups of the selected cells.
+
+    Raises
+    ------
+    QueryError
+        If the query names several layers or feature spaces; `what` names the call.
+    """
+    import pandas as pd
+
+    if len(spec.layers) > 1:
+        raise QueryError(f"{what} adds up one layer, the query names {list(spec.layers)}; choose one with layer=...")
+    plan = plan_read(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog)
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"{what} reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
+        )
+    space = plan.single()
+    refuse_arrays(space, "A table of groups")
+    frame = frame_of(plan.obs, by, cell_columns(catalog))
+    codes = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy().astype(np.int64)
+    n_groups = int(codes.max(initial=-1)) + 1
+    first = np.full(n_groups, -1, np.int64)
+    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    obs = frame.iloc[first].reset_index(drop=True)
+    text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
+    obs["n_cells"] = np.bincount(codes, minlength=n_groups)
+    obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
+    return GroupedCells(plan, space, codes, obs)
 
 
 def aggregate(
@@ -162,52 +256,22 @@ def aggregate(
     In memory are one block of cells, and four dense matrices of groups by features.
     """
     import anndata as ad
-    import pandas as pd
 
-    if len(spec.layers) > 1:
-        raise QueryError(f"aggregate adds up one layer, the query names {list(spec.layers)}; choose one with layer=...")
-    plan = plan_read(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog)
-    if len(plan.spaces) != 1:
-        raise QueryError(
-            f"aggregate reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
-        )
-    space = plan.single()
-    refuse_arrays(space, "A table of groups")
-    frame = _frame_of(plan.obs, by, cell_columns(catalog))
-    # Groups are numbered in sorted order; missing values form the last one.
-    codes = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy().astype(np.int64)
-    n_groups = int(codes.max(initial=-1)) + 1
-    first = np.full(n_groups, -1, np.int64)
-    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    obs = frame.iloc[first].reset_index(drop=True)
-    text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
-    obs["n_cells"] = np.bincount(codes, minlength=n_groups)
-    obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
+    grouped = group_cells(spec, catalog, by, "aggregate")
+    space, n_groups, obs = grouped.space, grouped.n_groups, grouped.obs
     sums, nonzero = np.zeros((n_groups, space.n_cols)), np.zeros((n_groups, space.n_cols), np.int64)
-    (part,) = space.parts
-    reader = PartReader(space, part)
-    partials: Iterator[_Partial]
-    # Column-sorted copies are read for all cells at once, so they cannot be divided into tasks of some rows.
-    if executor is None or reader.column_copies():
-        partials = (_add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks())
-    else:
-        # The same blocks as above, added in the same order: others would round sums of floats differently.
-        tasks = (partial(_sum_block, plan, codes[rows]) for rows, plan in block_plans(space, part))
-        # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
-        in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
-        partials = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=in_flight))
-    for one in partials:
+    # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
+    for one in grouped.partials(_add_block, executor, catalog.location, sums.nbytes + nonzero.nbytes):
         sums[one.groups] += one.sums
         nonzero[one.groups] += one.nonzero
-    measured = count_measured(space, codes, n_groups)
+    measured = count_measured(space, grouped.codes, n_groups)
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = make_var(space, catalog, spec.names)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
     made = ad.AnnData(X=None, obs=obs, var=var.frame(), shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:
         made.varm["measured"] = var.measured(space)
-    made.uns["atlas"] = atlas_facts(plan) | {"by": np.array(list(by), dtype=object)}
+    made.uns["atlas"] = atlas_facts(grouped.plan) | {"by": np.array(list(by), dtype=object)}
     return made
 
 
@@ -220,8 +284,8 @@ class _Partial:
     nonzero: NDArray[np.int64]
 
 
-def _sum_block(space: SpacePlan, codes: NDArray[np.int64]) -> _Partial:
-    return _add_block(read_block(space), codes, space.n_cols)
+def _add_planned(add: Callable[[Block, NDArray[np.int64], int], T], space: SpacePlan, codes: NDArray[np.int64]) -> T:
+    return add(read_block(space), codes, space.n_cols)
 
 
 def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
@@ -274,7 +338,7 @@ def _grouping_columns(
     return found
 
 
-def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":
+def frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":
     """Return the grouping columns as a frame, under the requested names."""
     import pandas as pd
 

@@ -666,6 +666,100 @@ class Query(Shown):
         columns = list(flatten_names("aggregate", (by,)))
         return compute.aggregate(spec, self.catalog, columns, executor)
 
+    def pseudobulk(
+        self,
+        by: str | Sequence[str],
+        layer: str | None = None,
+        *,
+        min_cells: int = 10,
+        executor: Executor | Workers | None = None,
+    ) -> "ad.AnnData":
+        """Sum counts per sample, for statistics whose unit is the sample, in bounded memory.
+
+        Parameters
+        ----------
+        by : str or sequence of str
+            Columns whose values make the samples, such as donor and cell type. Cells without a value of them are left out.
+        layer : str or None
+            Layer of counts; None takes the usual one.
+        min_cells : int
+            Samples of fewer cells are left out.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers add up blocks of cells.
+
+        Returns
+        -------
+        anndata.AnnData
+            A row for each sample, sorted: `X` with sums (sparse, int64), layers `count_nonzero` (sparse, cells with the feature) and
+            `measured` (bool, whether any of its cells measured the feature). `obs` has the columns of `by`, `n_cells`, `n_counts`,
+            `n_features`, `measured_share`, and all columns of the cells that have one value in each sample. ``uns["pseudobulk"]`` has
+            `varying`, the names of the other columns, and `notes`: what was left out, and what the samples do not allow to tell apart.
+
+        Raises
+        ------
+        QueryError
+            If the layer holds other values than counts, or the query names several layers or spaces.
+
+        See Also
+        --------
+        test : Differential expression of samples.
+        aggregate : Sums and means of any values.
+
+        Examples
+        --------
+        >>> samples = query.pseudobulk(["donor", "cell_type"])  # doctest: +SKIP
+        >>> samples.uns["pseudobulk"]["notes"]  # doctest: +SKIP
+        """
+        from raggedatlas.query.pseudobulk import pseudobulk
+
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        return pseudobulk(spec, self.catalog, list(flatten_names("pseudobulk", (by,))), min_cells, executor)
+
+    def test(
+        self,
+        design: str,
+        contrast: Sequence[str],
+        *,
+        by: str | Sequence[str],
+        layer: str | None = None,
+        min_cells: int = 10,
+        executor: Executor | Workers | None = None,
+    ) -> "pd.DataFrame":
+        """Test features for differential expression between samples, by DESeq2's model as pydeseq2 has it (extra ``stats``).
+
+        Parameters
+        ----------
+        design : str
+            A formula of columns of the samples, such as ``"~ condition + batch"``.
+        contrast : (str, str, str)
+            A column of the design, the tested value and the reference.
+        by, layer, min_cells, executor
+            As of `pseudobulk`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each feature that all samples measured: `baseMean`, `log2FoldChange`, `lfcSE`, `stat`, `pvalue`, `padj` and `symbol`,
+            smallest `padj` first. ``attrs["pseudobulk"]`` has the notes of `pseudobulk`, and how many features were left out.
+
+        Raises
+        ------
+        QueryError
+            If a column or value is not there, or a side of the contrast has fewer than two samples.
+        MissingExtraError
+            Without the extra ``stats``.
+
+        Examples
+        --------
+        >>> query.where(cell_type="T").test(
+        ...     "~ tissue", ("tissue", "lung", "blood"), by="donor"
+        ... ).head()  # doctest: +SKIP
+        """
+        from raggedatlas.query.pseudobulk import test_samples
+
+        samples = self.pseudobulk(by, layer, min_cells=min_cells, executor=executor)
+        return test_samples(samples, design, contrast)
+
     def compare(
         self,
         group: "Selection",
@@ -677,6 +771,9 @@ class Query(Shown):
         tie_correct: bool = False,
     ) -> "pd.DataFrame":
         """Compare two sets of cells by differential expression, in bounded memory, as `scanpy.tl.rank_genes_groups` defines it.
+
+        The cells are taken as independent, which cells of one donor are not: for conclusions about donors or conditions, test samples with
+        `test`.
 
         Parameters
         ----------

@@ -16,7 +16,7 @@ import raggedatlas as ra
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.query import pseudobulk as module
-from raggedatlas.query.pseudobulk import _add_counts, _spread, _Sums, check_design
+from raggedatlas.query.pseudobulk import _add_any, _add_counts, _add_sorted, _joined, check_design
 
 N_CELLS = 120
 
@@ -57,7 +57,7 @@ def test_sums_are_those_of_pandas(view: ra.AtlasView) -> None:
     frame.index = data.obs_names
     expected = frame.groupby([key.to_numpy() for key in keys]).sum()
     assert samples.obs_names.tolist() == [f"{donor}_{kind}" for donor, kind in expected.index]
-    assert samples.X.dtype == np.int64
+    assert samples.X.dtype == np.int32
     np.testing.assert_array_equal(samples.to_df()[expected.columns], expected)
     detected = (frame > 0).groupby([key.to_numpy() for key in keys]).sum()
     shown = pd.DataFrame(samples.layers["count_nonzero"].toarray(), columns=samples.var_names)[detected.columns]
@@ -138,14 +138,16 @@ def test_what_is_no_count_is_refused(tmp_path: Path, view: ra.AtlasView) -> None
             st.lists(st.integers(0, 4), min_size=n, max_size=n),
             st.lists(st.integers(1, 5), min_size=1, max_size=4),
             st.booleans(),
+            st.booleans(),
         )
     )
 )
 def test_blocks_add_up_however_they_are_cut(given: tuple[Any, ...]) -> None:
-    rows, codes, cuts, dense = given
+    rows, codes, cuts, dense, by_group = given
     values, groups = np.array(rows, np.float32), np.array(codes, np.int64)
-    sums, nonzero = _Sums((5, 4)), _Sums((5, 4))
-    start = 0
+    monkey, order = module._DENSE_SHARE, np.arange(len(groups)) if not by_group else np.argsort(groups, kind="stable")
+    values, groups = values[order], groups[order]
+    parts, start = [], 0
     for length in [*cuts, len(values)]:
         part, own = values[start : start + length], groups[start : start + length]
         start += length
@@ -153,15 +155,25 @@ def test_blocks_add_up_however_they_are_cut(given: tuple[Any, ...]) -> None:
             continue
         made = sp.csr_matrix(part)
         block = DenseBlock({"x": part}) if dense else CsrBlock(made.indptr, made.indices, {"x": made.data}, 4)
-        one = _add_counts(block, own, 4)
-        sums.add(_spread(one.sums, one.groups, 5))
-        nonzero.add(_spread(one.nonzero, one.groups, 5))
+        # By products of sparse matrices, and in dense memory.
+        module._DENSE, module._DENSE_SHARE = (0, 0) if start % 2 else (1 << 20, monkey)
+        parts.append(_add_counts(block, own, 4))
+    module._DENSE, module._DENSE_SHARE = 1 << 20, monkey
     expected, there = np.zeros((5, 4)), np.zeros((5, 4))
     np.add.at(expected, groups, values)
     np.add.at(there, groups, values > 0)
-    np.testing.assert_array_equal(sums.total.toarray(), expected)
-    np.testing.assert_array_equal(nonzero.total.toarray(), there)
-    assert sums.total.nnz == np.count_nonzero(expected)
+    found = _joined(_add_sorted(parts, 4)) if by_group else _joined(_add_any(parts, 5, 4))
+    np.testing.assert_array_equal(found.matrix(found.sums, 4).toarray(), expected[found.groups])
+    np.testing.assert_array_equal(found.matrix(found.nonzero, 4).toarray(), there[found.groups])
+    assert found.groups.tolist() == (np.unique(groups).tolist() if by_group else [0, 1, 2, 3, 4])
+    assert len(found.sums) == np.count_nonzero(expected)
+
+
+def test_sums_beyond_32_bits_are_exact() -> None:
+    large = DenseBlock({"x": np.full((2, 1), 2**31 - 1, np.uint32)})
+    part = _add_counts(large, np.zeros(2, np.int64), 1)
+    assert part.add(part, 1).sums.tolist() == [4 * (2**31 - 1)]
+    assert part.sums.dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,11 @@ class GroupedCells:
     codes: NDArray[np.int64]
     obs: "pd.DataFrame"
 
+    def sorted(self) -> "GroupedCells":
+        """Return the same cells, read group by group."""
+        order = np.argsort(self.codes, kind="stable")
+        return replace(self, space=self.space.take(order), codes=self.codes[order])
+
     @property
     def n_groups(self) -> int:
         """Number of groups."""
@@ -261,7 +266,7 @@ def aggregate(
     space, n_groups, obs = grouped.space, grouped.n_groups, grouped.obs
     sums, nonzero = np.zeros((n_groups, space.n_cols)), np.zeros((n_groups, space.n_cols), np.int64)
     # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
-    for one in grouped.partials(_add_block, executor, catalog.location, sums.nbytes + nonzero.nbytes):
+    for one in grouped.partials(add_block, executor, catalog.location, sums.nbytes + nonzero.nbytes):
         sums[one.groups] += one.sums
         nonzero[one.groups] += one.nonzero
     measured = count_measured(space, grouped.codes, n_groups)
@@ -276,8 +281,8 @@ def aggregate(
 
 
 @dataclass(frozen=True)
-class _Partial:
-    """Sums of one block of cells, for the groups in it."""
+class BlockSums:
+    """Sums of one block of cells, for the groups in it; zero where a group has no value."""
 
     groups: NDArray[np.int64]
     sums: NDArray[np.float64]
@@ -288,7 +293,8 @@ def _add_planned(add: Callable[[Block, NDArray[np.int64], int], T], space: Space
     return add(read_block(space), codes, space.n_cols)
 
 
-def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
+def add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> BlockSums:
+    """Add up the cells of each group of a block, in dense memory."""
     groups, codes = np.unique(codes, return_inverse=True)
     shape = (len(groups), n_cols)
     (values,) = block.layers.values()
@@ -299,25 +305,29 @@ def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
         weights = values[kept].astype(np.float64)
         sums = np.bincount(at[kept], weights, len(groups) * n_cols).astype(np.float64, copy=False)
         nonzero = np.bincount(at[kept], minlength=len(groups) * n_cols)
-        return _Partial(groups, sums.reshape(shape), nonzero.reshape(shape))
+        return BlockSums(groups, sums.reshape(shape), nonzero.reshape(shape))
     summed, counted = np.zeros(shape), np.zeros(shape, np.int64)
     clean = values.astype(np.float64)
     clean[np.isnan(clean)] = 0
     # Not `+=`, which would add only one of the cells of a group.
     np.add.at(summed, codes, clean)
     np.add.at(counted, codes, clean != 0)
-    return _Partial(groups, summed, counted)
+    return BlockSums(groups, summed, counted)
 
 
 def count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
     """Count the cells of each group that measured each feature, (n_groups, n_features); `codes` are the groups of the cells."""
     if not space.space.has_features:
         return np.repeat(np.bincount(codes, minlength=n_groups)[:, None], space.n_cols, axis=1)
+    # Cells of each group by layout, times which columns each layout measured.
+    return count_layouts(space, codes, n_groups) @ space.measured.astype(np.int64)
+
+
+def count_layouts(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
+    """Count the cells of each group by their layout, (n_groups, n_layouts)."""
     known = space.layout_code >= 0
     pairs = codes[known] * len(space.layouts) + space.layout_code[known]
-    cells = np.bincount(pairs, minlength=n_groups * len(space.layouts)).reshape(n_groups, len(space.layouts))
-    # Cells of each group by layout, times which columns each layout measured.
-    return cells @ space.measured.astype(np.int64)
+    return np.bincount(pairs, minlength=n_groups * len(space.layouts)).reshape(n_groups, len(space.layouts))
 
 
 def _grouping_columns(

@@ -3,11 +3,10 @@
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import cell_columns
-from raggedatlas.query.compute import count_measured, frame_of, group_cells
+from raggedatlas.query.compute import GroupedCells, add_block, count_layouts, frame_of, group_cells
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import plan_read
@@ -32,83 +31,158 @@ if TYPE_CHECKING:
 LEAST_MEASURED = 0.5
 """Share of the features that a sample has to have measured; of those below, the notes tell."""
 
+_DENSE, _DENSE_SHARE = 1 << 20, 4
+"""Blocks are added up in dense memory of at most so many values, and so many for each entry."""
+
 _MOST_NAMED = 5
 _PARTIAL_BYTES = 1 << 26
 
 
-@dataclass
-class _Sums:
-    """Sparse sums of groups by features, to which blocks are added.
-
-    As in a log-structured merge tree: a matrix is added to another of its size, so that each entry is added a few times however many blocks
-    there are, and what is in memory is about the result.
-    """
-
-    shape: tuple[int, int]
-    levels: "list[csr_matrix]" = field(default_factory=list)
-
-    def add(self, part: "csr_matrix") -> None:
-        """Add a matrix."""
-        while self.levels and self.levels[-1].nnz <= 2 * part.nnz:
-            part = part + self.levels.pop()
-        self.levels.append(part)
-
-    @cached_property
-    def total(self) -> "csr_matrix":
-        """The sum of all, with sorted columns and without zeros."""
-        from scipy.sparse import csr_matrix
-
-        made = csr_matrix(self.shape, dtype=np.int64)  # type: ignore[arg-type]
-        while self.levels:
-            made = made + self.levels.pop()
-        made.sum_duplicates()
-        made.eliminate_zeros()
-        return made
-
-
 @dataclass(frozen=True)
 class _SampleSums:
-    """Sums and numbers of non-zero values of one block, for the groups in it."""
+    """Sums of some groups, as a sparse matrix with two values an entry.
+
+    Parameters
+    ----------
+    groups : (k,) int64
+        The groups, ascending.
+    bounds : (k + 1,) int64
+        Where the entries of each begin, and where the last ones end.
+    columns : (n,) int32
+        Columns of the entries, ascending in each group.
+    sums : (n,) int32 or int64
+        Their sums.
+    nonzero : (n,) int32
+        How many cells have a value other than zero.
+    """
 
     groups: NDArray[np.int64]
-    sums: "csr_matrix"
-    nonzero: "csr_matrix"
+    bounds: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    sums: NDArray[Any]
+    nonzero: NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls,
+        groups: NDArray[np.int64],
+        bounds: NDArray[Any],
+        columns: NDArray[Any],
+        sums: NDArray[Any],
+        nonzero: NDArray[Any],
+    ) -> "_SampleSums":
+        """Make one with the smallest types that hold the values."""
+        small = not len(sums) or sums.max() < 2**31
+        return cls(
+            groups,
+            bounds.astype(np.int64),
+            columns.astype(np.int32),
+            sums.astype(np.int32 if small else np.int64),
+            nonzero.astype(np.int32),
+        )
+
+    def __getitem__(self, rows: slice) -> "_SampleSums":
+        """Return neighbouring groups, as views."""
+        start, stop, _ = rows.indices(len(self.groups))
+        entries = slice(int(self.bounds[start]), int(self.bounds[stop]))
+        bounds = self.bounds[start : stop + 1] - self.bounds[start]
+        return _SampleSums(self.groups[rows], bounds, self.columns[entries], self.sums[entries], self.nonzero[entries])
+
+    def add(self, other: "_SampleSums", n_cols: int) -> "_SampleSums":
+        """Add those of the same groups."""
+        sums = self.matrix(self.sums, n_cols).astype(np.int64) + other.matrix(other.sums, n_cols)
+        nonzero = self.matrix(self.nonzero, n_cols) + other.matrix(other.nonzero, n_cols)
+        return self.of(self.groups, sums.indptr, sums.indices, sums.data, nonzero.data)
+
+    def matrix(self, values: NDArray[Any], n_cols: int) -> "csr_matrix":
+        """Return a matrix of groups by columns with some values."""
+        from scipy.sparse import csr_matrix
+
+        return csr_matrix((values, self.columns, self.bounds), shape=(len(self.groups), n_cols), copy=False)
+
+    def spread(self, n_groups: int) -> "_SampleSums":
+        """Return the same with a row for each of all groups."""
+        lengths = np.zeros(n_groups + 1, np.int64)
+        lengths[self.groups + 1] = np.diff(self.bounds)
+        return replace(self, groups=np.arange(n_groups), bounds=np.cumsum(lengths))
 
 
 def _add_counts(block: Block, codes: NDArray[np.int64], n_cols: int) -> _SampleSums:
     """Add up the cells of each group of a block."""
     from scipy.sparse import csr_matrix
 
-    groups, own = np.unique(codes, return_inverse=True)
     (values,) = block.layers.values()
-    if isinstance(block, CsrBlock):
-        cells = csr_matrix((values, block.indices, block.indptr), shape=(len(codes), n_cols))
-    else:
-        cells = csr_matrix(values)
-    if cells.dtype.kind == "f":
-        rounded = np.rint(cells.data)
-        wrong = ~np.isfinite(cells.data) | (rounded != cells.data) | (cells.data < 0)
+    if values.dtype.kind == "f":
+        wrong = ~np.isfinite(values) | (np.rint(values) != values) | (values < 0)
         if wrong.any():
             raise QueryError(
-                f"The layer holds {cells.data[wrong][0]}, which is no count; pseudobulk adds up counts. Name their layer with layer=..., or take "
+                f"The layer holds {values[wrong][0]}, which is no count; pseudobulk adds up counts. Name their layer with layer=..., or take "
                 "aggregate() for sums of other values."
             )
-    counts = csr_matrix((cells.data.astype(np.int64), cells.indices, cells.indptr), shape=cells.shape)
-    counts.eliminate_zeros()
-    there = csr_matrix((np.ones(counts.nnz, np.int32), counts.indices, counts.indptr), shape=counts.shape)
-    # Cells to groups: a matrix of ones, so that the product adds up the rows of each group.
-    ones = np.ones(len(codes), np.int64)
-    groups_of = csr_matrix((ones, (own, np.arange(len(codes)))), shape=(len(groups), len(codes)))
-    return _SampleSums(groups, groups_of @ counts, (groups_of.astype(np.int32) @ there).astype(np.int32))
+    groups, own = np.unique(codes, return_inverse=True)
+    if not isinstance(block, CsrBlock) or len(groups) * n_cols <= _DENSE_SHARE * len(values) + _DENSE:
+        found = add_block(block, codes, n_cols)
+        at = np.flatnonzero(found.nonzero)
+        bounds = np.searchsorted(at, np.arange(len(groups) + 1) * n_cols)
+        return _SampleSums.of(groups, bounds, at % max(n_cols, 1), found.sums.ravel()[at], found.nonzero.ravel()[at])
+    # Many groups of few cells: a matrix of ones, so that the product adds up the rows of each group.
+    cells = csr_matrix((values.astype(np.int64), block.indices, block.indptr), shape=(len(codes), n_cols))
+    cells.eliminate_zeros()
+    there = csr_matrix((np.ones(cells.nnz, np.int64), cells.indices, cells.indptr), shape=cells.shape)
+    ones = csr_matrix((np.ones(len(codes), np.int64), (own, np.arange(len(codes)))), shape=(len(groups), len(codes)))
+    sums, nonzero = ones @ cells, ones @ there
+    for made in (sums, nonzero):
+        made.sort_indices()
+    return _SampleSums.of(groups, sums.indptr, sums.indices, sums.data, nonzero.data)
 
 
-def _spread(part: "csr_matrix", groups: NDArray[np.int64], n_groups: int) -> "csr_matrix":
-    """Return a matrix of some groups as one of all."""
-    from scipy.sparse import csr_matrix
+def _add_sorted(parts: Iterable[_SampleSums], n_cols: int) -> list[_SampleSums]:
+    """Return the sums of all groups, in order, of blocks of cells that are sorted by their group."""
+    done: list[_SampleSums] = []
+    for part in parts:
+        # The last group of a block may go on in the next.
+        if done and done[-1].groups[-1] == part.groups[0]:
+            last = done.pop()
+            done += [last[:-1], last[-1:].add(part[:1], n_cols), part[1:]]
+            done = [one for one in done if len(one.groups)]
+        else:
+            done.append(part)
+    return done
 
-    lengths = np.zeros(n_groups + 1, np.int64)
-    lengths[groups + 1] = np.diff(part.indptr)
-    return csr_matrix((part.data, part.indices, np.cumsum(lengths)), shape=(n_groups, part.shape[1]))
+
+def _add_any(parts: Iterable[_SampleSums], n_groups: int, n_cols: int) -> list[_SampleSums]:
+    """Return the sums of all groups, of blocks of cells in any order.
+
+    As in a log-structured merge tree: a matrix is added to another of its size, so that each entry is added a few times however many blocks
+    there are, and what is in memory is about the result.
+    """
+    levels: list[_SampleSums] = []
+    for part in parts:
+        whole = part.spread(n_groups)
+        while levels and len(levels[-1].sums) <= 2 * len(whole.sums):
+            whole = whole.add(levels.pop(), n_cols)
+        levels.append(whole)
+    while len(levels) > 1:
+        levels.append(levels.pop().add(levels.pop(), n_cols))
+    return levels
+
+
+def _joined(parts: list[_SampleSums]) -> _SampleSums:
+    """Put groups after each other; the list is emptied, so that nothing is in memory twice for long."""
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return _SampleSums.of(empty, np.zeros(1, np.int64), empty, empty, empty)
+    if len(parts) == 1:
+        return parts[0]
+    groups = np.concatenate([part.groups for part in parts])
+    bounds = np.cumsum(np.concatenate([[0], *(np.diff(part.bounds) for part in parts)]))
+    each = [[part.columns for part in parts], [part.sums for part in parts], [part.nonzero for part in parts]]
+    parts.clear()
+    arrays = []
+    for some in each:
+        arrays.append(np.concatenate(some))
+        some.clear()
+    return _SampleSums(groups, bounds, *arrays)
 
 
 def pseudobulk(
@@ -127,15 +201,19 @@ def pseudobulk(
         )
     missing = grouped.obs[list(by)].isna().any(axis=1).to_numpy()
     few = ~missing & (grouped.obs["n_cells"].to_numpy() < min_cells)
-    sums, nonzero = _Sums((n_groups, space.n_cols)), _Sums((n_groups, space.n_cols))
-    for one in grouped.partials(_add_counts, executor, catalog.location, _PARTIAL_BYTES):
-        sums.add(_spread(one.sums, one.groups, n_groups))
-        nonzero.add(_spread(one.nonzero, one.groups, n_groups))
+    # Rows on a disk are read in any order; of an object store each chunk should be fetched once.
+    is_sorted = catalog.location.is_local
+    read = grouped.sorted() if is_sorted else grouped
+    parts = read.partials(_add_counts, executor, catalog.location, _PARTIAL_BYTES)
+    found = _joined(_add_sorted(parts, space.n_cols) if is_sorted else _add_any(parts, n_groups, space.n_cols))
     kept = np.flatnonzero(~missing & ~few)
-    measured = (count_measured(space, grouped.codes, n_groups) > 0)[kept]
+    measured = _measured(grouped, kept)
     obs = grouped.obs.iloc[kept].copy()
-    total, detected = sums.total[kept], nonzero.total[kept].astype(np.int32)
-    obs["n_counts"] = np.asarray(total.sum(axis=1)).ravel()
+    total, detected = (found.matrix(values, space.n_cols) for values in (found.sums, found.nonzero))
+    if len(kept) < n_groups:
+        total, detected = total[kept], detected[kept]
+    del found
+    obs["n_counts"] = np.asarray(total.sum(axis=1, dtype=np.int64)).ravel()
     obs["n_features"] = np.diff(total.indptr)
     obs["measured_share"] = measured.mean(axis=1) if space.n_cols else 1.0
     constant, varying = _constant_columns(spec, catalog, by, grouped.codes, kept)
@@ -155,6 +233,18 @@ def pseudobulk(
         "notes": np.array(notes, dtype=object),
     }  # fmt: skip
     return made
+
+
+def _measured(grouped: GroupedCells, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which features each of some groups measured, (k, n_features)."""
+    space = grouped.space
+    if not space.space.has_features:
+        return np.ones((len(kept), space.n_cols), bool)
+    found = np.zeros((len(kept), space.n_cols), bool)
+    cells = count_layouts(space, grouped.codes, grouped.n_groups)[kept]
+    for layout in range(cells.shape[1]):
+        found[cells[:, layout] > 0] |= space.measured[layout]
+    return found
 
 
 def _dropped(groups: "pd.DataFrame", what: str) -> list[str]:

@@ -690,7 +690,7 @@ class Query(Shown):
         Returns
         -------
         anndata.AnnData
-            A row for each sample, sorted: `X` with sums (sparse, int64), layers `count_nonzero` (sparse, cells with the feature) and
+            A row for each sample, sorted: `X` with sums (sparse, int32, or int64 where these are larger), layers `count_nonzero` (sparse, cells with the feature) and
             `measured` (bool, whether any of its cells measured the feature). `obs` has the columns of `by`, `n_cells`, `n_counts`,
             `n_features`, `measured_share`, and all columns of the cells that have one value in each sample. ``uns["pseudobulk"]`` has
             `varying`, the names of the other columns, and `notes`: what was left out, and what the samples do not allow to tell apart.

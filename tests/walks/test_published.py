@@ -44,7 +44,7 @@ from raggedatlas.store import web
 from raggedatlas.store.published import HEAD, Head, PackedFile, StoredFolder, parse_index, plan_packs, write_index
 from raggedatlas.store.web import WebFolder
 from support.atlases import write_results
-from support.object_store import WebServer, count_in_sequence
+from support.object_store import Remote, WebServer, count_in_sequence
 from support.spatial import make_slide
 
 N_DATASETS, N_CELLS = 4, 60
@@ -979,3 +979,33 @@ def test_reads_of_stored_folders_are_checked(folder: Path) -> None:
     there = StoredFolder(ra.open(folder)._opened.location.__class__(str(folder)))
     with pytest.raises(CorruptError, match="at most"):
         there.read(HEAD, 10)
+
+
+def test_an_atlas_is_published_into_a_bucket_and_cloned_into_another(
+    original: ra.RaggedAtlas, remote: Remote, tmp_path: Path
+) -> None:
+    target = f"{remote.uri}/published"
+    original.publish(target, storage_options=remote.options)
+    assert "0 pack(s)" in str(original.publish(target, storage_options=remote.options))
+    view = ra.open(f"{target}@v1", storage_options=remote.options)
+    assert_equal(view, original.checkout("v1"))
+    remote.proxy.fail_every = 3
+    assert_equal(ra.open(target, storage_options=remote.options), view)
+    remote.proxy.fail_every = 0
+    assert ra.clone(target, tmp_path / "mine", storage_options=remote.options).verify().sound
+
+
+def test_a_damaged_pack_is_published_again(original: ra.RaggedAtlas, changed: Path) -> None:
+    pack = max(changed.glob("*.pack"), key=lambda file: file.stat().st_size)
+    pack.unlink()
+    original.publish(changed)
+    assert_equal(ra.open(changed), original.checkout("v1"))
+    assert ra.open(changed).verify().sound
+
+
+def test_an_atlas_without_cells_is_published(tmp_path: Path) -> None:
+    atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
+    atlas.snapshot("empty")
+    atlas.publish(tmp_path / "x")
+    assert ra.open(tmp_path / "x").query().count() == 0
+    assert ra.clone(tmp_path / "x", tmp_path / "b.atlas").verify().sound

@@ -151,12 +151,18 @@ def publish(
     old, old_places = _read_target(target, catalog)
     notes = [f"no licence: {', '.join(without[:20])}{', ...' if len(without) > 20 else ''}"] if without else []
     with tempfile.TemporaryDirectory(prefix="raggedatlas-") as scratch:
-        files = _table_files(catalog, records, Location(scratch), old, old_places)
+        files = _table_files(catalog, records)
         for view in views:
             files |= _array_files(view)
         there = {key: size for key, size, _ in target.list_objects()}
-        places = _reuse(files, old, old_places, there)
-        opening, packs = _plan(files, places)
+        listed = _listed_before(records, old, old_places)
+        places = _reuse(files | listed, old, old_places, there)
+        opening, packs = _plan(files | listed, places)
+        if packs or not listed:
+            # The list of the published snapshots has other bytes whenever it is made.
+            files |= _list_snapshots(records, Location(scratch))
+            places = _reuse(files, old, old_places, there)
+            opening, packs = _plan(files, places)
         n_new = sum(files[path].n_bytes for paths in packs.values() for path in paths)
         if dry_run:
             notes.append(f"{len(packs):,} pack(s) would be written, {len({p.pack for p in places.values()}):,} stay")
@@ -238,36 +244,35 @@ def _read_target(target: Location, catalog: Catalog) -> tuple[Head | None, Mappi
     return head, parse_index(StoredFolder(target).read(head.index, 4 << 30), head, target.uri)
 
 
-def _table_files(
-    catalog: Catalog,
-    records: Sequence[AtlasVersionRecord],
-    scratch: Location,
-    old: Head | None,
-    old_places: Mapping[str, PackedFile],
-) -> dict[str, _NeededFile]:
-    """Return the files of tables that snapshots reach, and a list of these snapshots alone, by their paths in the atlas."""
+def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dict[str, _NeededFile]:
+    """Return the files of tables that snapshots reach, by their paths in the atlas, but for the list of snapshots."""
     place = catalog.tables.location
     files: dict[str, _NeededFile] = {}
     for record in records:
-        files |= {
-            f"{TABLES}{path}": _NeededFile(place, path, *entry)
-            for path, entry in read_manifest(catalog, record.manifest).items()
-        }
+        entries = read_manifest(catalog, record.manifest)
+        files |= {f"{TABLES}{path}": _NeededFile(place, path, *entry) for path, entry in entries.items()}
     for path in sorted(named_files(records)):
         data = place.read_bytes(path)
         files[TABLES + path] = _NeededFile(place, path, len(data), hashlib.sha256(data).hexdigest())
-    own = f"{TABLES}{VERSIONS}.lance/"
-    if old is not None and old.snapshots == records:
-        listed = {path: one for path, one in old_places.items() if path.startswith(own)}
-        return files | {
-            path: _NeededFile(place, path.removeprefix(TABLES), one.n_bytes, one.sha256) for path, one in listed.items()
-        }
+    return files
+
+
+def _listed_before(
+    records: Sequence[AtlasVersionRecord], old: Head | None, old_places: Mapping[str, PackedFile]
+) -> dict[str, _NeededFile]:
+    """Return the list of snapshots that was published before, where it is of the same ones; its files are in packs alone."""
+    if old is None or old.snapshots != records:
+        return {}
+    own = {path: one for path, one in old_places.items() if path.startswith(f"{TABLES}{VERSIONS}.lance/")}
+    return {path: _NeededFile(Location("."), path, one.n_bytes, one.sha256) for path, one in own.items()}
+
+
+def _list_snapshots(records: Sequence[AtlasVersionRecord], scratch: Location) -> dict[str, _NeededFile]:
+    """Make the table that lists the published snapshots alone."""
     made = Tables(scratch.child("lance_db"))
     rows = versions_to_table([*records])
     made.create(VERSIONS, rows.schema, rows)
-    for key, n_bytes, _ in made.location.list_objects():
-        files[TABLES + key] = _NeededFile(made.location, key, n_bytes)
-    return files
+    return {TABLES + key: _NeededFile(made.location, key, n_bytes) for key, n_bytes, _ in made.location.list_objects()}
 
 
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:

@@ -169,7 +169,7 @@ def _copy_snapshots(
         seal_versions(mirror)
         remove_partial(partial, timedelta(0))
     progress("tables", 1, 1)
-    notes = [f"{len(records)} snapshot(s); {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
+    notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
     notes += sources.notes()
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
 

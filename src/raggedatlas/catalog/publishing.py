@@ -201,7 +201,7 @@ def publish(
     removed = _remove_unused(target, head)
     remove_partial(target.child(PARTIAL), timedelta(0))
     notes.insert(
-        0, f"{len(records)} snapshot(s) in {len(entries) + 5:,} files at {target.uri}; {len(packs):,} pack(s) written"
+        0, f"snapshots: {len(records)}, in {len(entries) + 5:,} files at {target.uri}; {len(packs):,} pack(s) written"
     )
     notes += [f"{removed:,} file(s) of earlier snapshots removed"] if removed else []
     return MaintenanceReport(n_bytes=n_new, notes=tuple(notes))

@@ -22,11 +22,11 @@ _CALL = re.compile(
     r"(?<![\w.])(?:RaggedAtlas\.|atlas\.)?(?P<name>(?:identity\.)?[a-z_]+)\((?P<words>(?:[^()]|\([^()]*\))*)\)(?!\.[a-z])"
 )
 _VERBS = {
-    "drop_dataset": "drop", "drop_snapshot": "drop-snapshot", "expire_snapshots": "expire-snapshots", "rename_dataset": "rename",
+    "drop_dataset": "drop", "drop_snapshot": "drop-snapshot", "expire_snapshots": "expire-snapshots", "rename_dataset": "rename", "set_license": "set-license",
     "delete_cells": "delete-cells", "drop_result": "drop-result", "drop_geometry": "drop-geometry", "add_csc": "add-csc",
     "map_terms": "map-terms", "load_terms": "load-terms", "list_versions": "versions", "list_datasets": "ls", "geometries": "geometries", "results": "results",
     **{f"identity.{name}": f"genes {name}" for name in ("link", "unlink", "load", "remove", "explain", "tables", "history")},
-    **{name: name for name in ("create", "add", "annotate", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff", "materialize", "relink")},
+    **{name: name for name in ("create", "add", "annotate", "validate", "verify", "repair", "snapshot", "restore", "optimize", "gc", "purge", "diff", "materialize", "relink", "publish", "clone")},
 }  # fmt: skip
 """Methods of an atlas -> the commands that do the same."""
 

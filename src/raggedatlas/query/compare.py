@@ -149,11 +149,21 @@ def compare(
     return kept
 
 
+NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"
+"""What a comparison of cells says of itself."""
+
+
 def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
     """Return how a table was computed, as it is kept in its `attrs`."""
     values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
     sizes = [int((codes == code).sum()) for code in (0, 1)]
-    return {"method": options.method, "values": values, "n_group": sizes[0], "n_reference": sizes[1]}
+    return {
+        "method": options.method,
+        "values": values,
+        "n_group": sizes[0],
+        "n_reference": sizes[1],
+        "note": NO_REPLICATES,
+    }
 
 
 def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:

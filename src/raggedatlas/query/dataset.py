@@ -87,16 +87,16 @@ class StoredDataset:
         where = f"{self._records[0].name!r} of {self._catalog.location.uri}"
         if self._catalog.location.server is None:
             raise SourceError(
-                f"{where} is in an atlas that is not published; only files and published datasets are linked. Add it with copy=True."
+                f"{where} is in an atlas that is not published; only files and published datasets are linked. Add a copy of it instead."
             )
         address = self._catalog.location.uri
         if address.startswith(("hf:", "doi:")):
             raise SourceError(
-                f"{address} is no address that a record can name; link {where} at its folder on a web server, or add it with copy=True."
+                f"{address} is no address that a record can name; link {where} at its folder on a web server, or add a copy of it."
             )
         if self.rows is not None:
             raise SourceError(
-                f"Cells of {where} were deleted, whose values a link would bring back; add it with copy=True."
+                f"Cells of {where} were deleted, whose values a link would bring back; add a copy of it instead."
             )
         return LinkableDataset(self, self._parts(stored=True))
 

@@ -344,7 +344,7 @@ def test_samples(samples: "ad.AnnData", design: str, contrast: Sequence[str]) ->
 
     if len(contrast) != 3:
         raise QueryError(
-            f"contrast={tuple(contrast)!r} has not three parts; expected (column, tested value, reference)."
+            f"The contrast {tuple(contrast)!r} has not three parts; expected (column, tested value, reference)."
         )
     column, tested, reference = contrast
     terms = _names_in(design)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.request import Request as WebRequest
 from urllib.request import urlopen
@@ -40,8 +40,18 @@ from raggedatlas.errors import (
     StaleSourceError,
     StoreError,
 )  # fmt: skip
-from raggedatlas.store import web
-from raggedatlas.store.published import HEAD, Head, PackedFile, StoredFolder, parse_index, plan_packs, write_index
+from raggedatlas.store import gateway, web
+from raggedatlas.store.location import Location
+from raggedatlas.store.published import (
+    HEAD,
+    Head,
+    PackedFile,
+    PublishedFiles,
+    StoredFolder,
+    parse_index,
+    plan_packs,
+    write_index,
+)
 from raggedatlas.store.web import WebFolder
 from support.atlases import write_results
 from support.object_store import Remote, WebServer, count_in_sequence
@@ -1009,3 +1019,34 @@ def test_an_atlas_without_cells_is_published(tmp_path: Path) -> None:
     atlas.publish(tmp_path / "x")
     assert ra.open(tmp_path / "x").query().count() == 0
     assert ra.clone(tmp_path / "x", tmp_path / "b.atlas").verify().sound
+
+
+@settings(max_examples=30)
+@given(
+    st.sets(
+        st.lists(st.sampled_from(["a", "b.lance", "0.+1", "ä", "c&d", "x y"]), min_size=1, max_size=3).map("/".join)
+    ),
+    st.integers(1, 4),
+)
+def test_listings_are_those_of_the_index(names: set[str], page: int) -> None:
+    """By pages of any size, with and without a delimiter."""
+    # A file is no folder.
+    names = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}
+    places = {f"lance_db/{name}": PackedFile("p", 0, len(name), "0" * 64) for name in names}
+    server = gateway.Gateway("x", lambda: cast("PublishedFiles", ListedFiles(places)))
+    before, gateway._PAGE = gateway._PAGE, page
+    try:
+        place = Location("x", {}, server).child("lance_db")
+        assert {key: size for key, size, _ in place.list_objects()} == {name: len(name) for name in names}
+        assert place.list_children() == sorted({name.partition("/")[0] for name in names if "/" in name})
+    finally:
+        gateway._PAGE = before
+
+
+class ListedFiles:
+    """What a gateway asks of the files that it lists."""
+
+    below, merged_gap = PublishedFiles.below, 0
+
+    def __init__(self, places: dict[str, PackedFile]) -> None:
+        self.places, self.paths = places, sorted(places)

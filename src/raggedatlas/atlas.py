@@ -1160,6 +1160,10 @@ def find_query(cells: Any) -> "Query | None":  # noqa: ANN401  (anything that ca
     from raggedatlas.query.query import Query
 
     if isinstance(cells, str | os.PathLike):
+        from raggedatlas.catalog.published import serves_atlas
+
+        if not isinstance(cells, Location) and serves_atlas(os.fspath(cells)):
+            return open(cells).query()
         place = as_path(cells)
         # A folder is an atlas if it has the tables of one.
         is_file = place.is_web if isinstance(place, Location) else not place.is_dir()

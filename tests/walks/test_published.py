@@ -27,9 +27,11 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import raggedatlas as ra
 from raggedatlas.catalog import mirror, published, publishing
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
@@ -148,6 +150,25 @@ def test_reads_the_same_from_a_folder_and_from_a_web_server(
     assert back.uns["license"] == "CC-BY-4.0"
     np.testing.assert_array_equal(back.X.toarray(), make_file(1).X.toarray())
     assert [record.label for record in view.list_versions()] == ["v1"]
+
+
+def test_commands_take_addresses(folder: Path, server: WebServer, tmp_path: Path) -> None:
+    for address in (str(folder), f"{server.address}@v1"):
+        for words in (
+            ["info"], ["ls"], ["versions"], ["verify"], ["query", "cell_type = 'T'"], ["checkout", "v1"], ["validate"],
+            ["sql", "SELECT count(*) AS n FROM cells"],
+            ["export", "--output", str(tmp_path / f"{len(address)}.h5ad")],
+        ):  # fmt: skip
+            ran = CliRunner().invoke(app, [words[0], address, *words[1:]])
+            assert ran.exit_code == 0, (words, ran.output)
+        # It is opened as an atlas, and not taken for a file.
+        ran = CliRunner().invoke(app, ["visualize", address, "--output", str(tmp_path / "x.html")])
+        assert "has no embedding to show" in ran.output
+        ran = CliRunner().invoke(app, ["drop", address, "anndata"])
+        assert ran.exit_code == 1
+    ran = CliRunner().invoke(app, ["clone", f"{server.address}@v1", str(tmp_path / "mine"), "--dataset", "anndata-2"])
+    assert ran.exit_code == 0, ran.output
+    assert len(ra.RaggedAtlas.open(tmp_path / "mine").list_datasets()) == 1
 
 
 def test_opens_an_atlas_of_ones_own_too(original: ra.RaggedAtlas) -> None:

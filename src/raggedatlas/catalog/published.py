@@ -21,6 +21,9 @@ from raggedatlas.store.tables import Tables
 from raggedatlas.store.web import WebFolder
 
 _ROOT = re.compile(r"sha256:([0-9a-f]{64})")
+_FILE = re.compile(
+    r"\.(h5ad|h5mu|h5|hdf5|zarr|zip|cxg|loom|parquet|csv|tsv|gz|json|geojson|ply|obj|stl)/?$", re.IGNORECASE
+)
 _ADDRESS = re.compile(rf"(?:{'|'.join(WEB_SCHEMES)}|hf)://|doi:", re.IGNORECASE)
 
 
@@ -80,6 +83,22 @@ def is_published(address: str, storage_options: Mapping[str, str] | None = None)
     try:
         place.read_bytes(HEAD)
     except NotFoundError:
+        return False
+    return True
+
+
+def serves_atlas(address: str) -> bool:
+    """Return whether a published atlas is at an address where a file may be too; a web server is asked unless the name is one of a file."""
+    address = split_address(address)[0]
+    if not _ADDRESS.match(address):
+        return "://" not in address and (Path(address).expanduser() / HEAD).is_file()
+    if not address.lower().startswith(WEB_SCHEMES):
+        return True
+    if _FILE.search(address.partition("?")[0]):
+        return False
+    try:
+        PublishedFiles.read_head(WebFolder.of(address))
+    except AtlasError:
         return False
     return True
 

@@ -177,8 +177,11 @@ def _kind_of_wing(path: "AnyPath") -> FileKind | None:
 
 def is_file_or_store(what: "Address") -> bool:
     """Return whether a path is a file, a Zarr folder or another folder of cells, and not an atlas; of a remote path the ending decides."""
+    from raggedatlas.catalog.published import serves_atlas
     from raggedatlas.store.location import Location, as_path
 
+    if serves_atlas(str(what)):
+        return False
     path = as_path(what)
     if isinstance(path, Location):
         return path.is_web or path.suffix in REMOTE_ENDINGS

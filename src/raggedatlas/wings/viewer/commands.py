@@ -74,9 +74,10 @@ def _what(
     atlas_options: ViewSource, embedding: str | None, options: ViewOptions, at: str | None
 ) -> "tuple[Query | str | AnyPath, Query | AnyPath | None]":
     """Return what is shown, and the cells of an embedding that is named."""
+    from raggedatlas.catalog.published import serves_atlas
     from raggedatlas.wings.viewer.sources import is_cells_path
 
-    if embedding is None and not is_cells_path(atlas_options.path):
+    if embedding is None and not serves_atlas(atlas_options.atlas) and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
         return atlas_options.path, None
     cells = _open_view_source(atlas_options, options, at)

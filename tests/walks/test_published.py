@@ -157,7 +157,7 @@ def test_commands_take_addresses(folder: Path, server: WebServer, tmp_path: Path
         for words in (
             ["info"], ["ls"], ["versions"], ["verify"], ["query", "cell_type = 'T'"], ["checkout", "v1"], ["validate"],
             ["sql", "SELECT count(*) AS n FROM cells"],
-            ["export", "--output", str(tmp_path / f"{len(address)}.h5ad")],
+            ["export", str(tmp_path / f"{len(address)}.h5ad")],
         ):  # fmt: skip
             ran = CliRunner().invoke(app, [words[0], address, *words[1:]])
             assert ran.exit_code == 0, (words, ran.output)

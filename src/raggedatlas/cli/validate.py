@@ -98,7 +98,7 @@ def validate(
         _show_problems(atlas_options, answer("validate_schema")(atlas_options.atlas, schema), schema)
         return
     # Kinds of wings first: a geometry store is also a Zarr folder, and results have a folder `lance_db` like an atlas.
-    kind = _kind_of(atlas_options.path)
+    kind = _kind_of(atlas_options)
     # One option has the levels of all targets, so typer cannot refuse those of another target.
     if level is not None and level not in kind.levels:
         raise typer.BadParameter(
@@ -144,7 +144,7 @@ def fix(
     ] = "full",
 ) -> None:
     """Write a repaired copy of a file of AnnData or MuData, as validate --fix does."""
-    if reason := _kind_of(atlas_options.path).refusals.get("--fix"):
+    if reason := _kind_of(atlas_options).refusals.get("--fix"):
         raise typer.BadParameter(reason, param_hint="FILE")
     _fix_file(atlas_options, copy, level)
 
@@ -166,7 +166,12 @@ FILE = FileKind(
 )  # fmt: skip
 
 
-def _kind_of(path: "AnyPath") -> FileKind:
+def _kind_of(atlas_options: AtlasOptions) -> FileKind:
+    from raggedatlas.catalog.published import serves_atlas
+
+    if serves_atlas(atlas_options.atlas):
+        return ATLAS
+    path = atlas_options.path
     return _kind_of_wing(path) or (FILE if is_file_or_store(path) else ATLAS)
 
 

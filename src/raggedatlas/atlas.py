@@ -235,9 +235,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         """
         # Modules of single methods are imported when these are called, so that importing the package stays fast.
         from raggedatlas.ingest.add import add
-        from raggedatlas.query.dataset import open_datasets
 
-        source = open_datasets(source, linked=choices.get("copy", True) is False)
+        source = _open_datasets(source, linked=choices.get("copy", True) is False)
         # Methods that write take `_opened`: `_catalog` is pinned while a purge rewrites tables.
         return add(
             self._opened,
@@ -1139,6 +1138,20 @@ def clone(
     atlas.snapshot(view.record.label)
     atlas.gc(dry_run=False, grace=dt.timedelta(0))
     return atlas
+
+
+def _open_datasets(source: Any, *, linked: bool) -> Any:  # noqa: ANN401  (anything that can be added)
+    """Return what can be added with each `Dataset` of another atlas opened; with `linked` as it is stored in a published atlas."""
+    if isinstance(source, list | tuple):
+        return [_open_datasets(one, linked=linked) for one in source] if any(map(_is_dataset, source)) else source
+    if _is_dataset(source):
+        return source.linkable() if linked else source.source()
+    return source
+
+
+def _is_dataset(source: object) -> bool:
+    # Not by its class, whose module most calls do without.
+    return hasattr(source, "linkable")
 
 
 def _select(catalog: "Catalog", uids: pa.Array, *, other: bool = False) -> Iterator[tuple[pa.Array, pa.Array]]:

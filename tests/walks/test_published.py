@@ -186,7 +186,7 @@ def test_opening_and_a_first_query_take_few_requests_and_no_listing(server: WebS
     ask(view)
     assert len(server.requests) <= 30
     assert count_in_sequence(server.answered) <= 9
-    assert all(re.fullmatch(r"GET /(head\.json|index-\w+\.arrow|data-\w+\.pack) .*", one) for one in server.requests)
+    assert all(re.fullmatch(r"GET /(head\.json|index-\w+\.tsv\.zst|data-\w+\.pack) .*", one) for one in server.requests)
 
 
 def test_an_epoch_gives_every_cell_and_fetches_little_more(server: WebServer, folder: Path) -> None:
@@ -341,7 +341,7 @@ def test_publishing_again_writes_nothing_and_another_snapshot_what_is_new(tmp_pa
         os.utime(file, (0, 0))
     atlas.publish(target)
     head = json.loads((target / HEAD).read_bytes())
-    assert {file.name for file in target.iterdir() if file.suffix in {".pack", ".arrow"}} == {
+    assert {file.name for file in target.iterdir() if file.suffix in {".pack", ".zst"}} == {
         *head["packs"],
         head["index"],
     }
@@ -569,17 +569,16 @@ def test_an_index_that_agrees_with_changed_bytes_is_found_by_the_root_hash(chang
 
 def republish(folder: Path, head: Head, places: dict[str, PackedFile], packs: dict[str, bytes]) -> None:
     """Write an index and a head that are consistent with changed places and packs."""
-    index = write_index(places)
-    name = f"index-{hashlib.sha256(index).hexdigest()[:16]}.arrow"
+    index, n_index = write_index(places)
+    name = f"index-{hashlib.sha256(index).hexdigest()[:16]}.tsv.zst"
     (folder / name).write_bytes(index)
     entries = dict(head.packs)
     for pack, data in packs.items():
         (folder / pack).write_bytes(data)
         entries[pack] = type(head.index_entry)(len(data), hashlib.sha256(data).hexdigest())
     entry = type(head.index_entry)(len(index), hashlib.sha256(index).hexdigest())
-    (folder / HEAD).write_bytes(
-        head.model_copy(update={"index": name, "index_entry": entry, "packs": entries}).to_bytes()
-    )
+    change = {"index": name, "index_entry": entry, "index_bytes": n_index, "packs": entries}
+    (folder / HEAD).write_bytes(head.model_copy(update=change).to_bytes())
 
 
 # Folders that lie
@@ -590,12 +589,15 @@ def republish(folder: Path, head: Head, places: dict[str, PackedFile], packs: di
     [
         ({"format": "9"}, AtlasError, "form '9'"),
         ({"atlas_format": "9"}, AtlasError, "format '9'"),
-        ({"index": "../index-0123456789abcdef.arrow"}, CorruptError, "no file of a published atlas"),
-        ({"index": "https://evil.org/index-0123456789abcdef.arrow"}, CorruptError, "no file of a published atlas"),
+        ({"index": "../index-0123456789abcdef.tsv.zst"}, CorruptError, "no file of a published atlas"),
+        ({"index": "https://evil.org/index-0123456789abcdef.tsv.zst"}, CorruptError, "no file of a published atlas"),
         ({"packs": {"http://127.0.0.1/x.pack": [1, "a"]}}, CorruptError, "no file of a published atlas"),
         ({"packs": {}}, CorruptError, "no file of a published atlas"),
         ({"index_entry": [1 << 62, "0" * 64]}, CorruptError, "impossible length"),
         ({"index_entry": [10, "0" * 64]}, AtlasError, "index"),
+        ({"index_bytes": 1 << 40}, CorruptError, "impossible length"),
+        ({"index_bytes": 10}, CorruptError, "is not the index"),
+        ({"index_bytes": 100_000}, CorruptError, "is not the index"),
         ({"snapshots": []}, CorruptError, "published atlas"),
         ({"opening": ["x", 5]}, CorruptError, "no file"),
     ],

@@ -181,10 +181,10 @@ def publish(
     for view in views:
         _check(view, places)
     n_opening = max((p.offset + p.n_bytes for p in places.values() if p.pack == opening), default=0)
-    index = write_index(places)
+    index, n_index = write_index(places)
     head = Head(
-        format="1", atlas_format=FORMAT, snapshots=records, index=f"index-{hashlib.sha256(index).hexdigest()[:16]}.arrow",
-        index_entry=FileEntry(len(index), hashlib.sha256(index).hexdigest()), packs=entries,
+        format="1", atlas_format=FORMAT, snapshots=records, index=f"index-{hashlib.sha256(index).hexdigest()[:16]}.tsv.zst",
+        index_entry=FileEntry(len(index), hashlib.sha256(index).hexdigest()), index_bytes=n_index, packs=entries,
         opening=(opening, n_opening), n_bytes=sum(p.n_bytes for p in places.values()),
     )  # fmt: skip
     notes += _write_texts(target, views[-1], head, card, there)
@@ -241,7 +241,7 @@ def _read_target(target: Location, catalog: Catalog) -> tuple[Head | None, Mappi
         raise StoreError(
             f"What is published at {target.uri} has no snapshot in common with {catalog.location.uri}; name an empty place, or that of this atlas."
         )
-    return head, parse_index(StoredFolder(target).read(head.index, 4 << 30), head, target.uri)
+    return head, parse_index(StoredFolder(target).read(head.index, 1 << 30), head, target.uri)
 
 
 def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dict[str, _NeededFile]:

@@ -608,18 +608,3 @@ def _is_of_features(key: str) -> bool:
 
 def _is_side(key: str) -> bool:
     return "obsm" in key.split("/")[:-1]
-
-
-def open_datasets(source: Any, *, linked: bool) -> Any:  # noqa: ANN401  (anything that can be added)
-    """Return what can be added with the datasets of other atlases among it opened; with `linked` as they are stored in a published atlas.
-
-    Raises
-    ------
-    SourceError
-        If one cannot be linked.
-    """
-    if isinstance(source, Dataset):
-        return source.linkable() if linked else source.source()
-    if isinstance(source, list | tuple) and any(isinstance(one, Dataset) for one in source):
-        return [open_datasets(one, linked=linked) for one in source]
-    return source

@@ -41,7 +41,7 @@ FORMAT = "1"
 """Version of this form."""
 
 PACK = re.compile(r"data-[0-9a-f]{16}\.pack")
-INDEX = re.compile(r"index-[0-9a-f]{16}\.arrow")
+INDEX = re.compile(r"index-[0-9a-f]{16}\.tsv\.zst")
 """Names of packs and indexes, which are made of what they hold."""
 
 TABLES, ARRAYS = "lance_db/", "zarr_store/"
@@ -55,20 +55,13 @@ MOST_OPENING = 8 << 20
 SPARE_BYTES, SPARE_SHARE = 16 << 20, 0.2
 """How many bytes of arrays may be fetched that were not asked for: at first, and of what was asked for."""
 
-_MOST_HEAD, _MOST_INDEX = 64 << 20, 4 << 30
+_MOST_HEAD, _MOST_INDEX, _MOST_RATIO = 64 << 20, 1 << 30, 64
+"""Bytes of head and index, and how many times larger the index is before compression, at most."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _REQUEST_BYTES = 8 << 20
 _LOOKED_AT = 16
 _HELD_BYTES = 128 << 20
-
-_SCHEMA = pa.schema(
-    [
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("pack", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("n_bytes", pa.int64(), nullable=False),
-        pa.field("sha256", pa.binary(32), nullable=False),
-    ]
-)
 
 
 class PackedFile(NamedTuple):
@@ -105,6 +98,8 @@ class Head(BaseModel):
         Name of the index.
     index_entry : FileEntry
         Its length and SHA-256.
+    index_bytes : int
+        Its length before compression.
     packs : dict of str to FileEntry
         Length and SHA-256 of each pack.
     opening : (str, int)
@@ -120,6 +115,7 @@ class Head(BaseModel):
     snapshots: list[AtlasVersionRecord] = Field(min_length=1)
     index: str
     index_entry: FileEntry
+    index_bytes: int
     packs: dict[str, FileEntry]
     opening: tuple[str, int] = ("", 0)
     n_bytes: int = 0
@@ -157,7 +153,9 @@ class Head(BaseModel):
             raise CorruptError(
                 f"{address}/{HEAD} names {(wrong or head.opening)[0]!a}, which is no file of a published atlas."
             )
-        if not 0 <= head.index_entry.n_bytes <= _MOST_INDEX or any(entry.n_bytes < 0 for entry in head.packs.values()):
+        n_bytes = head.index_entry.n_bytes
+        fits = 0 <= n_bytes <= _MOST_INDEX and 0 <= head.index_bytes <= _MOST_RATIO * (n_bytes + 1024)
+        if not fits or any(entry.n_bytes < 0 for entry in head.packs.values()):
             raise CorruptError(f"{address}/{HEAD} gives an impossible length of a file.")
         return head
 
@@ -178,17 +176,21 @@ class Head(BaseModel):
         raise NotFoundError(f"There is no snapshot {at!r} of {address}; published are {shown}.")
 
 
-def write_index(places: Mapping[str, PackedFile]) -> bytes:
-    """Write an index: an Arrow file, sorted by path."""
-    paths = sorted(places)
-    rows = [places[path] for path in paths]
-    columns = [paths, [r.pack for r in rows], [r.offset for r in rows], [r.n_bytes for r in rows]]
-    hashes = [bytes.fromhex(r.sha256) for r in rows]
-    table = pa.table([pa.array(c, f.type) for c, f in zip([*columns, hashes], _SCHEMA, strict=True)], schema=_SCHEMA)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
+def write_index(places: Mapping[str, PackedFile]) -> tuple[bytes, int]:
+    """Write an index, and return it and its length before compression: lines of text sorted by path, compressed with Zstandard.
+
+    Examples
+    --------
+    >>> data, n_bytes = write_index({"lance_db/a": PackedFile("data-0123456789abcdef.pack", 0, 3, "0" * 64)})
+    >>> len(pa.decompress(data, n_bytes, "zstd", asbytes=True).decode().split())
+    5
+    """
+    lines = (
+        "\t".join([path, one.pack, str(one.offset), str(one.n_bytes), one.sha256])
+        for path, one in sorted(places.items())
+    )
+    text = "".join(f"{line}\n" for line in lines).encode()
+    return bytes(pa.compress(text, "zstd", asbytes=True)), len(text)
 
 
 def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
@@ -204,24 +206,24 @@ def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
         raise CorruptError(
             f"{where} does not have the SHA-256 that {HEAD} names; open the atlas again, or ask who published it."
         )
-    try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            table = reader.read_all()
-        table.validate(full=True)
-        if table.schema != _SCHEMA or any(column.null_count for column in table.columns):
-            raise CorruptError(f"{where} is not the index of a published atlas.")
-        paths, packs, *numbers, hashes = (column.to_pylist() for column in table.columns)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise CorruptError(f"{where} cannot be read as Arrow: {error}.") from error
     places: dict[str, PackedFile] = {}
-    for path, pack, offset, n_bytes, sha256 in zip(paths, packs, *numbers, hashes, strict=True):
-        known = head.packs.get(pack)
-        parts = path.split("/")
-        if not path.startswith((TABLES, ARRAYS)) or any(not part.strip(".") or "\\" in part for part in parts):
-            raise CorruptError(f"{where} names the path {path!a}, which is none of an atlas.")
-        if known is None or offset < 0 or n_bytes < 0 or offset + n_bytes > known.n_bytes or path in places:
-            raise CorruptError(f"{where} gives a place of {path} that no pack has.")
-        places[path] = PackedFile(pack, offset, n_bytes, sha256.hex())
+    try:
+        # Of the declared length or an error: no more memory is taken.
+        text = str(pa.decompress(data, head.index_bytes, "zstd", asbytes=True), "utf-8") if head.index_bytes else ""
+        for line in text.split("\n")[:-1]:
+            path, pack, offset, n_bytes, sha256 = line.split("\t")
+            places[path] = place = PackedFile(pack, int(offset), int(n_bytes), sha256)
+            known = head.packs.get(pack)
+            if not path.startswith((TABLES, ARRAYS)) or any(not p.strip(".") or "\\" in p for p in path.split("/")):
+                raise CorruptError(f"{where} names the path {path!a}, which is none of an atlas.")
+            if known is None or place.offset < 0 or place.n_bytes < 0 or place.offset + place.n_bytes > known.n_bytes:
+                raise CorruptError(f"{where} gives a place of {path!a} that no pack has.")
+            if not _SHA256.fullmatch(sha256):
+                raise CorruptError(f"{where} gives {path!a} no SHA-256.")
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise CorruptError(f"{where} is not the index of a published atlas: {error}.") from error
     return places
 
 

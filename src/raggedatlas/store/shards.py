@@ -383,7 +383,10 @@ def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[
     starts, ends = index[:, 0], index.sum(axis=1)
     try:
         with store_errors(f"read {location.uri}/{key}"):
-            gap = _MERGED_GAP if location.server is None else cheap_gap(starts, ends, location.server.merged_gap)
+            gap = _MERGED_GAP if location.server is None else location.server.merged_gap
+            if location.server is not None and location.disk_cache is None:
+                # What lies between is fetched for nothing, while a published atlas with a cache keeps it.
+                gap = cheap_gap(starts, ends, gap)
             buffers = obstore.get_ranges(
                 location.store(), key, starts=starts.tolist(), ends=ends.tolist(), coalesce=gap
             )

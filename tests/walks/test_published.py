@@ -222,6 +222,24 @@ def test_a_process_without_the_one_that_opened_it_opens_it_anew(server: WebServe
     np.testing.assert_array_equal(ask(other).X.toarray(), expected)
 
 
+def test_a_process_that_opens_it_anew_compares_with_the_root_hash_too(changed: Path) -> None:
+    view = ra.open(f"{changed}@sha256:{ra.open(changed).record.root_hash}")
+    other: ra.AtlasView = pickle.loads(pickle.dumps(view))
+    gateway: Any = other._opened.location.server
+    gateway._port = 1
+    head = Head.parse((changed / HEAD).read_bytes(), "x")
+    places = parse_index((changed / head.index).read_bytes(), head, "x")
+    # Another file, in an index that agrees with it.
+    path = next(one for one in places if one.startswith("zarr_store/") and not one.endswith("zarr.json"))
+    place = places[path]
+    pack = bytearray((changed / place.pack).read_bytes())
+    pack[place.offset] ^= 1
+    sha256 = hashlib.sha256(pack[place.offset : place.offset + place.n_bytes]).hexdigest()
+    republish(changed, head, {**places, path: place._replace(sha256=sha256)}, {place.pack: bytes(pack)})
+    with pytest.raises(CorruptError, match="is not the file that the root hash"):
+        other.query().to_anndata()
+
+
 def test_the_gateway_answers_nobody_who_does_not_know_its_bucket(server: WebServer) -> None:
     view = ra.open(server.address)
     gateway: Any = view._opened.location.server

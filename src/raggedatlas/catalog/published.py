@@ -140,7 +140,8 @@ def open_published(
     CorruptError
         If it is damaged, or not what the root hash says.
     """
-    files, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
+    gateway, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
+    files = gateway.files
     root = _ROOT.fullmatch(str(at))
     record = files.head.find(at, location.uri) if root is None else _find_root(files, root[1], location.uri)
     if files.head.atlas_format != FORMAT:
@@ -153,11 +154,11 @@ def open_published(
     if root is not None:
         # The root hash covers the record, this the manifest, that the tables, and these all other files.
         manifest = f"{TABLES}{FOLDER}/{record.manifest}.json"
-        files.trust({manifest: record.manifest})
+        gateway.trust({manifest: record.manifest})
         entries = read_manifest(view, record.manifest)
         trusted = {manifest: record.manifest, **{f"{TABLES}{path}": entry.sha256 for path, entry in entries.items()}}
-        files.trust(trusted)
-        files.trust(trusted | covered_arrays(view, files.places))
+        gateway.trust(trusted)
+        gateway.trust(trusted | covered_arrays(view, files.places))
     return view
 
 
@@ -170,7 +171,7 @@ def published_files(view: Catalog) -> PublishedFiles:
 
 def _open_files(
     address: str, storage_options: Mapping[str, str], cache: str | None, *, offline: bool, any_redirect: bool
-) -> tuple[PublishedFiles, Location]:
+) -> tuple[Gateway, Location]:
     options = {name: value for name, value in storage_options.items() if name in CACHE_OPTIONS}
     if cache is not None:
         options["cache_size"] = cache
@@ -185,7 +186,7 @@ def _open_files(
     place = None if _ADDRESS.match(address) else Location.of(address, storage_options)
     shown = address.partition("?")[0].rstrip("/") if place is None else place.uri
     gateway = Gateway(shown, PublishedOpener(place, address, kept, offline, any_redirect))
-    return gateway.files, Location(shown, options, gateway)
+    return gateway, Location(shown, options, gateway)
 
 
 def _find_root(files: PublishedFiles, root: str, address: str) -> AtlasVersionRecord:

@@ -47,12 +47,15 @@ class Gateway:
         self.address, self._make = address, make
         self._lock = threading.Lock()
         self._files: PublishedFiles | None = make()
+        self._trusted: Mapping[str, str] | None = None
         self.bucket, self._port, self._process = uuid4().hex, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process, except where it is served."""
         _ = self.endpoint
-        return {"address": self.address, "_make": self._make, "bucket": self.bucket, "_port": self._port}
+        return {
+            "address": self.address, "_make": self._make, "bucket": self.bucket, "_port": self._port, "_trusted": self._trusted,
+        }  # fmt: skip
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Use the server of the process that pickled it."""
@@ -62,8 +65,16 @@ class Gateway:
     def files(self) -> PublishedFiles:
         """The files, opened where another process has them."""
         if self._files is None:
-            self._files = self._make()
+            made = self._make()
+            if self._trusted is not None:
+                made.trust(self._trusted)
+            self._files = made
         return self._files
+
+    def trust(self, hashes: Mapping[str, str]) -> None:
+        """Serve only files that have these hashes, path -> SHA-256, also where another process opens them anew."""
+        self._trusted = hashes
+        self.files.trust(hashes)
 
     @property
     def endpoint(self) -> str:

@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raggedatlas.errors import AtlasError, QueryError
 from raggedatlas.query.browse import AtlasView
-from raggedatlas.store.loopback import LOOPBACK, LoopbackServer
+from raggedatlas.store.loopback import ThreadedServer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ _NA_INTEGER = -(2**31)
 """A missing integer, as R stores it."""
 
 
-class TablesServer(LoopbackServer):
+class TablesServer(ThreadedServer):
     """Server of a snapshot on loopback, usable as a context manager.
 
     Requests are POSTs of a JSON object to ``<url><name>``: ``info``, ``datasets``, ``features`` (``space``), ``cells`` (``where``, ``limit``),
@@ -43,6 +43,11 @@ class TablesServer(LoopbackServer):
         The snapshot.
     port : int
         Port; 0 picks a free one.
+
+    Raises
+    ------
+    StoreError
+        If the port is in use.
 
     Examples
     --------
@@ -65,11 +70,7 @@ class TablesServer(LoopbackServer):
         class Handler(_TablesHandler):
             owner = server
 
-        self._server = ThreadingHTTPServer((LOOPBACK, port), Handler)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="tables", daemon=True)
-        self._thread.start()
+        self._start(Handler, port, "tables")
 
     def answer(self, name: str, asked: Mapping[str, Any], *, arrow: bool) -> tuple[bytes, str] | None:
         """Return an answer and its type, or None if there is none of that name."""
@@ -80,16 +81,6 @@ class TablesServer(LoopbackServer):
         if isinstance(found, bytes):
             return found, "application/json" if name == "info" else COLUMNS
         return (_arrow_stream(found), ARROW) if arrow else (encode({"frame": found}), COLUMNS)
-
-    def _join(self) -> None:
-        while self._thread.is_alive():
-            # In steps, so that Ctrl-C arrives on every platform.
-            self._thread.join(1)
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
 
 
 class _TablesHandler(BaseHTTPRequestHandler):

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
-from raggedatlas.errors import ArgumentError, AtlasError, ReadOnlyError, StoreError
-from raggedatlas.store.loopback import LOOPBACK, LoopbackServer
+from raggedatlas.errors import ArgumentError, AtlasError, ReadOnlyError
+from raggedatlas.store.loopback import LOOPBACK, ThreadedServer
 from raggedatlas.wings.viewer.analysis import MOST_SETS, Analysis
 from raggedatlas.wings.viewer.arrow_streams import column_part, ids_part, numbers_part, points_part
 from raggedatlas.wings.viewer.page import PROGRAM, STYLE, bundled, policy, served_page
@@ -27,7 +27,7 @@ _MAX_BODY = 2**16
 Response = tuple[bytes, str]
 
 
-class ViewerServer(LoopbackServer):
+class ViewerServer(ThreadedServer):
     """Server of one scene on loopback.
 
     Every address begins with a new random token. The token is part of the path instead of a cookie, because browsers send
@@ -58,8 +58,6 @@ class ViewerServer(LoopbackServer):
     """
 
     def __init__(self, scene: Scene, port: int = 0, *, allow_annotate: bool = False) -> None:
-        if not 0 <= port < 2**16:
-            raise ArgumentError(f"port={port} is out of range; expected 0 (any free port) to 65535.")
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         # A class for this server: `http.server` creates the handlers itself, so values are passed as attributes.
         handler: type[_Handler] = type(
@@ -67,29 +65,8 @@ class ViewerServer(LoopbackServer):
             (_Handler,),
             {"token": self.token, "answers": _SceneResponses(scene, Analysis(scene, allow_annotate))},
         )
-        try:
-            self._server = ThreadingHTTPServer((LOOPBACK, port), handler)
-        except OSError as error:
-            raise StoreError(
-                f"Cannot listen on port {port} of {LOOPBACK}: {error.strerror}; port 0 picks a free one."
-            ) from error
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_port)
+        self._start(handler, port, "viewer")
         handler.hosts = frozenset({f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"})
-        self._thread = threading.Thread(target=self._server.serve_forever, name="viewer", daemon=True)
-        self._thread.start()
-
-    def _join(self) -> None:
-        while self._thread.is_alive():
-            # In steps, so that Ctrl-C arrives on every platform.
-            self._thread.join(1)
-
-    def close(self) -> None:
-        """Stop serving."""
-        # Returns once `serve_forever` has ended; only then may its socket be closed.
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 class _SceneResponses:
@@ -157,7 +134,7 @@ def _first_value(query: dict[str, list[str]], name: str) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     token: str
-    hosts: frozenset[str]
+    hosts: frozenset[str] = frozenset()
     answers: _SceneResponses
     server_version, sys_version = "raggedatlas", ""
     protocol_version = "HTTP/1.1"

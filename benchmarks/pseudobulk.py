@@ -107,12 +107,12 @@ def main() -> None:
             process.start()
             found[call.__name__] = queue.get()
             process.join()
-    (mine, memory), (theirs, whole) = found["ours"], found["scanpy"]
+    (seconds, memory), (seconds_scanpy, memory_scanpy) = found["ours"], found["scanpy"]
     print(f"{options.cells:,} cells x {options.values:,} values into {options.groups:,} groups")
     print(
-        f"raggedatlas {mine:.2f} s, {memory / 1e6:,.0f} MB; scanpy, without reading, {theirs:.2f} s, {whole / 1e6:,.0f} MB"
+        f"raggedatlas {seconds:.2f} s, {memory / 1e6:,.0f} MB; scanpy, without reading, {seconds_scanpy:.2f} s, {memory_scanpy / 1e6:,.0f} MB"
     )
-    print(f"time {mine / theirs:.2f}x, memory {memory / whole:.3f}x")
+    print(f"time {seconds / seconds_scanpy:.2f}x, memory {memory / memory_scanpy:.3f}x")
 
 
 if __name__ == "__main__":

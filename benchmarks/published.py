@@ -1,4 +1,4 @@
-"""Published atlases: requests of opening and a first query, bytes of a random epoch, DataLoader workers, and publishing many datasets beside `sync`.
+"""Published atlases: requests of opening and a first query, bytes of a random epoch, DataLoader workers, and publishing many datasets compared with `sync`.
 
 `python benchmarks/published.py --cells 10000000` makes its atlases in a temporary folder. A web server on loopback waits `--latency` before each answer.
 """
@@ -23,7 +23,7 @@ from support.object_store import WebServer, count_in_sequence
 
 
 def make(folder: Path, n_datasets: int, n_cells: int, n_features: int, n_values: int) -> ra.RaggedAtlas:
-    """Make an atlas of datasets of some cells, with a snapshot; each has features of its own beside shared ones."""
+    """Make an atlas of datasets of some cells, with a snapshot; each shares some of its features with others."""
     atlas, rng = ra.RaggedAtlas.create(folder), np.random.default_rng(0)
     files = []
     for number in range(n_datasets):
@@ -94,7 +94,7 @@ def show_reading(folder: Path, latency: float) -> None:
 
 
 def show_publishing(folder: Path, n_cells: int) -> None:
-    """Print files and processor time of publishing a thousand thin datasets beside `sync`."""
+    """Print files and processor time of publishing a thousand thin datasets, compared with `sync`."""
     atlas = make(folder / "many", 1_000, n_cells // 1_000, 200, 20)
     synced = used(lambda: atlas.sync(folder / "mirror"))
     published = used(lambda: atlas.publish(folder / "web"))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import raggedatlas as ra
-from raggedatlas.wings.trainers.lightning import Split, split_loader
+from raggedatlas.wings.trainers.lightning import split_loader
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 BLOOD = ["pbmc_10k_protein_v3", "pbmc_5k_protein_v3"]
@@ -39,7 +39,7 @@ def train_classifier(view: ra.AtlasView, epochs: int = 30) -> dict[str, Any]:
     """Learn the labels of the annotated cells by a linear model, rare types as often as common ones."""
     labelled = view.query().where("cell_type IS NOT NULL").layers("raw")
     loader = ra.Loader(labelled, 32, obs=["cell_type", "cell_name"], as_="torch-dense", balance="cell_type", seed=1)
-    parts = split_loader(loader, Split(val=0.25, by="cell_name"))
+    parts = split_loader(loader, ra.Split.by(labelled, "cell_name", {"train": 0.75, "val": 0.25}))
     n_genes, types = len(loader.features["gene_expression"]), loader.categories["cell_type"]
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(n_genes, len(types)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
@@ -89,7 +89,7 @@ def train_vae(view: ra.AtlasView, epochs: int = 40, n_genes: int = 1000) -> dict
     detected = np.asarray(query.aggregate("dataset").layers["count_nonzero"].max(axis=0)).ravel()
     genes = query.to_anndata().var["uid"].to_numpy()[np.argsort(-detected, kind="stable")[:n_genes]]
     loader = ra.Loader(query.features(list(genes)), 64, obs=["dataset", "cell_name"], as_="torch-dense", seed=1)
-    parts = split_loader(loader, Split(val=0.2, by="cell_name"))
+    parts = split_loader(loader, ra.Split.by(query, "cell_name", {"train": 0.8, "val": 0.2}))
     model = Vae(n_genes)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     curves: dict[str, list[float]] = {"train": [], "val": []}

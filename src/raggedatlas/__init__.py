@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         register_space,
     )
     from raggedatlas.query.query import Query
+    from raggedatlas.query.split import Split
     from raggedatlas.store.executors import Workers
     from raggedatlas.store.filters import col, under
     from raggedatlas.wings.results.dataset import ResultDataset
@@ -67,6 +68,7 @@ _HOMES = {
     "ResultDatasetWriter": "raggedatlas.wings.results.writer",
     "ResultPart": "raggedatlas.wings.results.writer",
     "SparseZarrPointer": "raggedatlas.model.spaces",
+    "Split": "raggedatlas.query.split",
     "Workers": "raggedatlas.store.executors",
     "clone": "raggedatlas.atlas",
     "col": "raggedatlas.store.filters",
@@ -108,6 +110,7 @@ __all__ = [
     "ResultDatasetWriter",
     "ResultPart",
     "SparseZarrPointer",
+    "Split",
     "Workers",
     "clone",
     "col",

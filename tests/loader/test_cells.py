@@ -17,7 +17,7 @@ from raggedatlas.loader import cells
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
-from raggedatlas.wings.trainers.lightning import Split, split_loader
+from raggedatlas.wings.trainers.lightning import split_loader
 from support.atlases import write_dataset
 
 OBS = ["kind", "donor", "percent.mt", "n", "flag", "plate", "dataset", "cell_name"]
@@ -89,15 +89,16 @@ def test_mapped_cells_are_those_in_memory(small: Any, way: str, mapped: Path, mo
 
 def test_parts_of_mapped_cells(small: Any, mapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits, and parts of parts, have the same cells."""
+    split = Split.by(small.query, seed=1)
     with monkeypatch.context() as patch:
         patch.setattr(cells, "IN_MEMORY_CELLS", 2**17)
         whole = Loader(small.query, 8, obs=["kind"], balance="kind")
         expected = [
-            *split_loader(whole, Split(seed=1)).values(),
+            *split_loader(whole, split).values(),
             whole.part(np.arange(60, 10, -1)).part(np.arange(3, 30)),
         ]
     loader = Loader(small.query, 8, obs=["kind"], balance="kind")
-    found = [*split_loader(loader, Split(seed=1)).values(), loader.part(np.arange(60, 10, -1)).part(np.arange(3, 30))]
+    found = [*split_loader(loader, split).values(), loader.part(np.arange(60, 10, -1)).part(np.arange(3, 30))]
     for one, other in zip(found, expected, strict=True):
         assert one.plan.uids.tolist() == other.plan.uids.tolist()
         assert one.state_dict() == other.state_dict()

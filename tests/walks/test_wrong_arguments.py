@@ -24,7 +24,7 @@ from raggedatlas.loader.plan import LoaderChoices
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.wings import cxg, results, vectors, viewer
-from raggedatlas.wings.trainers.lightning import Split, split_loader
+from raggedatlas.wings.trainers.lightning import split_loader
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.wings.vectors.reader import open_vectors
@@ -401,11 +401,7 @@ FUNCTIONS: dict[str, Call] = {
     ),
     "CellDataset": lambda p: (ra.CellDataset, {"query": p.query, "buffers": 2}),
     "CellDataset[]": lambda p: (ra.CellDataset(p.query).__getitem__, {"index": 1}),
-    "Split": lambda p: (
-        lambda **given: split_loader(ra.Loader(p.query, 4), Split(**given)),
-        {"val": 0.2, "test": 0.0, "by": None, "seed": 0},
-    ),
-    "split_loader": lambda p: (split_loader, {"loader": ra.Loader(p.query, 4), "split": Split()}),
+    "split_loader": lambda p: (split_loader, {"loader": ra.Loader(p.query, 4), "split": ra.Split.by(p.query)}),
     "infer": lambda p: (
         fresh(p, results.infer, "result_dir", ""),
         {"model": double, "query": p.query, "result_dir": "free", "batch_size": 16},

@@ -31,6 +31,7 @@ from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_col
 from raggedatlas.ingest.options import AnnotateOptions
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
+    RECIPE_KEY,
     AnnotatedColumn,
     AnnotationRecord,
     annotation_columns,
@@ -70,6 +71,8 @@ class AnnotationSource:
         ``uns["atlas"]`` of a query's result; else empty.
     obsm : mapping of str to array
         The asked members of `obsm`, (n_cells, ...).
+    recipe : str
+        How it was made, as JSON, where the source says so.
     """
 
     table: pa.Table
@@ -78,6 +81,7 @@ class AnnotationSource:
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     obsm: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    recipe: str = ""
 
 
 def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Sequence[str] = ()) -> AnnotationSource:  # noqa: ANN401
@@ -198,7 +202,8 @@ def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) ->
             table = pa.table(columns)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SourceError(f"The {kind} is no table of columns of one length and type each: {error}.") from error
-        return AnnotationSource(with_facts(table), uri=kind)
+        recipe = (table.schema.metadata or {}).get(RECIPE_KEY, b"").decode(errors="replace")
+        return AnnotationSource(with_facts(table), uri=kind, recipe=recipe)
     return None
 
 
@@ -373,7 +378,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
         new = _new_columns(catalog, given, cells, columns, options)
         record = AnnotationRecord(
             uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=snapshot,
-            query=str(given.origin.get("summary", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
+            query=str(given.origin.get("summary", "")), recipe=given.recipe, on_conflict=options.on_conflict, n_cells=len(cells.rows),
         )  # fmt: skip
         report = _write(catalog, record, cells, new, options)
     if columns and not options.dry_run:

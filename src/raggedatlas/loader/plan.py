@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.features import read_ahead
@@ -32,6 +33,7 @@ from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
+from raggedatlas.query.split import Split
 from raggedatlas.store.runtime import scratch_array
 
 
@@ -371,6 +373,16 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
         raise QueryError(f"{query!r} has no cells with {list(cells.spaces)}; there is nothing to train on.")
     cells = pack_linked(cells) if options.pack else cells
     return BatchPlan(cells, options), cells.extra
+
+
+def part_rows(plan: BatchPlan, split: Split, part: str) -> NDArray[np.int64]:
+    """Return the cells of a plan that are in a part of a split, ascending, (k,) int64."""
+    found = []
+    for start in range(0, plan.n_cells, BLOCK_CELLS):
+        uids = plan.uids[start : start + BLOCK_CELLS]
+        inside = split.contains(pa.array(np.asarray(uids), pa.binary()).cast(pa.string()), part)
+        found.append(start + np.flatnonzero(inside))
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None) -> Order:

@@ -308,6 +308,9 @@ GEOMETRY_SCHEMA = entries_schema(
 ANNOTATION_KEY = b"raggedatlas.annotation"
 """Arrow field metadata key of a cell column that an annotation brought: its `AnnotationRecord` as JSON."""
 
+RECIPE_KEY = b"raggedatlas.recipe"
+"""Arrow schema metadata key of a table that tells how it was made, which `AnnotationRecord.recipe` keeps."""
+
 
 class AnnotatedColumn(BaseModel):
     """One column of an annotation.
@@ -348,6 +351,8 @@ class AnnotationRecord(BaseModel):
         Snapshot from which the annotated cells were queried, where the source says so.
     query : str
         That query as text.
+    recipe : str
+        How the source says that it was made, as JSON; of a split.
     on_conflict : {"error", "replace", "keep"}
         What was done where a cell had another value.
     n_cells : int
@@ -369,6 +374,7 @@ class AnnotationRecord(BaseModel):
     source: str = ""
     snapshot: int | None = None
     query: str = ""
+    recipe: str = ""
     on_conflict: OnConflict = "error"
     n_cells: int = Field(0, ge=0)
     columns: dict[str, AnnotatedColumn] = Field(default_factory=dict)

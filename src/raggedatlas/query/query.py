@@ -179,6 +179,42 @@ class Query(Shown):
         to_sql(conditions, cell_columns(self.catalog))
         return self._with(filters=(*self.spec.filters, *conditions))
 
+    def split(self, *parts: str, name: str = "split") -> "Query":
+        """Keep the cells of a part of a stored split, in addition to earlier conditions.
+
+        Parameters
+        ----------
+        *parts : str
+            Parts, such as ``"train"``; a cell is kept that is in one of them, also if it is in others too.
+        name : str
+            The column that stores the split.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column or part; the message lists the parts.
+
+        See Also
+        --------
+        Split : How splits are made and stored.
+
+        Examples
+        --------
+        >>> view.query().split("train")  # doctest: +SKIP
+        """
+        listed = flatten_names("split", parts)
+        columns = cell_columns(self.catalog)
+        facts = columns.facts.get(columns.stored(name))
+        labels = [str(label) for label in (facts.categories if facts is not None else None) or ()]
+        known = {part for label in labels for part in label.split("+")}
+        if lacking := sorted({*listed} - known):
+            raise QueryError(
+                f"The column {name!r} has no part {lacking[0]!r}; it has {sorted(known)}."
+                if known
+                else f"The column {name!r} holds no split; store one with atlas.annotate(ra.Split...)."
+            )
+        return self.where({name: [label for label in labels if {*label.split("+")} & {*listed}]})
+
     def join(self, how: str | None = None, *, min_datasets: int | None = None, orthologs: str | None = None) -> "Query":
         """Set which features a result over several datasets has, and whether genes of several organisms are joined.
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raggedatlas import Loader
+from raggedatlas import Loader, Split
 from raggedatlas.errors import QueryError
-from raggedatlas.wings.trainers.lightning import AtlasDataModule, EpochBatches, Split
+from raggedatlas.wings.trainers.lightning import AtlasDataModule, EpochBatches
 
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
 # the warnings of Lightning about itself, and about runs that are as short as these
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SPLIT = Split(val=0.3)
+SHARES = {"train": 0.7, "val": 0.3}
 
 
 class Watch(lightning.LightningModule):  # type: ignore[misc]
@@ -63,7 +63,7 @@ def trainer(**choices: Any) -> Any:
 
 
 def module(small: Any, **choices: Any) -> AtlasDataModule:
-    return AtlasDataModule(small.query, 8, split=SPLIT, obs=["kind"], seed=5, **choices)
+    return AtlasDataModule(small.query, 8, split=Split.by(small.query, None, SHARES), obs=["kind"], seed=5, **choices)
 
 
 def test_a_trainer_sees_what_the_loader_gives(small: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_run_resumes_in_the_middle_of_an_epoch(small: Any, tmp_path: Path) -> 
         resumed = Watch()
         trainer().fit(resumed, datamodule=module(small, num_workers=num_workers), ckpt_path=path)
         assert resumed.seen == whole.seen[9:]
-    other = AtlasDataModule(small.query, 8, split=SPLIT, obs=["kind"], seed=6)
+    other = AtlasDataModule(small.query, 8, split=Split.by(small.query, None, SHARES), obs=["kind"], seed=6)
     with pytest.raises(QueryError, match="taken with seed"):
         trainer().fit(Watch(), datamodule=other, ckpt_path=path)
 
@@ -144,7 +144,7 @@ def test_cells_can_be_named_by_queries(small: Any) -> None:
     assert batch.categories["kind"].tolist() == data.loader().categories["kind"].tolist()
     uids = [uid for batch in data.predict_dataloader() for uid in batch.uids.tolist()]
     np.testing.assert_array_equal(uids, list(second.to_pandas().index))
-    assert AtlasDataModule(first, split=Split(val=0)).val_dataloader() == []
+    assert AtlasDataModule(first, split=Split.by(first, None, {"train": 1.0})).val_dataloader() == []
 
 
 def test_a_module_is_picklable_and_can_be_extended(small: Any) -> None:
@@ -167,7 +167,7 @@ def test_what_cannot_be_had_is_refused(small: Any) -> None:
     with pytest.raises(QueryError, match=r"takes no \['device', 'rank'\]"):
         AtlasDataModule(small.query, rank=1, device="cpu")  # type: ignore[call-arg]
     with pytest.raises(QueryError, match="both say what to hold out"):
-        AtlasDataModule(small.query, split=SPLIT, val=small.query)
+        AtlasDataModule(small.query, split=Split.by(small.query, None, SHARES), val=small.query)
     with pytest.raises(QueryError, match="not 'test'"):
         module(small).test_dataloader()
     with pytest.raises(QueryError, match="moves tensors"):
@@ -179,7 +179,6 @@ import json, sys
 import lightning, torch
 import raggedatlas as ra
 from raggedatlas.wings.trainers.lightning import AtlasDataModule
-from raggedatlas.wings.trainers.lightning import Split
 
 class Watch(lightning.LightningModule):
     def __init__(self):
@@ -196,7 +195,7 @@ if __name__ == "__main__":
     model = Watch()
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
-    trainer.fit(model, datamodule=AtlasDataModule(query, 8, split=Split(val=0)))
+    trainer.fit(model, datamodule=AtlasDataModule(query, 8, split=ra.Split.by(query, None, {"train": 1.0})))
     with open(f"{sys.argv[2]}/{trainer.global_rank}.json", "w") as file:
         json.dump(model.seen, file)
 """

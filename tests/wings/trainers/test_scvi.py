@@ -8,7 +8,6 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.wings.trainers.lightning import Split
 from raggedatlas.wings.trainers.scvi import ScviDataModule
 
 torch = pytest.importorskip("torch")
@@ -29,7 +28,7 @@ def view(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> ra.AtlasVi
 def test_scvi_trains_from_an_atlas(view: ra.AtlasView, tmp_path: Path) -> None:
     """A model trains, is saved and loaded, and places every cell, in the order of the query, alike from atlas and AnnData."""
     query = view.query().join("intersection")
-    data = ScviDataModule(query, 64, batch_key="dataset", split=Split(val=0.2))
+    data = ScviDataModule(query, 64, batch_key="dataset", split=ra.Split.by(query, None, {"train": 0.8, "val": 0.2}))
     model = scvi.model.SCVI(registry=data.registry, n_hidden=16, n_latent=4)
     model.train(max_epochs=2, datamodule=data, check_val_every_n_epoch=1, enable_progress_bar=False, accelerator="cpu")
     bound = model.history["elbo_validation"].to_numpy().ravel()
@@ -87,7 +86,8 @@ def test_what_cannot_be_had_is_refused(small: Any, monkeypatch: pytest.MonkeyPat
     assert ScviDataModule(small.query, batch_key="plate", categories={"plate": [0, 1, 2]}).n_batch == 3
     with pytest.raises(QueryError, match="one space"):
         ScviDataModule(small.query.spaces("gene_expression", "protein_abundance")).setup()
-    first = ScviDataModule(small.query.where({"dataset": "first"}), batch_key="dataset", split=Split(val=0.3))
+    query = small.query.where({"dataset": "first"})
+    first = ScviDataModule(query, batch_key="dataset", split=ra.Split.by(query, None, {"train": 0.7, "val": 0.3}))
     with pytest.raises(QueryError, match="or one that the training cells do not have"):
         first.inference_dataloader(small.query)
     monkeypatch.setitem(__import__("sys").modules, "scvi", None)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from raggedatlas.model.wings import Wing, lazy_attributes
 
 if TYPE_CHECKING:
-    from raggedatlas.wings.trainers.lightning import AtlasDataModule, Split, split_loader
+    from raggedatlas.wings.trainers.lightning import AtlasDataModule, split_loader
     from raggedatlas.wings.trainers.scvi import ScviDataModule
 
 WING = Wing(name="trainers")
@@ -13,7 +13,6 @@ WING = Wing(name="trainers")
 _HOMES = {
     "AtlasDataModule": "raggedatlas.wings.trainers.lightning",
     "ScviDataModule": "raggedatlas.wings.trainers.scvi",
-    "Split": "raggedatlas.wings.trainers.lightning",
     "split_loader": "raggedatlas.wings.trainers.lightning",
 }
 
@@ -21,7 +20,6 @@ __all__ = [
     "WING",
     "AtlasDataModule",
     "ScviDataModule",
-    "Split",
     "split_loader",
 ]
 

@@ -1,87 +1,24 @@
-"""A query as a LightningDataModule: splits by a hash, ranks taken from the trainer, epochs, and resuming in the middle of one."""
+"""A query as a LightningDataModule: splits, ranks taken from the trainer, epochs, and resuming in the middle of one."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch, require_torch
-from raggedatlas.loader.cells import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.order import Share, Shuffle
-from raggedatlas.loader.plan import BatchPlan, LoaderChoices
+from raggedatlas.loader.plan import LoaderChoices, part_rows
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import OutputFormat
-from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
+from raggedatlas.query.split import Split
 
 _OWN_SEEDS = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""
-
-
-@checked
-@dataclass(frozen=True)
-class Split:
-    """How cells are shared out between training, validation and test.
-
-    Parameters
-    ----------
-    val, test : float
-        Expected share of the cells, from 0 to below 1 together; training has the others.
-    by : str or None
-        A metadata column whose values stay together, e.g. the donor; None shares out cell by cell.
-    seed : int
-        Different seeds make different splits.
-
-    Notes
-    -----
-    The hash is of the cell's uid, or of the value of `by`, with the seed, and of nothing else: cells that join the atlas later, a
-    narrower query, or another machine move no cell from one part to another. Values of `by` keep their part in every atlas.
-    """
-
-    val: float = 0.1
-    test: float = 0.0
-    by: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse shares that leave nothing to train on."""
-        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
-            raise QueryError(
-                f"Split takes val and test as shares from 0 to below 1 together, not {self.val!r} and {self.test!r}."
-            )
-
-
-def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np.int64]]:
-    """Split rows by their hashes.
-
-    Parameters
-    ----------
-    hashes : (n,) uint64
-        Evenly spread.
-    split : Split
-        The shares.
-
-    Returns
-    -------
-    mapping of str to (k,) int64
-        Rows of ``"train"``, ``"val"`` and ``"test"``, each ascending; together every row once.
-
-    Examples
-    --------
-    >>> split_rows(np.array([2**63, 1, 2**64 - 1], np.uint64), Split(val=0.25))["val"]
-    array([1])
-    """
-    # The largest hashes round to 1.0, so training is what the others leave, and not a range that ends below 1.
-    place = hashes / 2.0**64
-    val, test = place < split.val, (place >= split.val) & (place < split.val + split.test)
-    chosen = {"train": ~(val | test), "val": val, "test": test}
-    return {name: np.flatnonzero(own) for name, own in chosen.items()}
 
 
 @checked
@@ -93,34 +30,28 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
     loader : Loader
         Of all the cells.
     split : Split
-        The shares; its column has to be among the loader's `obs`.
+        Which cells are in which part; cells without a part are in none.
 
     Returns
     -------
     mapping of str to Loader
-        ``"train"`` draws its cells as `loader` does; ``"val"`` and ``"test"``, which are there if their shares are above 0, give each
-        of theirs once, in the order of the query.
+        ``"train"`` draws its cells as `loader` does; the others give each of theirs once, in the order of the query.
 
     Raises
     ------
     QueryError
-        For a column that the loader does not have or that is not known of every cell, or a part without cells.
+        For a part without cells among those of the loader.
 
     Examples
     --------
-    >>> loader = Loader(view.query(), obs=["cell_type", "donor"], as_="torch")  # doctest: +SKIP
-    >>> parts = split_loader(loader, Split(val=0.2, by="donor"))  # doctest: +SKIP
+    >>> loader = Loader(query, obs=["cell_type", "donor"], as_="torch")  # doctest: +SKIP
+    >>> parts = split_loader(loader, Split.by(query, "donor", {"train": 0.8, "val": 0.2}))  # doctest: +SKIP
     """
-    plan = loader.plan
-    shares = {"train": 1.0, "val": split.val, "test": split.test}
-    parts = {name: rows for name, rows in split_rows(_hashes(plan, split), split).items() if shares[name]}
-    for name, rows in parts.items():
+    parts = {part: part_rows(loader.plan, split, part) for part in split.parts}
+    for part, rows in parts.items():
         if not len(rows):
-            raise QueryError(
-                f"{split} leaves none of {plan.n_cells:,} cells for {name!r}; choose another seed, larger shares, or a column with "
-                "more values."
-            )
-    return {name: loader.part(rows, drawn=name == "train") for name, rows in parts.items()}
+            raise QueryError(f"{split!r} has none of the loader's {loader.n_cells:,} cells in the part {part!r}.")
+    return {part: loader.part(rows, drawn=part == "train") for part, rows in parts.items()}
 
 
 def align_query(query: Query, loader: Loader) -> Query:
@@ -148,32 +79,6 @@ def align_query(query: Query, loader: Loader) -> Query:
     features = tuple((name, tuple(space.features.tolist())) for name, space in spaces.items() if len(space.features))
     asked = replace(query.spec, spaces=tuple(spaces), layers=layers, features=features, join="union")
     return Query(query.catalog, asked)
-
-
-def _hashes(plan: BatchPlan, split: Split) -> NDArray[np.uint64]:
-    if split.by is None:
-        return hash_uids(plan.uids, split.seed + _OWN_SEEDS)
-    if split.by not in plan.columns:
-        raise QueryError(f"The loader's obs are {list(plan.columns)}; add {split.by!r} to split by it.")
-    known, codes = _values(split.by, plan.columns[split.by])
-    texts = (f"split {split.seed} {value}".encode() for value in known)
-    return np.array([int(hashlib.sha256(text).hexdigest()[:16], 16) for text in texts], np.uint64)[codes]
-
-
-def _values(name: str, column: ObsColumn) -> tuple[list[object], NDArray[np.int64]]:
-    """Return the distinct values of a column and the code of every cell; raise if one is missing."""
-    if column.categories is not None:
-        known, codes = column.categories.tolist(), column.values
-        missing = codes < 0
-    else:
-        distinct, codes = np.unique(column.values, return_inverse=True)
-        known, missing = distinct.tolist(), np.isnan(column.values.astype(np.float64))
-    if missing.any():
-        raise QueryError(
-            f"{int(missing.sum()):,} of {len(codes):,} cells have no {name!r} to split by; leave them out, e.g. "
-            f"query.where(~col({name!r}).is_null())."
-        )
-    return known, codes.astype(np.int64)
 
 
 _FOR_TRAINING = {"weights", "balance", "group", "sampler", "n_samples", "even", "drop_last", "layers", "features"}
@@ -297,7 +202,7 @@ class AtlasDataModule:
     batch_size : int
         Cells of a batch.
     split : Split or None
-        How the query's cells are shared out; None takes a tenth for validation, unless `val` or `test` name cells.
+        Which cells are for training, validation and test; None takes a tenth for validation, unless `val` or `test` name cells.
     val, test, predict : Query or None
         Cells of their own for validation, test and prediction; of them is read what `query` reads. Without `predict`, predictions are
         for all cells of `query`, in its order.
@@ -320,7 +225,8 @@ class AtlasDataModule:
 
     Examples
     --------
-    >>> data = AtlasDataModule(view.query(), 512, split=Split(val=0.2, by="donor"), obs=["cell_type"])  # doctest: +SKIP
+    >>> split = Split.by(query, "donor", {"train": 0.8, "val": 0.2})  # doctest: +SKIP
+    >>> data = AtlasDataModule(query, 512, split=split, obs=["cell_type"])  # doctest: +SKIP
     >>> lightning.Trainer(max_epochs=5).fit(model, datamodule=data)  # doctest: +SKIP
     """
 
@@ -354,7 +260,7 @@ class AtlasDataModule:
         if split is not None and named:
             raise QueryError(f"{type(self).__name__} takes either split or {list(named)}; both say what to hold out.")
         self._query, self._named, self._predict = query, named, predict
-        self._split = split or (Split(val=0) if named else Split())
+        self._split = split
         self._num_workers = num_workers
         # With workers, the DataLoader pins; else `pin_memory` stays among the choices, and the loader does.
         self._pin_memory = bool(num_workers and given.pop("pin_memory", False))
@@ -375,9 +281,12 @@ class AtlasDataModule:
             return
         every = self._load(self._query, self._choices)
         others = {name: cells for name, cells in {**self._named, "predict": self._predict}.items() if cells is not None}
+        split = self._split
+        if split is None and not self._named:
+            split = Split.by(self._query, fractions={"train": 0.9, "val": 0.1})
         self._loaders = {
             "all": every,
-            **split_loader(every, self._split),
+            **({"train": every} if split is None else split_loader(every, split)),
             **{name: self._load_like(every, cells) for name, cells in others.items()},
         }
 
@@ -434,8 +343,7 @@ class AtlasDataModule:
         """Plan what is read of some cells."""
         if choices["as_"] not in {"torch", "torch-dense"}:
             raise QueryError(f"Lightning moves tensors; take as_='torch' or 'torch-dense', not {choices['as_']!r}.")
-        by = () if self._split.by is None else (self._split.by,)
-        return Loader(query, **{**choices, "obs": (*(choices.get("obs", query.spec.obs) or ()), *by)})
+        return Loader(query, **{**choices, "obs": choices.get("obs", query.spec.obs) or ()})
 
     def _load_like(self, every: Loader, query: Query, **changes: Any) -> Loader:  # noqa: ANN401  (choices)
         """Plan to read of other cells what `every` reads of its own, each once and in order."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raggedatlas.formats.copying import copy, read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.loader.loader import CellDataset, Loader
+    from raggedatlas.loader.set_loader import SetLoader
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
     from raggedatlas.model.spaces import (
@@ -67,6 +68,7 @@ _HOMES = {
     "ResultDataset": "raggedatlas.wings.results.dataset",
     "ResultDatasetWriter": "raggedatlas.wings.results.writer",
     "ResultPart": "raggedatlas.wings.results.writer",
+    "SetLoader": "raggedatlas.loader.set_loader",
     "SparseZarrPointer": "raggedatlas.model.spaces",
     "Split": "raggedatlas.query.split",
     "Workers": "raggedatlas.store.executors",
@@ -109,6 +111,7 @@ __all__ = [
     "ResultDataset",
     "ResultDatasetWriter",
     "ResultPart",
+    "SetLoader",
     "SparseZarrPointer",
     "Split",
     "Workers",

@@ -1,6 +1,7 @@
 """A small atlas of two datasets that do not share their genes, one with proteins too."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -12,6 +13,7 @@ import scipy.sparse as sp
 from raggedatlas.catalog.catalog import create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.ingest.add import add
+from raggedatlas.loader import cells
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
 
@@ -57,3 +59,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     query = Query(open_snapshot(catalog, snapshot(catalog)))
     result = query.to_anndata()
     return Small(query, result.X.toarray(), result.obs)
+
+
+@pytest.fixture
+def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write even few cells to files, and return their folder."""
+    monkeypatch.setattr(cells, "IN_MEMORY_CELLS", 0)
+    monkeypatch.setenv("RAGGEDATLAS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "raggedatlas" / "plans"

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,12 @@ from raggedatlas.ingest.add import add
 from raggedatlas.loader import cells
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
+from raggedatlas.query.split import Split
 from raggedatlas.store.location import Location
 from raggedatlas.wings.trainers.lightning import split_loader
 from support.atlases import write_dataset
 
 OBS = ["kind", "donor", "percent.mt", "n", "flag", "plate", "dataset", "cell_name"]
-
-
-@pytest.fixture
-def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Write even few cells to files, and return their folder."""
-    monkeypatch.setattr(cells, "IN_MEMORY_CELLS", 0)
-    monkeypatch.setenv("RAGGEDATLAS_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "raggedatlas" / "plans"
 
 
 def as_values(loader: Loader) -> list[Any]:

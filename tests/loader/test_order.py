@@ -191,7 +191,7 @@ def test_a_computed_permutation_of_many_items() -> None:
 
 
 @pytest.mark.usefixtures("permutations")
-def test_no_order_statistic_tells_an_epoch_from_a_uniform_permutation() -> None:
+def test_no_order_statistic_tells_an_epoch_from_auniform_permutation() -> None:
     """Over many epochs every statistic of the order has the mean that it has over uniform permutations."""
     n, epochs = 100, 1500
     drawn = [whole(Order(n, 16, 11), epoch).rows for epoch in range(epochs)]
@@ -266,7 +266,7 @@ def test_strategies_are_those_of_all_values_at_once(weights: list[float], codes:
         total = np.cumsum(values)
         assert drawn.cumulated.tolist() == total.tolist()
         found = epoch_batches(Order(len(values), 500, seed=5, strategy=drawn), 1).take(np.array([0])).rows
-        chance = orders._uniform(np.arange(500), 5, 1) * total[-1]
+        chance = orders.uniform(np.arange(500), 5, 1) * total[-1]
         expected = np.minimum(np.searchsorted(total, chance, side="right"), np.flatnonzero(values)[-1])
         assert found.tolist() == expected.tolist()
         assert grouped.by_group.tolist() == [

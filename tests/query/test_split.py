@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.screens import CONTROL, screen, screens
 
 import raggedatlas as ra
 from raggedatlas import Split
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, SourceError
+from support.screens import CONTROL, screen, screens
+
+pytestmark = pytest.mark.fast
 
 CONFIG = """
 [datasets]
@@ -57,7 +59,6 @@ def parts_of(split: Split, obs: pd.DataFrame) -> pd.Series:
     return split.to_pandas()[split.name].astype(str).reindex(obs.index)
 
 
-@pytest.mark.fast
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**40), st.sampled_from([None, "donor", ["donor", "batch"], "dose"]))
 def test_every_cell_is_dealt_out_once_with_its_like(query: ra.Query, obs: pd.DataFrame, seed: int, column: Any) -> None:
@@ -73,7 +74,6 @@ def test_every_cell_is_dealt_out_once_with_its_like(query: ra.Query, obs: pd.Dat
     assert Split.by(query, column, shares, seed=seed).hash == split.hash
 
 
-@pytest.mark.fast
 def test_shares_are_met(query: ra.Query, obs: pd.DataFrame) -> None:
     """Shares are met as well as whole values allow; a cell keeps its part whatever other cells there are; what is left is for training."""
     by_donor = Split.by(query, "donor", {"val": 0.2, "test": 0.2}).parts
@@ -89,7 +89,6 @@ def test_shares_are_met(query: ra.Query, obs: pd.DataFrame) -> None:
     assert Split.by(query, seed=1).hash != single.hash
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("match", [["dataset"], ["dataset", "cell_type", "batch"], []])
 def test_controls_are_dealt_in_proportion(query: ra.Query, obs: pd.DataFrame, match: list[str]) -> None:
     """Each control is in one part, and each part has of each stratum's controls what it has of the other cells."""
@@ -103,7 +102,6 @@ def test_controls_are_dealt_in_proportion(query: ra.Query, obs: pd.DataFrame, ma
         assert abs((controls == "test").sum() - share * len(controls)) <= 1
 
 
-@pytest.mark.fast
 def test_held_out_cells(query: ra.Query, obs: pd.DataFrame) -> None:
     """Zero-shot and few-shot: what satisfies the condition, and no control, is held out; controls follow."""
     line = parts_of(Split.hold_out(query, {"cell_type": ["HEPG2"]}), obs)
@@ -127,7 +125,9 @@ def test_targets_are_genes(tmp_path: Path) -> None:
     """A name of a gene means all that name it, and the order of a combination does not count."""
     atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
     made = screen(4)
-    made.obs["pair"] = made.obs["gene"].astype(str).map({"SEPT7": "JAK2+SEPT7", "SEPTIN7": "SEPTIN7+JAK2"}).fillna("none")
+    made.obs["pair"] = (
+        made.obs["gene"].astype(str).map({"SEPT7": "JAK2+SEPT7", "SEPTIN7": "SEPTIN7+JAK2"}).fillna("none")
+    )
     made.var_names = ["SEPT7" if name == "GENE0" else name for name in made.var_names]
     atlas.add(made, "four", progress=False)
     atlas.identity.link("SEPT7", "SEPTIN7")
@@ -170,7 +170,6 @@ def test_a_stored_split(tmp_path: Path) -> None:
         atlas.checkout(before).query().split("train", name="by_batch")
 
 
-@pytest.mark.fast
 def test_files(query: ra.Query, tmp_path: Path) -> None:
     """A split comes back from CSV and TOML; its hash is that of sorted lines; a changed file is refused."""
     split = Split.hold_out(query, {"cell_type": "K562"}, name='a "name"')
@@ -190,12 +189,16 @@ def test_files(query: ra.Query, tmp_path: Path) -> None:
         split.write(tmp_path / "s.txt")
 
 
-@pytest.mark.fast
 def test_frames() -> None:
     """Tables of all kinds name the parts; cells without one are left out, and what is no split is refused."""
     uids = [f"{i:016x}" for i in range(4)]
     series = pd.Series(["train", None, "train+test", "test"], index=uids, name="fold")
-    for frame in (series, series.to_frame(), pa.table({"uid": uids, "fold": series.tolist()}), {"uid": uids, "fold": series.tolist()}):
+    for frame in (
+        series,
+        series.to_frame(),
+        pa.table({"uid": uids, "fold": series.tolist()}),
+        {"uid": uids, "fold": series.tolist()},
+    ):
         split = Split.from_frame(frame)
         assert (split.parts, len(split), split.name) == ({"test": 2, "train": 2}, 3, "fold")
     assert split.contains(pa.array([uids[2], "f" * 16, uids[0]]), "test").tolist() == [True, False, False]
@@ -262,7 +265,6 @@ def expected_of_config(obs: pd.DataFrame) -> pd.Series:
     return pd.Series([part(cell) for cell in obs.itertuples()], obs.index, dtype=object)
 
 
-@pytest.mark.fast
 def test_a_configuration_of_cell_load(atlas: ra.RaggedAtlas, query: ra.Query, obs: pd.DataFrame) -> None:
     """Sections mean what they mean to cell-load; controls are shared as there, or each in one part."""
     folder = Path(atlas.uri).parent
@@ -281,7 +283,6 @@ def test_a_configuration_of_cell_load(atlas: ra.RaggedAtlas, query: ra.Query, ob
     assert str(folder) not in str(split.recipe)
 
 
-@pytest.mark.fast
 def test_configurations_that_do_not_fit(query: ra.Query, tmp_path: Path) -> None:
     """Files without sections, unknown datasets and parts, and a missing query are refused by name."""
     path = tmp_path / "c.toml"
@@ -305,7 +306,6 @@ def test_configurations_that_do_not_fit(query: ra.Query, tmp_path: Path) -> None
         Split.from_toml(tmp_path / "none.toml", query)
 
 
-@pytest.mark.fast
 @pytest.mark.filterwarnings("ignore:No cell has")
 def test_what_cannot_be_split_is_refused(query: ra.Query) -> None:
     """Shares that are none, too few values, missing values, conditions that hold nothing or a cell twice."""

@@ -46,6 +46,10 @@ def add(folder: Path, what: Any, **given: Any) -> Any:
     return atlas(folder).add(source, "new", dry_run=True, progress=False, **given)
 
 
+def sets(folder: Path, **given: Any) -> Any:
+    return ra.SetLoader(query(folder), "cell_type", "others", set_size=2, **given)
+
+
 def double(values: Any) -> Any:
     """Be a model."""
     return np.asarray(values)[:, :2]
@@ -87,6 +91,14 @@ UNUSED: dict[str, Callable[[Path], Any]] = {
     "Loader prefetch": lambda f: ra.Loader(query(f), 4, threads=0, prefetch=3),
     "Loader device": lambda f: ra.Loader(query(f), 4, as_="csr", device="cpu"),
     "Loader pin_memory": lambda f: ra.Loader(query(f), 4, as_="dense", pin_memory=True),
+    "SetLoader n_sets": lambda f: sets(f, n_sets=3),
+    "SetLoader space": lambda f: sets(f, space="x"),
+    "SetLoader controls_from": lambda f: sets(f, controls_from=["train"]),
+    "SetLoader separator": lambda f: sets(f, separator="+"),
+    "SetLoader prefetch": lambda f: sets(f, threads=0, prefetch=3),
+    "SetLoader device": lambda f: sets(f, device="cpu"),
+    "SetLoader pin_memory": lambda f: sets(f, as_="dense", pin_memory=True),
+    "SetLoader sort": lambda f: sets(f, as_="dense", sort=True),
     "Loader sort": lambda f: ra.Loader(query(f), 4, as_="dense", sort=True),
     "CellDataset sort": lambda f: ra.CellDataset(query(f), as_="dense", sort=True),
     "load_results_dataset verb": lambda f: ra.load_results_dataset({}, f / "z", verb="infer"),
@@ -161,6 +173,7 @@ USED: dict[str, str] = {
     "Query.pseudobulk": "layer min_cells executor",
     "Query.sample": "by seed",
     "Query.search": "k",
+    "Query.split": "name",
     "Query.test": "layer min_cells executor",
     "Query.to_anndata": "max_bytes",
     "Query.to_mudata": "max_bytes",
@@ -196,6 +209,8 @@ USED: dict[str, str] = {
     "umap": "progress column model batch_size overwrite",
     "view": "cells port browser allow_annotate title color colors columns max_points seed theme axes layer",
     "visualize": "cells overwrite color max_points seed axes",
+    "SetLoader": "set_by control match set_size sets split replace min_cells min_controls weights targets seed obs as_ layers features categories dtype "
+    "buffers results pack rank world_size even drop_last threads",
     "Loader": "batch_size shuffle seed obs as_ layers features categories dtype buffers results pack rank world_size even drop_last weights balance group sampler threads",
     "CellDataset": "obs as_ layers features categories dtype buffers results pack",
     "ResultDatasetWriter": "overwrite facts resume grace",
@@ -223,7 +238,12 @@ def public_calls() -> Iterator[tuple[str, Any]]:
             member = getattr(module, name)
             if inspect.isfunction(member):
                 yield name, member
-    yield from (("Loader", ra.Loader), ("CellDataset", ra.CellDataset), ("ResultDatasetWriter", ra.ResultDatasetWriter))
+    yield from (
+        ("Loader", ra.Loader),
+        ("SetLoader", ra.SetLoader),
+        ("CellDataset", ra.CellDataset),
+        ("ResultDatasetWriter", ra.ResultDatasetWriter),
+    )
 
 
 def options_of(call: Any) -> list[str]:

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import typing
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -46,6 +47,13 @@ WRONG: list[Any] = [
     {5: 6}, Strange(), True, np.array([1.5]), int, pd.DataFrame({"a": [1]}),
 ]  # fmt: skip
 """What no argument takes, or only a few do."""
+
+
+def make_sets(query: ra.Query, **given: Any) -> Any:
+    # What a small atlas leaves out is warned of.
+    with warnings.catch_warnings(action="ignore"):
+        return iter(ra.SetLoader(query, **given))
+
 
 SPECIAL = {("add", "progress"), ("Loader", "sampler")}
 """Functions of the user, whose own errors pass."""
@@ -242,6 +250,63 @@ CALLS: dict[str, Call] = {
         {"query": "B", "column": "cell_type", "k": 3, "metric": "l2"},
     ),
     "query.spaces": lambda p: (lambda names: p.query.spaces(names).to_anndata(), {"names": "gene_expression"}),
+    "query.split": lambda p: (
+        lambda parts, name: p.query.split(parts, name=name),
+        {"parts": "train", "name": "split"},
+    ),
+    "Split.by": lambda p: (
+        ra.Split.by,
+        {
+            "query": p.query,
+            "column": None,
+            "fractions": None,
+            "control": None,
+            "match": ["dataset"],
+            "seed": 0,
+            "name": "s",
+        },
+    ),
+    "Split.hold_out": lambda p: (
+        ra.Split.hold_out,
+        {
+            "query": p.query,
+            "test": {"cell_type": "B"},
+            "val": None,
+            "control": None,
+            "targets": None,
+            "separator": None,
+            "seed": 1,
+        },
+    ),
+    "Split.from_frame": lambda p: (
+        ra.Split.from_frame,
+        {"frame": {"uid": ["0" * 16], "split": ["a"]}, "column": "split"},
+    ),
+    "Split.from_toml": lambda p: (ra.Split.from_toml, {"path": p.folder / "none.toml", "query": p.query, "seed": 1}),
+    "SetLoader": lambda p: (
+        make_sets,
+        {
+            "query": p.query,
+            "set_by": "cell_type",
+            "control": "others",
+            "match": ["dataset"],
+            "set_size": 2,
+            "sets": 2,
+            "split": None,
+            "controls_from": (),
+            "replace": None,
+            "min_cells": 1,
+            "min_controls": 1,
+            "weights": None,
+            "n_sets": None,
+            "targets": (),
+            "separator": None,
+            "space": None,
+            "seed": 0,
+            "obs": None,
+            "as_": "csr",
+        },
+    ),
     "query.to_anndata": lambda p: (p.query.to_anndata, {}),
     "query.where": lambda p: (lambda c: p.query.where(c).to_pandas(), {"c": "cell_type = 'B'"}),
     "query.where_equal": lambda p: (lambda c: p.query.where(cell_type=c).to_pandas(), {"c": "B"}),

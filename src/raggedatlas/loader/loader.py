@@ -43,6 +43,7 @@ from raggedatlas.loader.order import (
 from raggedatlas.loader.plan import (
     BatchPlan,
     LoaderChoices,
+    LoaderOptions,
     ReadChoices,
     plan_batches,
     plan_order,
@@ -321,7 +322,203 @@ _READ_ROWS = 1024
 
 
 @checked
-class Loader(_Planned):
+class BatchIterator(_Planned):
+    """What iterates over batches in an order: epochs, workers, resuming. `Loader` and `SetLoader` say which order.
+
+    Parameters
+    ----------
+    plan : BatchPlan
+        What is read.
+    order : Order
+        Which cells each batch has.
+    options : LoaderOptions
+        How it is read.
+    """
+
+    def __init__(self, plan: BatchPlan, order: Order, options: LoaderOptions) -> None:
+        self._plan, self._order, self._options = plan, order, options
+        self._next = (0, 0)
+        self._now: tuple[int, int] | None = None
+        self._settle()
+
+    def _settle(self) -> None:
+        """Create the state that belongs to this process."""
+        self._pid = os.getpid()
+        # Made by the first read: readers hold memory maps, and a loader that is only split reads nothing.
+        self._maker: Collator | None = None
+        remember_facts(self._plan.facts)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What is read, frozen: feature spaces, cell uids, metadata and options."""
+        return self._plan
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells to choose from."""
+        return self._plan.n_cells
+
+    @property
+    def moves(self) -> bool:
+        """Whether batches are moved to a device."""
+        return self._plan.options.device is not None
+
+    def torch_dataset(self) -> Any:  # noqa: ANN401  (a torch.utils.data.IterableDataset)
+        """Return the loader as a dataset for PyTorch's DataLoader.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")``. Call `set_epoch` before each
+            epoch: workers get copies of the loader.
+        """
+        return torch_dataset(self)
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch on this rank."""
+        return count_batches(self._order)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start the next epoch."""
+        epoch, done = self._next
+        batches, device = self.iterate(), self._plan.options.device
+        return self._count(batches if device is None else move_ahead(batches, device), epoch, done)
+
+    def iterate(self, worker: int = 0, n_workers: int = 1) -> Iterator[Any]:
+        """Start the next epoch, and iterate over the share of one of several workers: every `n_workers`-th batch.
+
+        Raises
+        ------
+        StoreError
+            In a forked child, where the threads and connections of its parent do not work.
+        QueryError
+            If there is no such worker.
+        """
+        check_process(self._pid)
+        if not 0 <= worker < n_workers:
+            raise QueryError(f"worker {worker} is not one of {n_workers} workers; they are numbered from 0.")
+        epoch, done = self._next
+        # At the call and not in the generator: an epoch has begun even if no batch of it is taken.
+        self._next, self._now = (epoch + 1, 0), (epoch, done)
+        return self._read(epoch, done, worker, n_workers)
+
+    def send(self, worker: int, n_workers: int) -> Iterator[Any]:
+        """Iterate in a worker of a DataLoader: batches are pickled without what the process that trains has already."""
+        return map(self._sent, self.iterate(worker, n_workers))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self._next, self._now = (_epoch(epoch), 0), None
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Return the position of the iteration, from which another process can resume.
+
+        Parameters
+        ----------
+        taken : int or None
+            Batches taken of the epoch that `set_epoch` named, where a DataLoader with workers counts; None counts by itself.
+
+        Returns
+        -------
+        dict
+            Of strings and numbers. The state of one rank serves all.
+        """
+        epoch, done = self._now or self._next
+        return {**self._facts(), "epoch": epoch, "batch": done if taken is None else int(taken)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the next iteration from a state.
+
+        Raises
+        ------
+        QueryError
+            If the state is of another query, seed, number of ranks or other choice that changes the order.
+        """
+        for name, value in self._facts().items():
+            if state.get(name) != value:
+                raise QueryError(
+                    f"The state was taken with {name} {state.get(name)!r}, this loader has {value!r}: its batches would not "
+                    "follow those before. Make the loader as it was."
+                )
+        epoch, done = _epoch(state.get("epoch")), state.get("batch")
+        # All batches taken is a valid position: that after the last batch of the epoch.
+        if not isinstance(done, int) or not 0 <= done <= len(self):
+            raise QueryError(
+                f"The state says {done!r} batches were taken, which is beyond the {len(self):,} of an epoch."
+            )
+        self._next, self._now = (epoch, done), None
+
+    def _facts(self) -> dict[str, Any]:
+        """Return all that determines the order of an epoch."""
+        order, share = self._order, self._order.share
+        return {
+            "query": self._plan.facts.key,
+            "n_cells": order.n_cells,
+            "seed": int(order.seed),
+            "batch_size": int(order.batch_size),
+            "shuffle": order.shuffle,
+            "blocks": [int(order.block_size), int(order.buffer_size), _hash_blocks(order)]
+            if order.shuffle == "blocks"
+            else None,
+            "strategy": order.digest(),
+            "world_size": int(share.world_size),
+            "even": share.even,
+            "drop_last": share.drop_last,
+        }
+
+    def _count(self, batches: Iterator[Any], epoch: int, done: int) -> Iterator[Any]:
+        for number, batch in enumerate(batches, done + 1):
+            # Before the yield, so that a state taken during this batch counts it as taken.
+            self._now = (epoch, number)
+            yield batch
+        self._now = None
+
+    def _read(self, epoch: int, done: int, worker: int, n_workers: int) -> Iterator[Any]:
+        options = self._options
+        threads = options.threads
+        if threads is None:
+            # Several workers are parallel already and read without further threads.
+            threads = DECODE_THREADS if n_workers == 1 else 0
+        every = epoch_batches(self._order, epoch)
+        own = worker_batches(len(every), done, worker, n_workers)
+        sizes = every.bounds[own + 1] - every.bounds[own]
+        # Neighbouring cells are scattered over one shuffle buffer, so a read takes as many cells as that has.
+        edges = read_units(sizes, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
+        each = max(1, len(own) // max(1, len(edges) - 1))
+        # The choice counts batches, the depth counts reads.
+        ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
+        # Kept for the next epoch, with its maps and buffers.
+        maker = self._maker = self._maker or Collator(self._plan)
+        # Which cells a batch has is computed by the thread that reads them.
+        read = prefetch_map(
+            lambda unit: self._made(maker, every.take(own[slice(*unit)])),
+            pairwise(edges.tolist()),
+            threads=threads,
+            depth=ahead,
+        )
+        for made in read:
+            yield from made
+
+    def _made(self, maker: Collator, batches: Batches) -> Sequence[Any]:
+        """Read batches."""
+        return maker.make(batches)
+
+    def _sent(self, batch: Any) -> Any:  # noqa: ANN401  (what `_made` returns)
+        """Return a batch as it is sent from a worker."""
+        return WireBatch(batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process."""
+        return {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore in another process."""
+        self.__dict__.update(state)
+        self._settle()
+
+
+@checked
+class Loader(BatchIterator):
     """Training batches of a query: an iterable with a length, a new order every epoch.
 
     Parameters
@@ -373,36 +570,11 @@ class Loader(_Planned):
         **choices: Unpack[LoaderChoices],
     ) -> None:
         own = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "obs": obs, "as_": as_}
-        reading, self._options = split_choices("Loader", {**choices, **own})
+        reading, options = split_choices("Loader", {**choices, **own})
         if reading.tensors:
             check_device(reading.device, pinned=reading.pins)
-        self._plan, column = plan_batches(query, reading, self._options.strategy_column)
-        self._order = plan_order(self._plan, self._options, column)
-        self._next = (0, 0)
-        self._now: tuple[int, int] | None = None
-        self._settle()
-
-    def _settle(self) -> None:
-        """Create the state that belongs to this process."""
-        self._pid = os.getpid()
-        # Made by the first read: readers hold memory maps, and a loader that is only split reads nothing.
-        self._maker: Collator | None = None
-        remember_facts(self._plan.facts)
-
-    @property
-    def plan(self) -> BatchPlan:
-        """What is read, frozen: feature spaces, cell uids, metadata and options."""
-        return self._plan
-
-    @property
-    def n_cells(self) -> int:
-        """Number of cells to choose from."""
-        return self._plan.n_cells
-
-    @property
-    def moves(self) -> bool:
-        """Whether batches are moved to a device."""
-        return self._plan.options.device is not None
+        plan, column = plan_batches(query, reading, options.strategy_column)
+        super().__init__(plan, plan_order(plan, options, column), options)
 
     @property
     def dataset(self) -> CellDataset:
@@ -462,91 +634,6 @@ class Loader(_Planned):
         made._settle()
         return made
 
-    def torch_dataset(self) -> Any:  # noqa: ANN401  (a torch.utils.data.IterableDataset)
-        """Return the loader as a dataset for PyTorch's DataLoader.
-
-        Returns
-        -------
-        torch.utils.data.IterableDataset
-            For ``DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")``. Call `set_epoch` before each
-            epoch: workers get copies of the loader.
-        """
-        return torch_dataset(self)
-
-    def __len__(self) -> int:
-        """Count the batches of an epoch on this rank."""
-        return count_batches(self._order)
-
-    def __iter__(self) -> Iterator[TrainingBatch]:
-        """Start the next epoch."""
-        epoch, done = self._next
-        batches, device = self.iterate(), self._plan.options.device
-        return self._count(batches if device is None else move_ahead(batches, device), epoch, done)
-
-    def iterate(self, worker: int = 0, n_workers: int = 1) -> Iterator[TrainingBatch]:
-        """Start the next epoch, and iterate over the share of one of several workers: every `n_workers`-th batch.
-
-        Raises
-        ------
-        StoreError
-            In a forked child, where the threads and connections of its parent do not work.
-        QueryError
-            If there is no such worker.
-        """
-        check_process(self._pid)
-        if not 0 <= worker < n_workers:
-            raise QueryError(f"worker {worker} is not one of {n_workers} workers; they are numbered from 0.")
-        epoch, done = self._next
-        # At the call and not in the generator: an epoch has begun even if no batch of it is taken.
-        self._next, self._now = (epoch + 1, 0), (epoch, done)
-        return self._read(epoch, done, worker, n_workers)
-
-    def send(self, worker: int, n_workers: int) -> Iterator[WireBatch]:
-        """Iterate in a worker of a DataLoader: batches are pickled without what the process that trains has already."""
-        return map(WireBatch, self.iterate(worker, n_workers))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self._next, self._now = (_epoch(epoch), 0), None
-
-    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the position of the iteration, from which another process can resume.
-
-        Parameters
-        ----------
-        taken : int or None
-            Batches taken of the epoch that `set_epoch` named, where a DataLoader with workers counts; None counts by itself.
-
-        Returns
-        -------
-        dict
-            Of strings and numbers. The state of one rank serves all.
-        """
-        epoch, done = self._now or self._next
-        return {**self._facts(), "epoch": epoch, "batch": done if taken is None else int(taken)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration from a state.
-
-        Raises
-        ------
-        QueryError
-            If the state is of another query, seed, number of ranks or other choice that changes the order.
-        """
-        for name, value in self._facts().items():
-            if state.get(name) != value:
-                raise QueryError(
-                    f"The state was taken with {name} {state.get(name)!r}, this loader has {value!r}: its batches would not "
-                    "follow those before. Make the loader as it was."
-                )
-        epoch, done = _epoch(state.get("epoch")), state.get("batch")
-        # All batches taken is a valid position: that after the last batch of the epoch.
-        if not isinstance(done, int) or not 0 <= done <= len(self):
-            raise QueryError(
-                f"The state says {done!r} batches were taken, which is beyond the {len(self):,} of an epoch."
-            )
-        self._next, self._now = (epoch, done), None
-
     def __repr__(self) -> str:
         """Return what is read and how."""
         options = self._options
@@ -557,70 +644,18 @@ class Loader(_Planned):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process, and values of the strategy that are in the file of the cells."""
-        state = {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
+        state = super().__getstate__()
         if self._order.strategy.values is not None and self._plan.cells.keeps_extra:
             state["_order"] = replace(self._order, strategy=replace(self._order.strategy, values=None))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore in another process."""
-        self.__dict__.update(state)
+        super().__setstate__(state)
         strategy = self._order.strategy
         if strategy.values is None and strategy.kind in VALUED:
             values = strategy_values(self._plan, self._options)
             self._order = replace(self._order, strategy=replace(strategy, values=values))
-        self._settle()
-
-    def _facts(self) -> dict[str, Any]:
-        """Return all that determines the order of an epoch."""
-        order, share = self._order, self._order.share
-        return {
-            "query": self._plan.facts.key,
-            "n_cells": order.n_cells,
-            "seed": int(order.seed),
-            "batch_size": int(order.batch_size),
-            "shuffle": order.shuffle,
-            "blocks": [int(order.block_size), int(order.buffer_size), _hash_blocks(order)]
-            if order.shuffle == "blocks"
-            else None,
-            "strategy": order.strategy.digest(),
-            "world_size": int(share.world_size),
-            "even": share.even,
-            "drop_last": share.drop_last,
-        }
-
-    def _count(self, batches: Iterator[TrainingBatch], epoch: int, done: int) -> Iterator[TrainingBatch]:
-        for number, batch in enumerate(batches, done + 1):
-            # Before the yield, so that a state taken during this batch counts it as taken.
-            self._now = (epoch, number)
-            yield batch
-        self._now = None
-
-    def _read(self, epoch: int, done: int, worker: int, n_workers: int) -> Iterator[TrainingBatch]:
-        options = self._options
-        threads = options.threads
-        if threads is None:
-            # Several workers are parallel already and read without further threads.
-            threads = DECODE_THREADS if n_workers == 1 else 0
-        every = epoch_batches(self._order, epoch)
-        own = worker_batches(len(every), done, worker, n_workers)
-        sizes = every.bounds[own + 1] - every.bounds[own]
-        # Neighbouring cells are scattered over one shuffle buffer, so a read takes as many cells as that has.
-        edges = read_units(sizes, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
-        each = max(1, len(own) // max(1, len(edges) - 1))
-        # The choice counts batches, the depth counts reads.
-        ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
-        # Kept for the next epoch, with its maps and buffers.
-        maker = self._maker = self._maker or Collator(self._plan)
-        # Which cells a batch has is computed by the thread that reads them.
-        read = prefetch_map(
-            lambda unit: maker.make(every.take(own[slice(*unit)])),
-            pairwise(edges.tolist()),
-            threads=threads,
-            depth=ahead,
-        )
-        for made in read:
-            yield from made
 
 
 def _hash_blocks(order: Order) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,24 @@ class Share:
     drop_last: bool = False
 
 
+class Sets(Protocol):
+    """Which cells make the sets of an epoch, in place of a strategy; see `loader.sets`."""
+
+    @property
+    def per_batch(self) -> int:
+        """Sets of a batch."""
+
+    @property
+    def total(self) -> int:
+        """Sets of an epoch."""
+
+    def digest(self) -> str:
+        """Return a short identifier."""
+
+    def draw(self, seed: int, epoch: int, *, drop_last: bool) -> "Draw":
+        """Return the cells of an epoch, of all ranks, with the bounds of batches."""
+
+
 @dataclass(frozen=True)
 class Order:
     """All that determines the order of every epoch.
@@ -168,6 +186,11 @@ class Order:
     strategy: Strategy = field(default_factory=Strategy)
     share: Share = field(default_factory=Share)
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
+    sets: Sets | None = None
+
+    def digest(self) -> str:
+        """Return a short identifier of which cells are chosen."""
+        return self.strategy.digest() if self.sets is None else self.sets.digest()
 
 
 @dataclass(frozen=True)
@@ -243,7 +266,11 @@ def epoch_batches(order: Order, epoch: int) -> LazyBatches:
     Batches(rows=array([4, 0, 1]), bounds=array([0, 1, 3]))
     """
     share = order.share
-    drawn = STRATEGIES[order.strategy.kind](order, epoch)
+    drawn = (
+        STRATEGIES[order.strategy.kind](order, epoch)
+        if order.sets is None
+        else order.sets.draw(order.seed, epoch, drop_last=share.drop_last)
+    )
     if drawn.bounds is not None:
         numbers = _shared_out(np.arange(count_batches(order)), len(drawn.bounds) - 1, share)
         positions, bounds = drawn.bounds, np.zeros(len(numbers) + 1, np.int64)
@@ -272,8 +299,12 @@ def count_batches(order: Order) -> int:
     (3, 2)
     """
     share, strategy = order.share, order.strategy
-    if strategy.kind == GROUPED:
-        n = len(_cut_groups(strategy.sizes, order)) - 1
+    if order.sets is not None or strategy.kind == GROUPED:
+        if order.sets is None:
+            n = len(_cut_groups(strategy.sizes, order)) - 1
+        else:
+            n, per_batch = order.sets.total, order.sets.per_batch
+            n = n // per_batch if share.drop_last else -(-n // per_batch)
         return min(_own_count(n, share), _most(n, share))
     n = order.n_cells if strategy.kind == EVERY else strategy.n_samples
     if share.drop_last:
@@ -377,7 +408,7 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     return mixed
 
 
-def _uniform(positions: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
+def uniform(positions: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
     """Return a number from 0 up to, but not including, 1 for each position, independent of the others."""
     keys = _generator(*key).integers(0, 2**64, 2, np.uint64)
     mixed = _mix(positions.astype(np.uint64), keys[0])
@@ -491,7 +522,7 @@ def _draw_weighted(order: Order, epoch: int) -> Draw:
     total, last = order.strategy.cumulated, order.strategy.last_weighted
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        drawn = _uniform(positions, order.seed, epoch) * total[-1]
+        drawn = uniform(positions, order.seed, epoch) * total[-1]
         # A product may round up to `total[-1]`, for which the search is beyond the last cell that has a weight.
         rows: NDArray[np.int64] = np.minimum(np.searchsorted(total, drawn, side="right"), last)
         return rows
@@ -505,8 +536,8 @@ def _draw_balanced(order: Order, epoch: int) -> Draw:
     starts, held = np.cumsum(sizes) - sizes, np.flatnonzero(sizes)
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        group = held[(_uniform(positions, order.seed, epoch) * len(held)).astype(np.int64)]
-        within = (_uniform(positions, order.seed, epoch, 1) * sizes[group]).astype(np.int64)
+        group = held[(uniform(positions, order.seed, epoch) * len(held)).astype(np.int64)]
+        within = (uniform(positions, order.seed, epoch, 1) * sizes[group]).astype(np.int64)
         rows: NDArray[np.int64] = cells[starts[group] + within].astype(np.int64)
         return rows
 

@@ -70,32 +70,18 @@ class ReadChoices(TypedDict, total=False):
     pack: bool
 
 
-class LoaderChoices(ReadChoices, total=False):
-    """Keyword arguments of `Loader`, all optional; at most one of `weights`, `balance`, `group` and `sampler`.
+class IterationChoices(ReadChoices, total=False):
+    """Keyword arguments of `Loader` and `SetLoader` about processes, threads and devices, all optional.
 
     Attributes
     ----------
     rank, world_size : int
         This process among those that train together.
     even : {"pad", "drop"} or None
-        None gives every cell to exactly one rank, so that ranks may differ by one cell and now and then by one batch; ``"pad"`` and
-        ``"drop"`` give every rank the same number of cells and batches, as distributed training needs.
+        None gives every cell, or batch of sets, to exactly one rank, so that ranks may differ by one; ``"pad"`` and ``"drop"`` give every
+        rank the same number of batches, as distributed training needs.
     drop_last : bool
         Whole batches only, on every rank the same number.
-    weights : (n_cells,) array, or str
-        Draw cells with replacement in proportion to a weight, or to a numeric column.
-    balance : str
-        Draw with replacement so that every value of this column is as likely; cells without a value are left out.
-    group : str
-        Batches of cells that share their value of this column; cells without a value are left out.
-    sampler : callable
-        A strategy of your own: called with the number of cells and a seeded generator, it returns the cells of an epoch.
-        Equal arguments must give equal cells, and spawned workers need one that can be pickled.
-    n_samples : int or None
-        Cells of an epoch where they are drawn; None is as many as there are.
-    block_size, buffer_size : int
-        For ``shuffle="blocks"``: cells of a block, and how many cells are read and shuffled together. Blocks of linked compressed files
-        end where a chunk of the file does, and have at least about `block_size` cells.
     threads : int or None
         Threads that each read whole batches; 0 reads in the caller. None is one per core, at most 4, and 0 in a worker.
     prefetch : int or None
@@ -110,6 +96,33 @@ class LoaderChoices(ReadChoices, total=False):
     world_size: int
     even: Even
     drop_last: bool
+    threads: int | None
+    prefetch: int | None
+    device: str | None
+    pin_memory: bool
+
+
+class LoaderChoices(IterationChoices, total=False):
+    """Keyword arguments of `Loader`, all optional; at most one of `weights`, `balance`, `group` and `sampler`.
+
+    Attributes
+    ----------
+    weights : (n_cells,) array, or str
+        Draw cells with replacement in proportion to a weight, or to a numeric column.
+    balance : str
+        Draw with replacement so that every value of this column is as likely; cells without a value are left out.
+    group : str
+        Batches of cells that share their value of this column; cells without a value are left out.
+    sampler : callable
+        A strategy of your own: called with the number of cells and a seeded generator, it returns the cells of an epoch.
+        Equal arguments must give equal cells, and spawned workers need one that can be pickled.
+    n_samples : int or None
+        Cells of an epoch where they are drawn; None is as many as there are.
+    block_size, buffer_size : int
+        For ``shuffle="blocks"``: cells of a block, and how many cells are read and shuffled together. Blocks of linked compressed files
+        end where a chunk of the file does, and have at least about `block_size` cells.
+    """
+
     weights: Any
     balance: str
     group: str
@@ -117,10 +130,6 @@ class LoaderChoices(ReadChoices, total=False):
     n_samples: int | None
     block_size: int
     buffer_size: int
-    threads: int | None
-    prefetch: int | None
-    device: str | None
-    pin_memory: bool
 
 
 @dataclass(frozen=True)
@@ -204,8 +213,10 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
         For an unknown name, or a value that means nothing.
     """
     reading, walking = set(ReadOptions.__dataclass_fields__), set(LoaderOptions.__dataclass_fields__)
-    if call != "Loader":
+    if call == "CellDataset":
         reading, walking = reading - {"device", "pin_memory"}, set()
+    elif call == "SetLoader":
+        walking &= {*IterationChoices.__annotations__, "seed"}
     unknown = sorted(set(choices) - reading - walking)
     if unknown:
         raise QueryError(f"{call} does not know {unknown}; it takes {sorted(reading | walking)}.")
@@ -233,7 +244,7 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
     if kind not in "fiu":
         raise QueryError(f"{call} gives numbers, not {read.dtype!r}; e.g. dtype='float32'.")
     if walk.rank >= walk.world_size:
-        raise QueryError(f"Loader: rank {walk.rank} is not one of {walk.world_size} ranks; they are numbered from 0.")
+        raise QueryError(f"{call}: rank {walk.rank} is not one of {walk.world_size} ranks; they are numbered from 0.")
     ways = [name for name in ("weights", "balance", "group", "sampler") if getattr(walk, name) is not None]
     if len(ways) > 1:
         raise QueryError(f"Loader takes one of {ways}, not {len(ways)}: each decides alone which cells are chosen.")
@@ -247,7 +258,7 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
         block_size=walk.shuffle != "blocks" and walk.block_size != LoaderOptions.block_size,
         buffer_size=walk.shuffle != "blocks" and walk.buffer_size != LoaderOptions.buffer_size,
     )
-    refuse_unused("Loader", "with threads=0", prefetch=walk.threads == 0 and walk.prefetch is not None)
+    refuse_unused(call, "with threads=0", prefetch=walk.threads == 0 and walk.prefetch is not None)
     # An epoch of groups has every cell with a value once, so its length is given.
     if walk.n_samples is not None and (not ways or ways[0] == "group"):
         raise ArgumentError("Loader: n_samples is for weights, balance and sampler; other epochs hold every cell once.")

@@ -147,7 +147,9 @@ def _find_datasets(
         if given is not None and name in given:
             lacking = sorted({*given[name]} - {*known})
             if lacking:
-                raise QueryError(f"The atlas has no dataset {lacking[0]!r}, which datasets={{{name!r}: ...}} names; it has {sorted(known)[:10]}.")
+                raise QueryError(
+                    f"The atlas has no dataset {lacking[0]!r}, which datasets={{{name!r}: ...}} names; it has {sorted(known)[:10]}."
+                )
             found[name] = [*given[name]]
             continue
         patterns = _patterns(str(paths.get(name, "")))
@@ -181,7 +183,10 @@ def _fits(source: str, patterns: Sequence[str]) -> bool:
         # Relative paths depend on where cell-load is started.
         wanted = [plain] if plain.endswith(_FILES) else [f"{plain}/*.h5", f"{plain}/*.h5ad"]
         depth = [len(PurePosixPath(one).parts) for one in wanted]
-        ends = ["/".join(file.parts[-n:]) if not one.startswith("/") else source for one, n in zip(wanted, depth, strict=True)]
+        ends = [
+            "/".join(file.parts[-n:]) if not one.startswith("/") else source
+            for one, n in zip(wanted, depth, strict=True)
+        ]
         if any(
             fnmatch.fnmatchcase(end, one.removeprefix("./")) and end.count("/") == one.removeprefix("./").count("/")
             for end, one in zip(ends, wanted, strict=True)

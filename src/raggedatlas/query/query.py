@@ -32,7 +32,7 @@ from raggedatlas.query.outputs import obs_frame
 from raggedatlas.query.plan import plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.search import make_search
-from raggedatlas.query.spec import QuerySpec, Sample, check_count, flatten_names
+from raggedatlas.query.spec import AND, QuerySpec, Sample, check_count, flatten_names
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
@@ -206,14 +206,14 @@ class Query(Shown):
         columns = cell_columns(self.catalog)
         facts = columns.facts.get(columns.stored(name))
         labels = [str(label) for label in (facts.categories if facts is not None else None) or ()]
-        known = {part for label in labels for part in label.split("+")}
+        known = {part for label in labels for part in label.split(AND)}
         if lacking := sorted({*listed} - known):
             raise QueryError(
                 f"The column {name!r} has no part {lacking[0]!r}; it has {sorted(known)}."
                 if known
                 else f"The column {name!r} holds no split; store one with atlas.annotate(ra.Split...)."
             )
-        return self.where({name: [label for label in labels if {*label.split("+")} & {*listed}]})
+        return self.where({name: [label for label in labels if {*label.split(AND)} & {*listed}]})
 
     def join(self, how: str | None = None, *, min_datasets: int | None = None, orthologs: str | None = None) -> "Query":
         """Set which features a result over several datasets has, and whether genes of several organisms are joined.

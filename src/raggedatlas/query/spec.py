@@ -13,6 +13,9 @@ from raggedatlas.store.filters import Filter
 DEFAULT, AS_GIVEN = "default", "as-given"
 """Mappings of features that are not named after a snapshot: the one of the queried snapshot, and none."""
 
+AND = "+"
+"""Between the parts of a split that one cell is in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

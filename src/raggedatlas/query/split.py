@@ -17,30 +17,24 @@ from numpy.typing import NDArray
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import RECIPE_KEY, annotation_of
-from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.ids import UidIndex
 from raggedatlas.model.shown import Shown
 from raggedatlas.query.cell_load import SECTIONS, assign_files
 from raggedatlas.query.cells import cell_columns, hash_uids, uid_bytes
+from raggedatlas.query.leakage import find_leaks
 from raggedatlas.query.query import Query
+from raggedatlas.query.spec import AND
 from raggedatlas.query.targets import target_labels
 from raggedatlas.store.filters import Filter, col
 
 if TYPE_CHECKING:
     import pandas as pd
 
-AND = "+"
-"""Between the parts of a cell that is in several."""
+_LEAK_COLUMNS = ("donor", "donor_id", "patient", "perturbation", "clone", "clone_id", "clonotype")
 
 _SEED = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""
-
-_LEAK_COLUMNS = ("donor", "donor_id", "patient", "perturbation", "clone", "clone_id", "clonotype")
-_LEAST_DETECTED = 10
-"""Cells with fewer features than this may have the same counts by chance."""
-
-_BATCH = 4096
 
 
 @checked
@@ -222,10 +216,10 @@ class Split(Shown):
         table, uids = _read(query, match if control is not None else ())
         controls = np.zeros(len(uids), bool) if control is None else _chosen(query, control, uids)
         parts = np.full(len(uids), "train", object)
-        for part, condition in {"test": test, "val": val}.items():
-            if condition is None:
+        for part, given in {"test": test, "val": val}.items():
+            if given is None:
                 continue
-            condition = _with_targets(query, condition, targets, separator)
+            condition = _with_targets(query, given, targets, separator)
             if isinstance(condition, Mapping):
                 _require_values(query, condition)
             held = _chosen(query, condition, uids) & ~controls
@@ -409,7 +403,10 @@ class Split(Shown):
         """SHA-256 of the lines ``uid,part`` of its cells, in ascending order, by which the split can be cited."""
         digest = hashlib.sha256()
         for start in range(0, len(self._uids), 1 << 16):
-            uids, parts = self._uids[start : start + (1 << 16)], self._parts[start : start + (1 << 16)].cast(pa.string())
+            uids, parts = (
+                self._uids[start : start + (1 << 16)],
+                self._parts[start : start + (1 << 16)].cast(pa.string()),
+            )
             lines = pc.binary_join_element_wise(uids, parts, ",")
             digest.update("".join(f"{line}\n" for line in lines.to_pylist()).encode())
         return digest.hexdigest()
@@ -448,9 +445,7 @@ class Split(Shown):
         frame: pd.DataFrame = self._table().to_pandas()
         return frame.set_index("uid")
 
-    def leakage(
-        self, query: Query, columns: Sequence[str] | None = None, *, counts: bool = True
-    ) -> "pd.DataFrame":
+    def leakage(self, query: Query, columns: Sequence[str] | None = None, *, counts: bool = True) -> "pd.DataFrame":
         """List what stands in two parts or more.
 
         Parameters
@@ -474,43 +469,13 @@ class Split(Shown):
         --------
         >>> split.leakage(view.query(), ["donor"])  # doctest: +SKIP
         """
-        import pandas as pd
-
         there = cell_columns(query.catalog).names
         asked = [name for name in _LEAK_COLUMNS if name in there] if columns is None else [*columns]
         table, uids = _read(query, asked, "cell_name")
-        rows = self._index.find(uids)
-        kept = np.flatnonzero(rows >= 0)
-        labels = np.array(self._labels, object)[self._parts.indices.to_numpy()[rows[kept]]]
-        listed = sorted(self._names)
-        inside = {part: np.array([part in label.split(AND) for label in self._labels]) for part in listed}
-        codes = self._parts.indices.to_numpy()[rows[kept]]
-        found = []
-        several = np.array([AND in label for label in labels], bool) if len(labels) else np.zeros(0, bool)
-        kept_uids = uids.take(pa.array(kept))
-        keys: dict[str, Any] = {"cell": kept_uids.filter(pa.array(several)).to_pandas()}
-        where = {"cell": codes[several]}
-        for name in [*asked, "cell_name"]:
-            column = table.column(name).take(pa.array(kept))
-            keys[name] = pd.Series(column.cast(pa.string()).to_pandas())
-            where[name] = codes
-        if counts:
-            prints = _fingerprints(query, kept_uids)
-            keys["values"] = pd.Series(prints).where(prints != 0)
-            where["values"] = codes
-        for kind, values in keys.items():
-            marks = pd.DataFrame({part: inside[part][where[kind]].astype(np.int64) for part in listed})
-            grouped = marks.groupby(pd.Series(values).to_numpy(), dropna=True)
-            # One cell that is in several parts is listed as that.
-            sums = grouped.sum()[(grouped.size() > 1) | (kind == "cell")]
-            sums = sums[(sums > 0).sum(axis=1) > 1]
-            shown: Any = sums.index
-            if kind == "values" and len(sums):
-                # A cell of each group says more than a hash.
-                first = pd.Series(kept_uids.to_pylist()).groupby(pd.Series(values).to_numpy()).first()
-                shown = "as of the cell " + first.loc[sums.index]
-            found.append(sums.assign(kind=kind, value=np.asarray(shown, object)))
-        return pd.concat(found)[["kind", "value", *listed]].reset_index(drop=True)
+        at = self._index.find(uids)
+        kept = pa.array(np.flatnonzero(at >= 0))
+        parts = self._parts.take(pa.array(at[at >= 0]))
+        return find_leaks(query, table.take(kept), uids.take(kept), parts, counts=counts)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the split with its hash, as ``.csv`` (a line for each cell) or ``.toml`` (with the recipe).
@@ -531,7 +496,11 @@ class Split(Shown):
             uids, parts = self._uids.to_pylist(), self._parts.cast(pa.string()).to_pylist()
             lines += [f"{uid},{part}\n" for uid, part in zip(uids, parts, strict=True)]
         elif target.suffix == ".toml":
-            lines = [f'name = {_toml(self.name)}\nhash = "sha256:{self.hash}"\n', f"recipe = {_toml(json.dumps(self._recipe, sort_keys=True))}\n", "\n[parts]\n"]
+            lines = [
+                f'name = {_toml(self.name)}\nhash = "sha256:{self.hash}"\n',
+                f"recipe = {_toml(json.dumps(self._recipe, sort_keys=True))}\n",
+                "\n[parts]\n",
+            ]
             for code, label in sorted(enumerate(self._labels), key=lambda one: one[1]):
                 own = self._uids.filter(pc.equal(self._parts.indices, code)).to_pylist()
                 lines += [f"{_toml(label)} = [\n", *(f'  "{uid}",\n' for uid in own), "]\n"]
@@ -584,7 +553,11 @@ class Split(Shown):
     ) -> "Split":
         snapshot = query.catalog.snapshot
         where = {"snapshot": snapshot.version, "root_hash": snapshot.root_hash} if snapshot is not None else {}
-        return cls(pa.table({"uid": uids, name: pa.array(parts, pa.string())}), {**recipe, "query": query.to_dict(), **where}, name)
+        return cls(
+            pa.table({"uid": uids, name: pa.array(parts, pa.string())}),
+            {**recipe, "query": query.to_dict(), **where},
+            name,
+        )
 
     @classmethod
     def _of_toml(cls, config: Mapping[str, Any], path: object) -> "Split":
@@ -643,14 +616,16 @@ def _values(table: pa.Table, columns: Sequence[str], needed: NDArray[np.bool_]) 
     return [str(one) for one in known], codes.astype(np.int64)
 
 
-def _deal_values(values: Sequence[str], sizes: NDArray[np.int64], shares: Mapping[str, float], seed: int) -> NDArray[np.int64]:
+def _deal_values(
+    values: Sequence[str], sizes: NDArray[np.int64], shares: Mapping[str, float], seed: int
+) -> NDArray[np.int64]:
     """Return the part of each value: small parts first, each as close to its share as it can be, but with one value at least."""
     there = np.flatnonzero(sizes)
     if len(there) < len(shares):
         raise QueryError(
             f"The cells have {len(there)} values to split by, and there are {len(shares)} parts ({', '.join(shares)}); every part needs one."
         )
-    texts = (f"split {seed} {values[i]}".encode() for i in there)
+    texts = (f"split {seed} {values[i]}".encode() for i in there.tolist())
     order = there[np.argsort(np.array([hashlib.sha256(text).hexdigest() for text in texts]), kind="stable")].tolist()
     parts = np.zeros(len(values), np.int64)
     total = int(sizes.sum())
@@ -668,7 +643,12 @@ def _deal_values(values: Sequence[str], sizes: NDArray[np.int64], shares: Mappin
 
 
 def _deal_controls(
-    table: pa.Table, match: Sequence[str], controls: NDArray[np.bool_], parts: NDArray[np.object_], uids: pa.Array, seed: int
+    table: pa.Table,
+    match: Sequence[str],
+    controls: NDArray[np.bool_],
+    parts: NDArray[np.object_],
+    uids: pa.Array,
+    seed: int,
 ) -> NDArray[np.object_]:
     """Deal controls out in proportion to the other cells of each part, among cells that agree in `match`."""
     import pandas as pd
@@ -725,53 +705,27 @@ def _require_values(query: Query, condition: Mapping[str, Any]) -> None:
                 raise QueryError(f"No cell of the query has {name!r} = {lacking[0]!r}.")
 
 
-def _fingerprints(query: Query, uids: pa.Array) -> NDArray[np.uint64]:
-    """Return a hash of the values of each cell, 0 for cells with few features or without values, whatever the order of the features."""
-    index, prints = UidIndex(uids), np.zeros(len(uids), np.uint64)
-    hashes: NDArray[np.uint64] | None = None
-    for batch in query.obs([]).batches(_BATCH):
-        space = next(iter(batch.spaces.values()))
-        values = next(iter(space.block.layers.values()))
-        if isinstance(space.block, CsrBlock):
-            bounds, columns, n_cols = space.block.indptr, space.block.indices, space.block.n_cols
-        else:
-            flat = values.reshape(len(values), -1)
-            rows, columns = np.nonzero(flat)
-            values, bounds, n_cols = flat[rows, columns], np.searchsorted(rows, np.arange(len(flat) + 1)), flat.shape[1]
-        if hashes is None:
-            # Columns of a space without features, such as an embedding, are known by their number.
-            names = [*map(str, space.features)] or [*map(str, range(n_cols))]
-            hashes = np.array([int(hashlib.sha256(one.encode()).hexdigest()[:16], 16) for one in names], np.uint64)
-        entries = values.astype(np.float64)
-        # A sum does not depend on the order of what is added.
-        mixed = (entries.view(np.uint64) ^ hashes[columns]) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(29)
-        there = (entries != 0) & ~np.isnan(entries)
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(np.where(there, mixed, 0), dtype=np.uint64)])
-        detected = np.concatenate([[0], np.cumsum(there)])
-        own = sums[bounds[1:]] - sums[bounds[:-1]]
-        own[detected[bounds[1:]] - detected[bounds[:-1]] < _LEAST_DETECTED] = 0
-        at = index.find(batch.obs.column("uid").cast(pa.string()).combine_chunks())
-        prints[at[at >= 0]] = own[at >= 0]
-    return prints
-
-
 def _plain(condition: Mapping[str, Any] | Filter | None) -> Any:  # noqa: ANN401  (JSON's types)
     if isinstance(condition, Filter):
         return condition.to_dict()
-    return None if condition is None else {key: [*v] if isinstance(v, tuple | set | np.ndarray) else v for key, v in condition.items()}
+    return (
+        None
+        if condition is None
+        else {key: [*v] if isinstance(v, tuple | set | np.ndarray) else v for key, v in condition.items()}
+    )
 
 
 def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
     import pandas as pd
 
     if isinstance(frame, pd.Series):
-        frame = frame.to_frame(frame.name or "split")
+        frame = frame.to_frame("split" if frame.name is None else frame.name)
     if isinstance(frame, pd.DataFrame) and "uid" not in frame.columns:
         frame = frame.rename_axis("uid").reset_index()
     try:
-        table = pa.Table.from_pandas(frame, preserve_index=False) if isinstance(frame, pd.DataFrame) else pa.table(frame)
+        table = (
+            pa.Table.from_pandas(frame, preserve_index=False) if isinstance(frame, pd.DataFrame) else pa.table(frame)
+        )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(f"This is no table of cells: {error}.") from error
     if "uid" not in table.column_names:
@@ -782,8 +736,8 @@ def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path} cannot be read: {error}.") from error
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file has
+        raise SourceError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
 def _read_csv(path: Path) -> tuple[Any, str | None]:

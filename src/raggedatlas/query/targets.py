@@ -40,8 +40,7 @@ def target_labels(catalog: Catalog, values: Iterable[str], separator: str | None
             owners.setdefault(symbol, set()).add(uid)
         ids = registry.ids_of(found.uids)
         shown = [
-            symbol if len(owners[symbol]) == 1 else uid_name
-            for symbol, uid_name in zip(symbols, ids, strict=True)
+            symbol if len(owners[symbol]) == 1 else uid_name for symbol, uid_name in zip(symbols, ids, strict=True)
         ]
         known = dict(zip(resolved, shown, strict=True))
     joined = {}

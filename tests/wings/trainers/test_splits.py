@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from raggedatlas import Loader, Split
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.order import Share
@@ -16,6 +17,7 @@ from raggedatlas.wings.trainers.lightning import (
 from raggedatlas.wings.trainers.scvi import ScviDataModule
 
 pytestmark = pytest.mark.fast
+
 
 def shares(val: float, test: float = 0.0) -> dict[str, float]:
     named = {"train": 1 - val - test, "val": val, "test": test}

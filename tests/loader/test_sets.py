@@ -83,9 +83,7 @@ def test_sets_are_of_one_stratum_beside_controls_that_match(
     treated = obs[obs["gene"] != CONTROL]
     sizes = treated.groupby([treated[name].astype(str) for name in names]).size()
     table = loader.strata
-    assert table.set_index([table[name].astype(str) for name in names])["n_cells"].to_dict() == {
-        key: n for key, n in sizes.items()
-    }
+    assert table.set_index([table[name].astype(str) for name in names])["n_cells"].to_dict() == dict(sizes.items())
     seen: Counter[str] = Counter()
     for batch in loader:
         assert len(batch) == len(batch.control) == batch.n_sets * size

@@ -133,8 +133,8 @@ class SetOptions:
         """All metadata columns that are needed."""
         match = () if isinstance(self.match, str) else self.match
         control = [*self.control] if isinstance(self.control, Mapping) else []
-        weights = [] if self.weights in (None, EQUAL) else [self.weights]
-        return tuple(dict.fromkeys([*self.keys, *match, *control, *filter(None, weights)]))
+        weights = [] if self.weights is None or self.weights == EQUAL else [self.weights]
+        return tuple(dict.fromkeys([*self.keys, *match, *control, *weights]))
 
     @property
     def part(self) -> tuple[str | Split, str] | None:

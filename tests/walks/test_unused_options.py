@@ -64,6 +64,8 @@ FITTED: dict[str, Any] = {
 # Call and option -> a call in which the option, given beside the others, has no effect.
 UNUSED: dict[str, Callable[[Path], Any]] = {
     "Query.compare tie_correct": lambda f: query(f).compare("cell_type = 'B'", tie_correct=True),
+    "Query.score normalize": lambda f: query(f).score({"a": ["GENE1"]}, "aucell", normalize=False),
+    "Query.score top": lambda f: query(f).score({"a": ["GENE1"]}, "ulm", top=9),
     "Query.search metric": lambda f: query(f).search("B", column="cell_type", metric="cosine"),
     "Query.write title": lambda f: query(f).write(f / "x.h5ad", title="t"),
     "Query.write schema": lambda f: query(f).write(f / "x.zarr", schema="cellxgene"),
@@ -160,6 +162,7 @@ USED: dict[str, str] = {
     "Query.order_by": "descending",
     "Query.pseudobulk": "layer min_cells executor",
     "Query.sample": "by seed",
+    "Query.score": "method layer min_features unknown executor progress",
     "Query.search": "k",
     "Query.test": "layer min_cells executor",
     "Query.to_anndata": "max_bytes",

@@ -214,6 +214,11 @@ CALLS: dict[str, Call] = {
     ),
     "query.lazy": lambda p: (p.query.lazy, {"chunk_bytes": 1000}),
     "query.batches": lambda p: (p.query.batches, {"n": 5}),
+    "query.score": lambda p: (
+        p.query.score,
+        {"sets": {"a": ["GENE1"]}, "method": "mean", "min_features": 1, "unknown": "error"}
+        | dict.fromkeys(["layer", "normalize", "top", "executor"]),
+    ),
     "query.compare": lambda p: (p.query.compare, {"group": "cell_type = 'B'"}),
     "query.tree": lambda p: (p.query.tree, {"column": "cell_type"}),
     "query.count": lambda p: (p.query.count, {}),
@@ -493,6 +498,7 @@ FUNCTIONS |= {
 
 
 @pytest.mark.filterwarnings("ignore:No cell has")
+@pytest.mark.filterwarnings("ignore:Scores are missing")
 @pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
 @pytest.mark.parametrize("name", [*CALLS, *FUNCTIONS])
 def test_wrong_arguments_are_refused_by_name(

@@ -159,6 +159,7 @@ USED: dict[str, str] = {
     "Query.join": "how min_datasets orthologs",
     "Query.lazy": "chunk_bytes lazy_obs",
     "Query.map": "executor progress",
+    "Query.markers": "within layer normalize executor",
     "Query.order_by": "descending",
     "Query.pseudobulk": "layer min_cells executor",
     "Query.sample": "by seed",

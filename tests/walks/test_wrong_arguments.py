@@ -219,6 +219,10 @@ CALLS: dict[str, Call] = {
         {"sets": {"a": ["GENE1"]}, "method": "mean", "min_features": 1, "unknown": "error"}
         | dict.fromkeys(["layer", "normalize", "top", "executor"]),
     ),
+    "query.markers": lambda p: (
+        p.query.markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "executor"]),
+    ),
     "query.compare": lambda p: (p.query.compare, {"group": "cell_type = 'B'"}),
     "query.tree": lambda p: (p.query.tree, {"column": "cell_type"}),
     "query.count": lambda p: (p.query.count, {}),

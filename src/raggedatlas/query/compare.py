@@ -146,15 +146,19 @@ NO_REPLICATES = "cells are compared as if they were independent; for conclusions
 
 def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
     """Return how a table was computed, as it is kept in its `attrs`."""
-    values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
     sizes = [int((codes == code).sum()) for code in (0, 1)]
     return {
         "method": options.method,
-        "values": values,
+        "values": describe_values(layer, normalized=ranks.normalized),
         "n_group": sizes[0],
         "n_reference": sizes[1],
         "note": NO_REPLICATES,
     }
+
+
+def describe_values(layer: str, *, normalized: bool) -> str:
+    """Return which values were compared."""
+    return f"log1p of {layer} per {TARGET_SUM:,.0f}" if normalized else layer
 
 
 def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:

@@ -888,6 +888,55 @@ class Query(Shown):
         other = None if reference is None else self._uids_of(reference)
         return compare(spec, self.catalog, self._uids_of(group), other, options)
 
+    def markers(
+        self,
+        by: str,
+        *,
+        within: str | None = None,
+        layer: str | None = None,
+        normalize: bool | None = None,
+        executor: Executor | Workers | None = None,
+    ) -> "pd.DataFrame":
+        """Compare every group of cells with the rest by Welch's t-test, in one pass over the cells, in bounded memory.
+
+        The cells are taken as independent, which cells of one donor are not: this finds features that mark a group; for conclusions about
+        donors or conditions, test samples with `test`.
+
+        Parameters
+        ----------
+        by : str
+            Column whose values make the groups. Cells without a value take no part.
+        within : str or None
+            Column, such as the tissue: groups are compared with the rest of the cells of the same value. None compares with all.
+        layer, normalize
+            As of `compare`.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers add up blocks of cells; the result is the same to the last bit.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each group and feature of the query that two cells of both sides measured, groups in their order, highest score first:
+            `group`, `names`, `scores`, `logfoldchanges`, `pvals`, `pvals_adj` (Benjamini-Hochberg in each group), `pct_nz_group`,
+            `pct_nz_reference`, `symbol`, and the column of `within`, as `compare` of the group with the rest gives them.
+            ``attrs["markers"]`` says which values were compared, and of how many cells.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column, or the query names several layers or spaces.
+        ArgumentError
+            If both columns are one, or `within` is called as a column of the table.
+
+        Examples
+        --------
+        >>> query.markers("cell_type", within="tissue").groupby("group").head(5)  # doctest: +SKIP
+        """
+        from raggedatlas.query.markers import MarkerOptions, markers
+
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        return markers(spec, self.catalog, MarkerOptions(by, within, normalize), executor)
+
     def _uids_of(self, cells: "Selection") -> pa.Array:
         if isinstance(cells, str | Mapping | Filter):
             cells = self.where(cells)

@@ -169,6 +169,14 @@ CALLS: dict[str, Call] = {
     "features": lambda p: (p.atlas.features, {}),
     "find_datasets_with_features": lambda p: (p.atlas.find_datasets_with_features, {"features": ["GENE1"]}),
     "gc": lambda p: (p.atlas.gc, {}),
+    "markers": lambda p: (
+        p.atlas.markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "snapshot", "executor"]),
+    ),
+    "view.markers": lambda p: (
+        p.atlas.checkout("first").markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "executor"]),
+    ),
     "publish": lambda p: (
         p.atlas.publish,
         {

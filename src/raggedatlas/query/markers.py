@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import ArgumentError
+from raggedatlas.catalog.kept_tables import KeptTable, keep_table, read_kept, refuse_gone
+from raggedatlas.errors import ArgumentError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.batch import Block
+from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 from raggedatlas.query.compare import NO_REPLICATES, FeatureRanks, Moments, describe_values, logarithms, rank_moments
 from raggedatlas.query.compute import GroupedCells, count_measured, group_cells, kept_features, with_all_features
 from raggedatlas.query.modalities import make_var
@@ -20,6 +22,10 @@ from raggedatlas.store.executors import Workers
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_FORM = 1
+"""Changes with what tables contain, so that those of another form are computed again."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,47 @@ class MarkerOptions:
             )
         if self.within == "group" or self.within in _no_ranks(0).to_frame(pd.DataFrame({"symbol": []})):
             raise ArgumentError(f"within={self.within!r} is a column of the table; rename the column of the cells.")
+
+
+def kept_markers(
+    catalog: Catalog,
+    layer: str | None,
+    options: MarkerOptions,
+    executor: Executor | Workers | None = None,
+    keep_in: Catalog | None = None,
+) -> "pd.DataFrame":
+    """Return the markers of all cells of a snapshot: what is kept of it, else computed.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned to the snapshot.
+    layer : str or None
+        Layer; None takes the usual one.
+    options : MarkerOptions
+        Groups.
+    executor : Executor, Workers or None
+        Whose workers compute.
+    keep_in : Catalog or None
+        The tip of the atlas, where to keep what is computed.
+    """
+    asked = {"form": _FORM, "layer": layer, **asdict(options)}
+    kept = read_kept(catalog, asked)
+    if kept is None:
+        spec = QuerySpec() if layer is None else QuerySpec(layers=(layer,))
+        try:
+            computed = markers(spec, catalog, options, executor)
+        except (NotFoundError, CorruptError, StoreError) as error:
+            if keep_in is None or catalog.snapshot is None:
+                raise
+            refuse_gone(keep_in, catalog.snapshot, error)
+        kept = KeptTable(frame_to_arrow(computed), computed.attrs["markers"])
+        if keep_in is not None and catalog.snapshot is not None:
+            keep_table(keep_in, catalog.snapshot, asked, kept)
+    # Also of what was just computed, so that both are the same.
+    frame = arrow_to_frame(kept.table).reset_index(drop=True)
+    frame.attrs["markers"] = {**kept.known}
+    return frame
 
 
 @dataclass(frozen=True)

@@ -138,15 +138,11 @@ def check_files(
         compare = partial(compare_files, catalog.tables.location, {path: files[path] for path in some})
         tasks.append(_Task((compare,), some, together=False))
     kept = kept_files(catalog.tables.location, records)
-    fresh_tables = {path: token for path in kept if (token := look_up(path, kept[path].sha256, stamps, (path,)))}
-    compare = partial(
-        compare_files,
-        catalog.tables.location,
-        {path: kept[path] for path in fresh_tables},
-        rule="marker-table",
-        fix=AGAIN,
-    )
-    tasks.append(_Task((compare,), fresh_tables, together=False))
+    tokens = {path: token for path in kept if (token := look_up(path, kept[path].sha256, stamps, (path,)))}
+    if tokens:
+        tables = {path: kept[path] for path in tokens}
+        check = partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN)
+        tasks.append(_Task((check,), tokens, together=False))
     stamps = Stamps(catalog.arrays)
     for part in fresh:
         token = look_up(part.name, part.digest, stamps, part.paths)
